@@ -1,4 +1,4 @@
-//! An axum server that holds an estimate of tokens first, and settles it when the usage is known:
+//! An axum server that charges an estimate of tokens first, and settles it when the usage is known:
 //! unused tokens are returned, and each answer says how many. A constant answer replaces the
 //! language model.
 //!
@@ -16,9 +16,9 @@ mod support;
 
 use std::{collections::HashMap, net::SocketAddr, process::ExitCode};
 
-use axum::{Extension, Router, extract::State, http::HeaderMap, routing::post};
+use axum::{Extension, Router, extract::State, routing::post};
 use clap::Parser;
-use http::request::Parts;
+use http::{HeaderMap, request::Parts};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
@@ -54,7 +54,7 @@ struct Flags {
     #[arg(long, value_name = "QUOTA", default_value = "1000/min")]
     all_tokens: Quota,
 
-    /// Tokens charged before the usage of a request is known
+    /// Tokens held before the usage of a request is known
     #[arg(long, value_name = "N", default_value = "100")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     estimate: u64,
@@ -115,38 +115,38 @@ impl Rule<Parts> for ByPlan {
             Some(Plan::Pro) => &self.pro,
         };
         let all_keys = Charge::new(&self.all_tokens, "all").estimate(self.estimate);
-        let one_key = Charge::new(requests, key).also(&self.tokens).estimate(self.estimate);
-        Ok(one_key.and(all_keys))
+        let of_key = Charge::new(requests, key).also(&self.tokens).estimate(self.estimate);
+        Ok(of_key.and(all_keys))
     }
 }
 
 async fn answer(
-    State((tokens, estimate)): State<(Limiter, u64)>,
+    State((estimate, tokens)): State<(u64, Limiter)>,
     Extension(settle): Extension<Settle>,
-    headers: HeaderMap,
+    head: HeaderMap,
     question: String,
 ) -> String {
     let used = 10 * question.split_whitespace().count() as u64;
     for limiter in ["tokens", "all-tokens"] {
         // The work is done: an error concerns only the count, so the client gets its answer.
         if let Err(error) = settle.settle(limiter, used) {
-            eprintln!("cannot settle {limiter}: {error:?}");
+            eprintln!("{error}");
         }
     }
     let settled = match estimate.checked_sub(used) {
         Some(unused) => format!("{unused} returned"),
         None => format!("{} more charged", used - estimate),
     };
-    let key = headers.get("x-api-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
+    let key = head.get("x-api-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
     let left = match tokens.peek(key).await {
         Ok(state) => state.remaining().to_string(),
         Err(_) => String::from("an unknown number"),
     };
-    format!("42\ntokens: {estimate} charged first, {used} used, {settled}, {left} left\n")
+    format!("42\ntokens: {estimate} held first, {used} used, {settled}, {left} left\n")
 }
 
 fn app(rule: ByPlan) -> Router {
-    let state = (rule.tokens.clone(), rule.estimate);
+    let state = (rule.estimate, rule.tokens.clone());
     Router::new()
         .route("/answer", post(answer))
         .with_state(state)
@@ -162,8 +162,8 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     println!("listening on {url}");
     println!("requests per key: {} (plan free), {} (plan pro)", flags.free, flags.pro);
     println!(
-        "tokens: {} per key, {} for all keys; a request is charged {} first, and returns those \
-         that it does not use",
+        "tokens: {} per key, {} for all keys; a request holds {} first, and returns those that it \
+         does not use",
         flags.tokens, flags.all_tokens, flags.estimate
     );
     let count = flags.free.burst_size().saturating_add(2).min(100);

@@ -37,7 +37,7 @@ pub(crate) use self::{
     table::{Kind, Params, State},
     token_bucket::FastStep,
 };
-use crate::{error::ConfigError, quota::Quota};
+use crate::quota::{ConfigError, Quota};
 
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///

@@ -1,4 +1,5 @@
-//! The guide: one module for each page of `docs/`, and no code.
+//! The guide: one module for each page of `docs/`, and no code. The page on the playground is not
+//! among them, because its pictures are only in the repository.
 //!
 //! Begin with the [quick start](quick_start), [how it works](how_it_works) and [choosing an
 //! algorithm](algorithms). [Recipes](recipes) and [troubleshooting] are for one

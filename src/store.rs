@@ -69,7 +69,7 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
 
 /// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
-/// The trait is sealed, because it will get more methods.
+/// Sealed, so that methods can be added without a breaking change.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store for counts",
     label = "not a store",

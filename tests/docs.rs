@@ -80,7 +80,10 @@ fn each_page_has_a_title_and_a_place_in_the_index_and_in_the_guide() {
         }
         assert!(INDEX.contains(&format!("({name}.md)")), "docs/README.md does not list {name}");
         let file = format!("\"../docs/{name}.md\"");
-        assert!(GUIDE.contains(&file), "src/guide.rs does not contain {name}");
+        assert!(
+            name == "playground" || GUIDE.contains(&file),
+            "src/guide.rs does not contain {name}"
+        );
         if LONG.contains(&&*name) {
             continue;
         }

@@ -16,7 +16,7 @@ use super::{
     sliding_log, sliding_window, token_bucket,
     token_bucket::FastStep,
 };
-use crate::{error::ConfigError, quota::Quota};
+use crate::quota::{ConfigError, Quota};
 
 /// The Lua text that decides by one algorithm.
 #[cfg(feature = "redis")]

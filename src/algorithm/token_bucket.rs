@@ -13,10 +13,7 @@ use super::{
     request::{Action, Admission, EngineReply, EngineRequest, Release},
     state_bytes::Reader,
 };
-use crate::{
-    error::ConfigError,
-    quota::{LONGEST_REFILL, Quota},
-};
+use crate::quota::{ConfigError, LONGEST_REFILL, Quota};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucketParams {

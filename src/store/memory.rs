@@ -96,9 +96,9 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// all keys are in use, a new one may be rejected although a key outside the sample could be
 /// evicted.
 ///
-/// By default, a client that can make up keys can lock out other new keys. This takes
-/// `max_keys x burst` units of cost, or two requests for each of `max_keys` keys if the client can
-/// choose their cost. [`WhenFull`] describes the arithmetic and the countermeasures.
+/// By default, a client that can invent keys can fill the store and lock out new clients. That
+/// takes `max_keys x burst` units, or `2 x max_keys` requests if the client chooses their cost.
+/// [`WhenFull`] describes the arithmetic and the countermeasures.
 ///
 /// # Examples
 ///

@@ -9,6 +9,7 @@ mod cross_slot;
 mod error;
 mod events;
 mod front;
+mod holds;
 mod late;
 mod monitor;
 mod probe;

@@ -600,7 +600,7 @@ async fn reservations_that_the_store_has_lost_return_nothing() {
                     waiting.extend(start(Box::pin(wait)));
                 }
             }
-            turns.retain(|turn: &Reservation| turn.decision().delay() > SECOND);
+            let turns = that_wait(turns);
             assert!(waiting.len() + turns.len() >= 9, "{algorithm}");
             advance(SECOND).await;
             limiter.reset("alice").await.unwrap();
@@ -609,6 +609,14 @@ async fn reservations_that_the_store_has_lost_return_nothing() {
             assert_eq!(admitted(&limiter, 20, 1).await, 0, "{algorithm}, kept: {is_kept}");
         }
     }
+}
+
+/// Keeps the units of those that need not wait.
+fn that_wait(turns: Vec<Reservation>) -> Vec<Reservation> {
+    let waits = |turn: &Reservation| turn.decision().delay() > SECOND;
+    let (waiting, others): (Vec<_>, Vec<_>) = turns.into_iter().partition(waits);
+    others.into_iter().for_each(|turn| drop(turn.keep()));
+    waiting
 }
 
 #[tokio::test]
@@ -637,7 +645,7 @@ async fn reservations_that_redis_has_lost_return_nothing() {
                 }
                 calls(before + sent).await;
             }
-            turns.retain(|turn: &Reservation| turn.decision().delay() > SECOND);
+            let turns = that_wait(turns);
             flush();
             assert_eq!(admitted(&limiter, 10, 1).await, 10, "{algorithm}");
             let before = server.calls("evalsha");

@@ -306,8 +306,11 @@ impl Harness {
             return [0.0; 2];
         }
         let length = limiter.quota().window().as_micros() as f64;
-        let mut reset =
-            limiter.peek(self.key(limit)).await.unwrap().reset_after().as_micros() as f64;
+        let state = limiter.peek(self.key(limit)).await.unwrap();
+        let mut reset = state.reset_after().as_micros() as f64;
+        if state.held() > 0 {
+            reset -= length; // what is held can be spent at the end of the window
+        }
         if self.is_real || reset == 0.0 {
             reset = (reset / length).ceil().max(1.0) * length;
         }
@@ -510,7 +513,12 @@ impl Player {
             layer = layer.charge_when(|response| response.status == StatusCode::OK);
         }
         if let Some(thousandths) = max_wait {
-            layer = layer.max_wait(limits[0].1.window() * thousandths / 1_000);
+            let mut max_wait = limits[0].1.window() * thousandths / 1_000;
+            if harness.setup.held != [false; 2] {
+                // A request that waits for a hold to end checks ten times per second.
+                max_wait = max_wait.min(Duration::from_secs(60));
+            }
+            layer = layer.max_wait(max_wait);
         }
         let handler = {
             let harness = harness.clone();

@@ -420,7 +420,7 @@ async fn a_cost_of_zero_exempts_the_request() {
     let limiter = in_memory(Quota::per_hour(9));
     let by_key = RateLimitLayer::new(&limiter, key::Global)
         .cost(|head: &Parts| head.headers.contains_key("user").into());
-    for layer in [by_key.clone(), by_key.clone().charge_handle(true), by_key] {
+    for layer in [by_key.clone(), by_key.clone().settle_handle(true), by_key] {
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), 200);
         assert!(response.headers().is_empty() && response.extensions().is_empty());

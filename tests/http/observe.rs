@@ -191,11 +191,9 @@ async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
 #[tokio::test]
 async fn returned_units_are_one_release() {
     let (recorder, limiter) = observed(HOUR);
-    let decision = limiter.check_n("alice", 2).await.unwrap();
+    let turn = limiter.check_within_n("alice", 2, Duration::ZERO).await.unwrap();
     recorder.take();
-    limiter.settle("alice", &decision, 1).await.unwrap();
-    assert_eq!(recorder.take(), ["released api alice 1"]);
-    limiter.cancel("alice", decision).await.unwrap();
+    drop(turn);
     assert_eq!(recorder.take(), ["released api alice 2"]);
 }
 
@@ -351,9 +349,12 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event() {
         let observer = CallsBack::add_to(&store);
         let quota = Quota::per_second(50).burst(1);
         let limiter = observer.limiter(quota);
-        let decision = limiter.check("alice").await.unwrap();
+        let _ = limiter.check("alice").await.unwrap();
         let _ = limiter.try_acquire("alice", Duration::from_secs(9)).await.unwrap();
-        limiter.cancel("alice", decision).await.unwrap();
+        drop(limiter.check_within("carl", Duration::ZERO).await.unwrap());
+        let permit = limiter.hold("dora", 1).await.unwrap().unwrap();
+        limiter.reset("dora").await.unwrap();
+        drop(permit);
         limiter.block("ben", Duration::from_secs(60)).await.unwrap();
         let layer = RateLimitLayer::new(&limiter, |_: &Parts| "ben");
         assert_eq!(send(&layer, get(&[])).await, StatusCode::TOO_MANY_REQUESTS);

@@ -21,13 +21,13 @@ use tokio::{
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer,
-    http::{Headers, MissingKey, Rejection, RequestError, ResponseBody},
+    http::{Headers, MissingKey, Rejection, RequestError, ResponseBody, Settle},
     layer::{Custom, Rule},
     store::Store,
 };
 
 use crate::support::{
-    self, ALGORITHMS, counting, get, header, item, items, json, server::RedisServer,
+    self, ALGORITHMS, counting, get, header, item, items, json, load::until, server::RedisServer,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -561,12 +561,75 @@ async fn units_that_are_not_charged_are_returned_to_all_limits() {
     only_failed_logins(support::redis_store(&server).await).await;
 }
 
-/// Settles the tokens that the path contains; 500 are charged beforehand.
+#[tokio::test]
+async fn a_limiter_that_cannot_hold_is_a_misconfiguration_if_the_response_decides() {
+    let [leaky, tokens] = in_memory([
+        ("leaky", Algorithm::LeakyBucket, Quota::per_hour(9)),
+        ("tokens", BUCKET, Quota::per_hour(9)),
+    ]);
+    let by_key = RateLimitLayer::new(&leaky, |_: &Parts| "ada").charge_when(|_| true);
+    let (one, two) = (tokens.clone(), leaky.clone());
+    let by_rule = RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&one, "ada").also(&two)));
+    for layer in [by_key, by_rule.clone().charge_when(|_| true)] {
+        let response = send(&layer, get(&[])).await;
+        assert_eq!(response.status(), 500);
+        let problem = json(response).await.to_string();
+        assert!(problem.contains("cannot hold units"), "{problem}");
+    }
+    assert_eq!(send(&by_rule, get(&[])).await.status(), 200);
+    assert_eq!((left(&tokens, "ada").await, left(&leaky, "ada").await), (8, 8));
+}
+
+#[tokio::test]
+async fn what_a_request_holds_counts_as_used_if_there_is_no_response() {
+    let [tokens] = in_memory([("tokens", BUCKET, Quota::per_day(10))]);
+    let layer = |limiter: &Limiter| {
+        let limiter = limiter.clone();
+        RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&limiter, "ada").estimate(3)))
+    };
+    let slow = layer(&tokens)
+        .layer(service_fn(async |_| std::future::pending::<Result<Response<Body>, Error>>().await));
+    let mut request = Box::pin(slow.oneshot(get(&[])));
+    assert!(request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(tokens.peek("ada").await.unwrap().held(), 3);
+    drop(request);
+    let failing =
+        layer(&tokens).layer(service_fn(async |_| Err::<Response<Body>, Error>(Error::NoLimits)));
+    assert!(failing.oneshot(get(&[])).await.is_err());
+    let state = tokens.peek("ada").await.unwrap();
+    assert_eq!((state.held(), state.remaining()), (0, 4));
+    assert_eq!(send(&layer(&tokens), get(&[])).await.status(), 200);
+    let response = send(&layer(&tokens), get(&[])).await;
+    assert_eq!((response.status().as_u16(), left(&tokens, "ada").await), (429, 1));
+}
+
+#[tokio::test]
+async fn a_denial_until_a_hold_ends_has_no_time() {
+    let [tokens] = in_memory([("tokens", BUCKET, Quota::per_day(10))]);
+    let permit = tokens.hold("ada", 10).await.unwrap().unwrap();
+    let layer = RateLimitLayer::new(&tokens, |_: &Parts| "ada");
+    let response = send(&layer, get(&[])).await;
+    assert_eq!(response.status(), 429);
+    assert!(header(&response, "retry-after").is_empty());
+    let problem = json(response).await.to_string();
+    assert!(!problem.contains(" s."), "{problem}");
+    let mut call = get(&[("content-type", "application/grpc")]);
+    *call.method_mut() = http::Method::POST;
+    let response = send(&layer, call).await;
+    assert_eq!(header(&response, "grpc-status"), ["8"]);
+    assert!(header(&response, "grpc-retry-pushback-ms").is_empty());
+    permit.cancel();
+    assert_eq!(send(&layer, get(&[])).await.status(), 200);
+}
+
+/// Settles the tokens that the path contains; 500 are held beforehand.
 async fn answer(
     axum::extract::Path(used): axum::extract::Path<u64>,
-    Extension(charge): Extension<Charge>,
+    Extension(settle): Extension<Settle>,
 ) {
-    charge.settle("tokens", used).await.unwrap();
+    settle.settle("tokens", used).unwrap();
+    assert!(matches!(settle.settle("tokens", used), Err(Error::HoldEnded { .. })));
+    assert!(matches!(settle.settle("requests", 1), Err(Error::NotHeld { .. })));
 }
 
 async fn settled_afterwards(store: impl Store + Clone) {
@@ -578,10 +641,10 @@ async fn settled_afterwards(store: impl Store + Clone) {
         let (requests, tokens) = (requests.clone(), tokens.clone());
         move |head: &Parts| {
             let user = user(head)?;
-            Ok(Charge::new(&requests, user).and(Charge::new_n(&tokens, user, 500)))
+            Ok(Charge::new(&requests, user).and(Charge::new(&tokens, user).estimate(500)))
         }
     };
-    let layer = RateLimitLayer::by_rule(rule).charge_handle(true);
+    let layer = RateLimitLayer::by_rule(rule).settle_handle(true);
     let app = Router::new().route("/{used}", routing::get(answer)).layer(layer);
     for (used, status, of_requests, of_tokens) in [
         (0, 200, 59, 2_000),
@@ -595,7 +658,8 @@ async fn settled_afterwards(store: impl Store + Clone) {
         assert_eq!(response.status(), status, "{used}");
         assert_eq!(left(&requests, "ada").await, of_requests, "{used}");
         // Of the bucket's 2,000 a day, one may be refilled meanwhile.
-        assert!((of_tokens..of_tokens + 2).contains(&left(&tokens, "ada").await), "{used}");
+        let settled = async || (of_tokens..of_tokens + 2).contains(&left(&tokens, "ada").await);
+        until(&format!("{used} tokens are settled"), settled).await;
     }
 }
 
@@ -607,16 +671,14 @@ async fn a_cost_is_settled_when_it_is_known() {
 }
 
 #[tokio::test]
-async fn a_layer_with_one_limit_has_a_charge_only_if_it_is_switched_on() {
+async fn a_layer_with_one_limit_holds_its_cost_only_if_the_service_can_settle_it() {
     let [limiter] = in_memory([("tokens", BUCKET, Quota::per_day(10))]);
     let app = |layer| {
-        let handler = async |charge: Option<Extension<Charge>>| match charge {
+        let handler = async |settle: Option<Extension<Settle>>| match settle {
             None => "none",
-            Some(Extension(charge)) if charge.is_exempt() => "exempt",
-            Some(Extension(charge)) => {
-                assert!(charge.of("others").is_exempt());
-                charge.of_n("tokens", 3).refund().await.unwrap();
-                charge.of_n("tokens", 7).spend().await.unwrap();
+            Some(Extension(settle)) if settle.settle("others", 1).is_ok() => "exempt",
+            Some(Extension(settle)) => {
+                settle.settle("tokens", 8).unwrap();
                 "settled"
             }
         };
@@ -627,9 +689,9 @@ async fn a_layer_with_one_limit_has_a_charge_only_if_it_is_switched_on() {
         .missing_key(MissingKey::Exempt);
     for (layer, user, expected, remaining) in [
         (layer.clone(), "ada", "none", 6),
-        (layer.clone().charge_handle(true).charge_handle(false), "ada", "none", 2),
-        (layer.clone().charge_handle(true), "ben", "settled", 2),
-        (layer.charge_handle(true), "", "exempt", 10),
+        (layer.clone().settle_handle(true).settle_handle(false), "ada", "none", 2),
+        (layer.clone().settle_handle(true), "ben", "settled", 2),
+        (layer.settle_handle(true), "", "exempt", 10),
     ] {
         let request = if user.is_empty() { get(&[]) } else { get(&[("user", user)]) };
         let response = app(layer).oneshot(request).await.unwrap();

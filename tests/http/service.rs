@@ -322,7 +322,7 @@ async fn costs_nothing_before_the_service_is_ready(unready: Unready) {
     type Make<'a> = &'a dyn Fn(&[Limiter; 2]) -> RateLimitLayer;
     let ways: [(&str, Make<'_>); 6] = [
         ("by key", &|[one, _]| by_key(one)),
-        ("with the charge at hand", &|[one, _]| by_key(one).charge_handle(true)),
+        ("with a hold", &|[one, _]| by_key(one).settle_handle(true)),
         ("in a dry run", &|[one, _]| by_key(one).dry_run(true)),
         ("with a wait", &|[one, _]| by_key(one).max_wait(SECOND)),
         ("by a rule", &|[one, _]| {

@@ -202,27 +202,31 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
         |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(100));
     let (a, b, c) = (limiter("a"), limiter("b"), limiter("c"));
     let charge = Charge::new(&a, &**first)
-        .and(Charge::new_n(&b, &**second, 10))
-        .and(Charge::new_n(&c, &**third, 20));
+        .and(Charge::new(&b, &**second).estimate(10))
+        .and(Charge::new(&c, &**third).estimate(20));
     let left = async || {
         let (a, b) = (remaining(&a, first).await, remaining(&b, second).await);
         (a, b, remaining(&c, third).await)
     };
-    let decision = charge.check().await.unwrap();
+    let until_left = async |expected| {
+        until("the permit has ended", async || left().await == expected).await;
+    };
+    let permit = charge.hold().await.unwrap().unwrap();
+    let decision = permit.decision();
     assert_eq!((decision.limiter(), decision.remaining()), ("c", 80));
     assert_eq!(left().await, (99, 90, 80));
-    charge.cancel(decision).await.unwrap();
-    assert_eq!(left().await, (100, 100, 100));
+    permit.cancel();
+    until_left((99, 100, 100)).await;
     charge.spend().await.unwrap();
     charge.spend().await.unwrap();
-    assert_eq!(left().await, (98, 80, 60));
+    assert_eq!(left().await, (97, 80, 60));
     charge.refund().await.unwrap();
-    assert_eq!(left().await, (99, 90, 80));
-    let decided = charge.clone().decided(&charge.check().await.unwrap());
-    assert_eq!(left().await, (98, 80, 60));
-    decided.settle("b", 3).await.unwrap();
-    decided.settle("c", 30).await.unwrap();
-    assert_eq!(left().await, (98, 87, 50));
+    assert_eq!(left().await, (98, 90, 80));
+    let mut permit = charge.hold().await.unwrap().unwrap();
+    assert_eq!(left().await, (97, 80, 60));
+    permit.settle_for("b", 3).unwrap();
+    permit.settle_for("c", 30).unwrap();
+    until_left((97, 87, 50)).await;
     a.reset(&**first).await.unwrap();
     assert_eq!(left().await, (100, 87, 50));
 
@@ -247,24 +251,25 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
             }
             left
         };
-        let [a, b, c] = [0, 1, 2].map(|i| Charge::new_n(&limiters[i], &*keys[i], 30));
+        let until_left = async |expected: [u64; 3]| {
+            until("the permit has ended", async || left().await == expected).await;
+        };
+        let [a, b, c] = [0, 1, 2].map(|i| Charge::new(&limiters[i], &*keys[i]).estimate(30));
         let charge = a.and(b).and(c);
-        let decisions = [(); 3].map(|()| charge.check());
-        let [first, second, third] = decisions;
-        let (first, second, third) = (first.await, second.await, third.await);
+        let permit = async || charge.hold().await.unwrap().unwrap();
+        let (first, second, mut third) = (permit().await, permit().await, permit().await);
         assert_eq!(left().await, [10, 10, 10], "{algorithm}");
-        charge.cancel(first.unwrap()).await.unwrap();
-        assert_eq!(left().await, [40, 40, 40], "{algorithm}");
+        first.cancel();
+        until_left([40, 40, 40]).await;
 
         // Units that were lost, and spent by other requests since, are not returned.
         limiters[0].reset(&*keys[0]).await.unwrap();
         assert!(limiters[0].check_n(&*keys[0], 100).await.unwrap().is_allowed());
-        charge.cancel(second.unwrap()).await.unwrap();
-        assert_eq!(left().await, [0, 70, 70], "{algorithm}");
-        let settled = charge.clone().decided(&third.unwrap());
+        second.cancel();
+        until_left([0, 70, 70]).await;
         for (limiter, left_then) in [("a", [0, 70, 70]), ("c", [0, 70, 95]), ("b", [0, 95, 95])] {
-            settled.settle(limiter, 5).await.unwrap();
-            assert_eq!(left().await, left_then, "{algorithm}");
+            third.settle_for(limiter, 5).unwrap();
+            until_left(left_then).await;
         }
     }
 }
@@ -506,9 +511,11 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     // The first key has not moved; the second one is created on the other node.
     assert_eq!(one.check("alice").await.unwrap().remaining(), 8);
     assert_eq!(other.check("alice").await.unwrap().remaining(), 9);
-    let reserved = other.check_within_n("alice", 10, HOUR).await.unwrap().keep();
+    let reserved = other.check_within_n("alice", 10, HOUR).await.unwrap();
     assert!(!reserved.delay().is_zero());
-    other.cancel("alice", reserved).await.unwrap();
+    drop(reserved);
+    let is_released = async || other.peek("alice").await.unwrap().remaining() == 9;
+    until("the reservation is released", is_released).await;
     assert_eq!(other.check("alice").await.unwrap().remaining(), 8);
 
     // The keys of two limits are on both nodes, or none exists yet.

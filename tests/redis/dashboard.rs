@@ -14,6 +14,7 @@ use serde_json::Value;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key, observe::Metrics,
+    store::Status,
 };
 
 use crate::support::{counting, get, recorder::observed, server::RedisServer};
@@ -41,9 +42,10 @@ async fn exported() -> BTreeMap<String, BTreeSet<String>> {
     for _ in 0..2 {
         let _ = layer.layer(counting(&Arc::default())).oneshot(get(&[])).await.unwrap();
     }
-    let decision = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
-    let _ = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
-    limiter.cancel("key", decision).await.unwrap();
+    for _ in 0..2 {
+        let _ = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
+    }
+    drop(limiter.check_within("key", Duration::from_secs(60)).await.unwrap());
 
     let mut server = RedisServer::start();
     let store = observed(RedisStore::connect(&server.url()).await.unwrap(), metrics);
@@ -273,6 +275,40 @@ fn sources(folder: &Path, ending: &str) -> String {
     text
 }
 
+/// Returns the beginnings of the texts of events that an operator must act on.
+fn warnings(source: &str) -> Vec<&str> {
+    let events = ["tracing::warn!(", "tracing::error!("];
+    let events = events.iter().flat_map(|event| source.split(event).skip(1));
+    let texts = events.filter_map(|event| {
+        let mut literals = event.split('"').skip(1).step_by(2);
+        let text = literals.find(|text| *text != "tower_ratelimit")?;
+        text.split([';', ':', '{', '\\']).next()
+    });
+    texts.filter(|text| !text.is_empty()).collect() // some begin with a status
+}
+
+#[test]
+fn the_diagnosis_has_the_texts_of_all_warnings_and_states() {
+    let page = PAGE.split("# Diagnosis\n").nth(1).unwrap().split("\n# ").next().unwrap();
+    let page = page.replace('\n', " ");
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let source = sources(&src, ".rs");
+    let warnings = warnings(&source);
+    assert!(warnings.len() >= 9, "{warnings:?}");
+    let states = [
+        Status::Unavailable,
+        Status::Slow,
+        Status::LoginRejected,
+        Status::Silent,
+        Status::Refused,
+        Status::Unreachable,
+    ];
+    let states = states.map(|state| state.to_string());
+    for text in warnings.into_iter().chain(states.iter().map(|state| &**state)) {
+        assert!(page.contains(&format!("`{text}")), "{text:?} is not in the diagnosis");
+    }
+}
+
 #[test]
 fn the_texts_on_call_are_in_the_events_and_errors() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -283,6 +319,7 @@ fn the_texts_on_call_are_in_the_events_and_errors() {
     let of_redis = [
         "can't run this command",
         "can't access at least one of the keys",
+        "max number of clients",
         "No permissions to access a key",
         "no permissions to access one of the keys",
     ];
@@ -293,7 +330,10 @@ fn the_texts_on_call_are_in_the_events_and_errors() {
         assert_eq!(row.matches(" | ").count(), 3, "{row}");
         for quoted in row.split(" | ").next().unwrap().split('`').skip(1).step_by(2) {
             let is_code = quoted.bytes().all(|it| it.is_ascii_uppercase());
-            let is_known = is_code || of_redis.contains(&quoted) || text.contains(quoted);
+            let stage = quoted.strip_prefix("cannot ").unwrap_or("-");
+            let is_stage = text.contains(&format!("cannot(\"{stage}\"")); // of connecting
+            let is_known =
+                is_code || is_stage || of_redis.contains(&quoted) || text.contains(quoted);
             assert!(is_known, "no event or error has the text {quoted:?}");
         }
     }

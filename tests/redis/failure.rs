@@ -10,6 +10,7 @@ use http::{Response, StatusCode};
 use proptest::prelude::*;
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
+use tower_ratelimit::http::Settle;
 use tower_ratelimit::{
     Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore,
@@ -74,10 +75,10 @@ async fn open_admits_all_requests_and_reports_it() {
         .on_failure(FailurePolicy::Open)
         .charge_when(|_| false)
         .extensions(true)
-        .charge_handle(true);
+        .settle_handle(true);
     let handler = async |Extension(decision): Extension<Decision>,
-                         Extension(charge): Extension<Charge>| {
-        assert!(charge.is_exempt());
+                         Extension(settle): Extension<Settle>| {
+        settle.settle("default", 9).unwrap();
         format!("{:?}", decision.source())
     };
     let app: Router = Router::new().route("/", get(handler)).layer(layer);

@@ -126,7 +126,7 @@ async fn failures_name_their_operation_and_each_check_is_one_decision_or_one_fai
     let store = observed(RedisStore::connect(&server.url()).await.unwrap(), recorder.clone());
     let limiter = once_per_hour(store);
     let mut checks = 1;
-    let allowed = limiter.check("key").await.unwrap();
+    assert!(limiter.check("key").await.unwrap().is_allowed());
     server.kill();
     for _ in 0..10 {
         assert!(limiter.check("key").await.is_err());
@@ -134,7 +134,6 @@ async fn failures_name_their_operation_and_each_check_is_one_decision_or_one_fai
         assert!(limiter.peek("key").await.is_err());
         assert!(limiter.spend("key", 1).await.is_err());
         assert!(limiter.refund("key", 1).await.is_err());
-        assert!(limiter.cancel("key", allowed.clone()).await.is_err());
         assert!(limiter.reset("key").await.is_err());
         assert!(limiter.block("key", Duration::from_secs(1)).await.is_err());
         assert!(limiter.unblock("key").await.is_err());
@@ -142,10 +141,10 @@ async fn failures_name_their_operation_and_each_check_is_one_decision_or_one_fai
     let events = recorder.take();
     let count = |word: &str| events.iter().filter(|it| it.starts_with(word)).count();
     assert_eq!(count("decided") + count("failed api check "), checks, "{events:?}");
-    for operation in ["peek", "spend", "refund", "release", "reset", "block", "unblock"] {
+    for operation in ["peek", "spend", "refund", "reset", "block", "unblock"] {
         assert_eq!(count(&format!("failed api {operation} ")), 10, "{operation}: {events:?}");
     }
-    assert_eq!(count("failed"), 80, "{events:?}");
+    assert_eq!(count("failed"), 70, "{events:?}");
 }
 
 #[tokio::test]
@@ -365,6 +364,11 @@ async fn redis_decides_again_only_when_no_permission_is_missing() {
     })
     .await;
     assert_eq!(store.health().status, Status::Ready);
+    // The failed proof, which came 5 s after the first failure, belongs to the outage.
+    let text = log.text();
+    let outage = text.split("outage=").nth(1).unwrap().split_whitespace().next().unwrap();
+    let seconds: f64 = outage.strip_suffix('s').unwrap().parse().expect(outage);
+    assert!(seconds >= 5.0, "{text}");
 }
 
 #[tokio::test]

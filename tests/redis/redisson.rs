@@ -10,7 +10,7 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Charge, Error, RedisStore,
+    Error, RedisStore,
     config::ConfigError,
     redisson::{RateLimiter, RateType},
 };
@@ -270,18 +270,6 @@ async fn an_acquire_whose_timeout_is_too_short_is_denied_at_once() {
     let denied = limiter.try_acquire(1, HOUR - 60 * SECOND).await.unwrap();
     assert!(denied.retry_after().is_some_and(|wait| wait > HOUR - 60 * SECOND));
     assert_eq!(server.calls("evalsha") - before, 1);
-}
-
-#[tokio::test]
-async fn a_denied_decision_cannot_be_settled() {
-    let server = RedisServer::start();
-    let limiter = limiter(&server, 1).await;
-    assert!(take(&limiter, 1).await);
-    let charge = Charge::new(&limiter, "key");
-    let denied = charge.check().await.unwrap();
-    assert!(!denied.is_allowed());
-    let settled = charge.decided(&denied).settle(limiter.name(), 0).await;
-    assert!(matches!(settled, Err(Error::NotDecided)), "{settled:?}");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@
 ///
 /// # Cost of an attack
 ///
-/// A client that can make up keys can attack a store with either setting: values of a header that
+/// A client that can invent keys can attack a store with either setting: values of a header that
 /// is not authenticated, or addresses (a `/48` of IPv6 contains 65,536 networks of `/64`).
 ///
 /// **To lock out new keys**, under `RejectNewKeys`, the client must hold all keys of the store in

@@ -1,16 +1,20 @@
 //! What the calls of a store share: its connections, the names of its keys, and the denials that it
 //! remembers. It decides nothing.
 
-use std::{fmt, sync::Arc};
+use std::{sync::Arc, time::Duration};
 
-use super::{monitor::Monitor, release, transport::Client};
+use super::{holds::Keeper, monitor::Monitor, release, transport::Client};
 use crate::{
-    algorithm::{HoldReceipt, Release, units as count},
+    algorithm::{Release, units as count},
     decision::Receipt,
     keys::Key,
     observe::{Event, Observers},
     store::{Hold, HoldGuard, Settings, denials::Denials},
 };
+
+/// The time for which the end of a hold is sent whose caller has gone. A hold that was never renewed
+/// lives for a quarter of its lifetime, which is a day at most, and most often less than this.
+const LATE_HOLD: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 pub(super) struct Backend {
@@ -19,6 +23,7 @@ pub(super) struct Backend {
     /// The prefix of all keys in Redis.
     pub(super) prefix: Arc<str>,
     pub(super) denials: Denials,
+    pub(super) holds: Keeper,
 }
 
 impl Backend {
@@ -32,26 +37,14 @@ impl Backend {
 
     /// Keeps a hold until it ends.
     pub(super) fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        Box::new(RedisHold { backend: self.clone(), hold })
-    }
-
-    /// Ends a hold in the background.
-    fn end_hold(
-        &self,
-        settings: &Settings,
-        key: &Key<'_>,
-        units: u64,
-        receipt: &HoldReceipt,
-        used: u64,
-    ) {
-        let _ = (&self.client, settings, key, units, receipt, used);
+        self.holds.keep(self, hold)
     }
 
     /// Releases in the background the units that a decision has spent for one limit: its caller has
     /// gone. Returns whether it has spent any.
     pub(super) fn release_late(
         &self,
-        settings: &Settings,
+        settings: &Arc<Settings>,
         key: &Key<'_>,
         units: u64,
         of: &Receipt,
@@ -59,7 +52,11 @@ impl Backend {
         let instant = match of {
             Receipt::At(instant, _) => *instant,
             Receipt::Hold(receipt) => {
-                self.end_hold(settings, key, units, receipt, 0);
+                let (settings, key) = (settings.clone(), key.clone().into_owned());
+                let (observers, lifetime) = (Observers::default(), LATE_HOLD);
+                let receipt = **receipt;
+                let hold = Hold { settings, observers, key, units, lifetime, receipt };
+                self.holds.cancel(self, hold);
                 return true;
             }
             Receipt::None | Receipt::Id(_) => return false,
@@ -69,29 +66,6 @@ impl Backend {
         let release = Release { instant: Some(instant as f64), units: count(units) };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
-    }
-}
-
-/// A hold that the store keeps.
-struct RedisHold {
-    backend: Backend,
-    hold: Hold,
-}
-
-impl fmt::Debug for RedisHold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisHold").field("hold", &self.hold).finish_non_exhaustive()
-    }
-}
-
-impl HoldGuard for RedisHold {
-    fn end(self: Box<Self>, used: u64) {
-        let Hold { settings, key, units, receipt, .. } = &self.hold;
-        self.backend.end_hold(settings, key, *units, receipt, used);
-    }
-
-    fn is_expired(&self) -> bool {
-        false
     }
 }
 

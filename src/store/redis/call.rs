@@ -2,6 +2,7 @@
 
 use super::{
     backend::Backend,
+    holds::{FIRST_PART, lifetime},
     script::{self, CheckEach, Limit},
     transport::{Client, Command, Deadline, TransportError},
 };
@@ -21,9 +22,10 @@ pub(super) struct ScriptCall {
 impl ScriptCall {
     pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
-            let LimitRequest { settings, key, cost, max_wait, .. } = *limit;
+            let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
             let key = backend.key(settings, key);
-            Limit { key, params: settings.params, cost, max_wait, lifetime: None }
+            let lifetime = hold.map(|time| lifetime(time / FIRST_PART));
+            Limit { key, params: settings.params, cost, max_wait, lifetime }
         };
         Self {
             action: request.action,

@@ -16,6 +16,7 @@ use super::{
     config::RedisConfig,
     cross_slot::CrossSlot,
     front::{Entrance, Front},
+    holds::Keeper,
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
@@ -56,10 +57,10 @@ use crate::{
 ///
 /// # Calls
 ///
-/// A check that may not wait is sent immediately if no call of its limiter is under way. Any other
-/// one waits for the next call, which begins within a turn of the runtime while fewer than four are
-/// under way, or fewer than 64 while their batches are full. A call has up to 64 keys. Each check
-/// is decided as if it had come alone. A check that is dropped before its call has spent nothing.
+/// A check that may not wait is sent immediately if no call of its limiter is in flight. Otherwise
+/// it joins the next batch, sent as soon as fewer than four calls are in flight, or fewer than 64
+/// while their batches are full. A call has up to 64 keys. Each check is decided as if it had come
+/// alone. A check that is dropped before its call has spent nothing.
 ///
 /// In one process and runtime, the checks of a key are decided in the order of their arrival, if
 /// their futures are polled until they are ready. They take the same connection; after
@@ -146,7 +147,13 @@ impl RedisStore {
         let client = transport.client(monitor.clone())?;
         Ok(Self {
             front: Front::new(client.clone()),
-            backend: Backend { client, monitor, prefix, denials: Denials::new(denial_ttl) },
+            backend: Backend {
+                client,
+                monitor,
+                prefix,
+                denials: Denials::new(denial_ttl),
+                holds: Keeper::default(),
+            },
             deadline,
             names: Names::default(),
             fallback: Arc::default(),

@@ -10,6 +10,7 @@ mod grpc;
 mod help;
 mod outbound;
 mod plans;
+mod playground;
 mod quickstart;
 mod redisson;
 mod server;

@@ -50,18 +50,13 @@ fn plans_and_tokens_are_limited_and_an_answer_shows_what_was_settled() {
     for (key, words, status, expected) in [
         ("", 1, "400", "header x-api-key is missing"),
         ("x-api-key: dora\r\n", 1, "400", "unknown API key"),
-        ("x-api-key: ada\r\n", 2, "200", "100 charged first, 20 used, 80 returned, 480 left\n"),
-        ("x-api-key: ada\r\n", 5, "200", "100 charged first, 50 used, 50 returned, 430 left\n"),
-        ("x-api-key: ada\r\n", 10, "200", "100 charged first, 100 used, 0 returned, 330 left\n"),
+        ("x-api-key: ada\r\n", 2, "200", "100 held first, 20 used, 80 returned, 480 left\n"),
+        ("x-api-key: ada\r\n", 5, "200", "100 held first, 50 used, 50 returned, 430 left\n"),
+        ("x-api-key: ada\r\n", 10, "200", "100 held first, 100 used, 0 returned, 330 left\n"),
         ("x-api-key: ada\r\n", 1, "429", "\"violated-policies\":[\"free\"]"),
-        (
-            "x-api-key: ben\r\n",
-            50,
-            "200",
-            "100 charged first, 500 used, 400 more charged, 0 left\n",
-        ),
+        ("x-api-key: ben\r\n", 50, "200", "100 held first, 500 used, 400 more charged, 0 left\n"),
         ("x-api-key: ben\r\n", 1, "429", "\"violated-policies\":[\"tokens\"]"),
-        ("x-api-key: carl\r\n", 3, "200", "100 charged first, 30 used, 70 returned, 470 left\n"),
+        ("x-api-key: carl\r\n", 3, "200", "100 held first, 30 used, 70 returned, 470 left\n"),
         ("x-api-key: carl\r\n", 1, "429", "\"violated-policies\":[\"all-tokens\"]"),
     ] {
         let answer = post(address, key, words);

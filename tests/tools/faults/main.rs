@@ -2,10 +2,9 @@
 //! The exit code is not 0 if a row misses an expectation.
 //!
 //! ```text
-//! make test-faults                                  # some 9 minutes
-//! FAULTS=pause-write,planned make test-faults       # these rows
-//! cargo bench --bench faults -- pause-write planned # the same
-//! cargo bench --bench faults -- list                # the names of all rows
+//! make test-faults                              # some 9 minutes
+//! make test-faults FAULTS=pause-write,planned   # these rows
+//! make test-faults FAULTS=list                  # the names of all rows
 //! ```
 //!
 //! The program runs in a network namespace and a process namespace of its own, so no server
@@ -16,18 +15,18 @@
 
 mod client;
 #[allow(dead_code)]
-#[path = "../../tests/support/cluster.rs"]
+#[path = "../../support/cluster.rs"]
 mod cluster;
 mod deployment;
 mod instance;
 mod load;
 mod namespace;
 #[allow(dead_code)]
-#[path = "../../tests/support/proxy.rs"]
+#[path = "../../support/proxy.rs"]
 mod proxy;
 mod rows;
 #[allow(dead_code)]
-#[path = "../../tests/support/server.rs"]
+#[path = "../../support/server.rs"]
 mod server;
 mod table;
 
@@ -50,9 +49,7 @@ use tokio::runtime::Runtime;
 const ISOLATED: &str = "FAULTS_ISOLATED";
 
 fn main() -> ExitCode {
-    // `cargo bench` adds an argument of its own.
-    let arguments: Vec<_> =
-        env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let arguments: Vec<_> = env::args().skip(1).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         [client::NAME, ..] => client::run(&words[1..]).map(|()| true),
@@ -84,11 +81,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns the rows that the arguments and `FAULTS` name, or all rows.
+/// Returns the rows that the arguments name, or all rows.
 fn selected(words: &[&str]) -> Result<Vec<&'static Run>, Box<dyn Error>> {
-    let variable = env::var("FAULTS").unwrap_or_default();
-    let names: Vec<_> = variable.split(',').map(str::trim).chain(words.iter().copied()).collect();
-    let names: Vec<_> = names.into_iter().filter(|name| !name.is_empty()).collect();
+    let names: Vec<_> = words.iter().flat_map(|word| word.split(',')).collect();
     if let Some(name) = names.iter().find(|name| ROWS.iter().all(|run| run.name != **name)) {
         return Err(format!("no row is named {name:?}; `list` prints the names").into());
     }

@@ -2,17 +2,17 @@
 //! and the memory of this process and of Redis stays flat.
 //!
 //! ```text
-//! cargo bench --bench soak              # ten minutes
-//! cargo bench --bench soak -- 60        # a minute
+//! make soak               # ten minutes
+//! make soak SECONDS=60    # a minute
 //! ```
 
 #![allow(missing_docs, unreachable_pub)]
 
 #[allow(dead_code)]
-#[path = "../tests/support/proxy.rs"]
+#[path = "../support/proxy.rs"]
 mod proxy;
 #[allow(dead_code)]
-#[path = "../tests/support/server.rs"]
+#[path = "../support/server.rs"]
 mod server;
 
 use std::{
