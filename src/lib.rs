@@ -87,7 +87,7 @@
 //! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
 //! works](guide::how_it_works), [choosing an algorithm](guide::algorithms),
 //! [recipes](guide::recipes), [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
-//! [monitoring](guide::monitoring), [on call](guide::on_call) and
+//! [monitoring](guide::monitoring), [on call](guide::on_call), [`limitctl`](guide::limitctl) and
 //! [troubleshooting](guide::troubleshooting).
 //!
 //! # Glossary

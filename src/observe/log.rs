@@ -36,7 +36,7 @@ pub(crate) fn denied(decision: &Decision, key: Option<&Key<'_>>) {
             limiter = decision.limiter(),
             key = key.filter(|_| is_trace).map(|key| key.as_str()),
             blocked = decision.is_blocked(),
-            retry_after = ?decision.retry_after().unwrap_or_default(),
+            retry_after = decision.retry_after().map(tracing::field::debug),
             source = ?decision.source(),
             "request denied"
         );

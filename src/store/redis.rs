@@ -15,6 +15,7 @@ mod monitor;
 mod probe;
 mod recent;
 mod release;
+mod scan;
 pub(crate) mod script;
 mod script_text;
 mod store;
@@ -31,4 +32,4 @@ pub use self::tls::Tls;
 #[cfg(feature = "redisson")]
 pub(crate) use self::transport::Deadline;
 pub(super) use self::transport::{FORMS, scheme_error};
-pub use self::{config::RedisConfig, store::RedisStore};
+pub use self::{config::RedisConfig, scan::KeyScan, store::RedisStore};

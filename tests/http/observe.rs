@@ -371,6 +371,9 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event() {
     });
     let expected = [
         "Decided",
+        "HoldBegan",
+        "HoldEnded",
+        "HoldLost",
         "KeyChanged",
         "KeysHeld",
         "Rejected",

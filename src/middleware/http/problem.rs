@@ -4,7 +4,7 @@
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 
 use super::body::RejectionBody;
-use crate::{decision::whole_seconds, middleware::rejection::Rejection};
+use crate::middleware::rejection::Rejection;
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -36,8 +36,10 @@ impl Problem {
     fn new(rejection: &Rejection) -> Self {
         match rejection {
             Rejection::Denied(decision) => {
-                let seconds = whole_seconds(decision.retry_after().unwrap_or_default());
-                let detail = format!("Try again in {seconds} s.");
+                let detail = match decision.retry_after_secs() {
+                    Some(seconds) => format!("Try again in {seconds} s."),
+                    None => String::from("Try again when earlier requests have ended."),
+                };
                 let title = match decision.is_blocked() {
                     true => "This client is blocked",
                     false => "Rate limit exceeded",

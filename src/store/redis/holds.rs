@@ -22,7 +22,7 @@ use super::{
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReply, Lifetime, units},
     observe::Event,
-    store::{Hold, HoldGuard, denials::Change},
+    store::{Hold, HoldGuard, RetryQueues, denials::Change},
     sync::lock,
 };
 
@@ -43,13 +43,14 @@ const MAX_KEYS: usize = 64;
 const MAX_ENDED: usize = 100_000;
 
 /// The holds of a store and its clones.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Keeper(Arc<Inner>);
 
-#[derive(Default)]
 struct Inner {
     holds: Mutex<Holds>,
     changed: Notify,
+    /// The requests of the process that wait for units.
+    queues: Arc<RetryQueues>,
 }
 
 #[derive(Default)]
@@ -92,6 +93,10 @@ enum Subject {
 }
 
 impl Keeper {
+    pub(super) fn new(queues: Arc<RetryQueues>) -> Self {
+        Self(Arc::new(Inner { holds: Mutex::default(), changed: Notify::new(), queues }))
+    }
+
     /// Keeps a hold until its guard ends it.
     pub(super) fn keep(&self, backend: &Backend, hold: Hold) -> Box<dyn HoldGuard> {
         let lives = hold.lifetime / FIRST_PART;
@@ -177,6 +182,7 @@ impl Keeper {
     fn answered(&self, sent: Sent, began: Instant, reply: HoldReply) {
         let Sent { hold, subject, .. } = sent;
         let epoch = hold.receipt.epoch;
+        let is_end = matches!(subject, Subject::Ended { .. });
         let (name, held) = (hold.settings.name, hold.units);
         let lost = Event::HoldLost { limiter: name, key: &hold.key, held };
         match (reply, subject) {
@@ -200,6 +206,9 @@ impl Keeper {
             }
             (HoldReply::Lost, _) => hold.observers.report(&lost),
             _ => {}
+        }
+        if is_end {
+            self.0.queues.units_returned(name, &hold.key);
         }
     }
 

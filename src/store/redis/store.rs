@@ -20,10 +20,11 @@ use super::{
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
+    scan::KeyScan,
     transport::{ANSWER_TIMEOUT, Command, Deadline},
 };
 use crate::{
-    algorithm::{Action, Release},
+    algorithm::{Action, Algorithm, Release},
     decision::Outcome,
     error::StoreError,
     keys::Key,
@@ -145,6 +146,7 @@ impl RedisStore {
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
         let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
+        let names = Names::default();
         Ok(Self {
             front: Front::new(client.clone()),
             backend: Backend {
@@ -152,10 +154,10 @@ impl RedisStore {
                 monitor,
                 prefix,
                 denials: Denials::new(denial_ttl),
-                holds: Keeper::default(),
+                holds: Keeper::new(names.retry_queues().clone()),
             },
             deadline,
-            names: Names::default(),
+            names,
             fallback: Arc::default(),
         })
     }
@@ -232,6 +234,13 @@ impl RedisStore {
         self.backend.monitor.health(self.backend.client.health(self.deadline))
     }
 
+    /// Returns a scan over the keys with state of the limiter with this name and algorithm, on all
+    /// servers of the store: see [`KeyScan`].
+    #[must_use]
+    pub fn scan(&self, limiter: &str, algorithm: Algorithm) -> KeyScan {
+        KeyScan::new(self.backend.clone(), limiter, algorithm)
+    }
+
     /// Adds an observer to the store and its clones: see [`observe`](crate::observe).
     ///
     /// It gets the state of the circuit breakers now, and from now on their changes and the events
@@ -304,10 +313,6 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        if request.limits.iter().any(|limit| limit.hold.is_some()) {
-            let error = StoreError::config("this store holds no units".to_owned());
-            return StoreFuture::ready(Err(error.into()));
-        }
         let undecided = match self.backend.denials.look_up(request, Instant::now) {
             Lookup::Denied(decision) => {
                 return StoreFuture::cached(Outcome::of_nothing(decision));
