@@ -1,5 +1,5 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
+  hosts nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
   request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant
 
 test: redis-server
@@ -95,9 +95,13 @@ features:
 soak: redis-server
 	cargo run --release -p test-tools --bin soak -- $(SECONDS)
 
+# The examples for hosts with many dependencies, against local servers.
+hosts:
+	cargo test --manifest-path examples/hosts/Cargo.toml --target-dir target/hosts
+
 # What takes too long for each change: the workflow runs it every night. `make --keep-going nightly`
 # runs the other parts after a failure, too.
-nightly: features package test-properties test-servers test-faults soak
+nightly: features package hosts test-properties test-servers test-faults soak
 
 # What a release needs in addition to lint and test. The tools are installed by hand: cargo-deny,
 # cargo-hack and cargo-semver-checks.

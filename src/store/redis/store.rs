@@ -103,8 +103,8 @@ use crate::{
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
 ///
-/// [The page on operation](crate::guide::operation) describes the failure modes and the
-/// permissions.
+/// The guide describes the [failure modes](crate::guide::redis_failures) and the
+/// [permissions](crate::guide::redis_permissions).
 ///
 /// # Examples
 ///

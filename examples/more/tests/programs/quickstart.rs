@@ -86,7 +86,7 @@ fn each_command_in_the_docs_names_an_example_and_its_package() {
             let folder = match (package, example) {
                 (Some("examples"), Some(_)) => "examples",
                 (Some("more-examples"), Some(_)) => "examples/more",
-                (Some("quickstart" | "limitctl"), None) => continue,
+                (Some("quickstart" | "pictures" | "limitctl"), None) => continue,
                 _ if command.contains("--manifest-path") => continue,
                 _ => panic!("{}: cargo run {command}", path.display()),
             };
