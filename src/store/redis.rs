@@ -10,6 +10,7 @@ mod error;
 mod events;
 mod front;
 mod holds;
+mod key_name;
 mod late;
 mod monitor;
 mod probe;

@@ -381,7 +381,9 @@ impl Harness {
         if is_held && used % 2 == 1 {
             account.use_at_end(indices, now, newest);
         }
-        if above < 0.0 {
+        // What was used above the hold is spent whatever is left, over Redis a moment later than the
+        // checks that follow here.
+        if above < 0.0 && !(self.is_real && is_held) {
             indices.push(account.add(now, -above, false, newest));
         }
     }

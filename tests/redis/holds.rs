@@ -8,7 +8,7 @@ use tower_ratelimit::{Algorithm, Limiter, Permit, Quota, RedisStore, store::KeyS
 
 use crate::support::{
     self,
-    load::until,
+    load::{eventually, until},
     recorder::{Recorder, observed},
     server::RedisServer,
 };
@@ -154,10 +154,11 @@ async fn the_ends_of_many_keys_share_calls() {
 #[tokio::test]
 async fn a_hold_whose_caller_has_gone_returns_its_units() {
     let server = RedisServer::start();
-    let store = support::forgetful_store(&server).await;
+    let config = support::config(&server.url()).deadline(Duration::from_millis(100));
+    let store = support::connected(config.denial_ttl(Duration::ZERO)).await;
     for algorithm in ALGORITHMS {
         let limiter = limiter(&store, algorithm).hold_lifetime(Duration::from_secs(60));
-        let _ = state(&limiter).await;
+        eventually(async || limiter.peek("alice").await).await;
         server.freeze();
         let holding = tokio::spawn({
             let limiter = limiter.clone();

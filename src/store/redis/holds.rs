@@ -15,14 +15,17 @@ use tokio::{
 };
 
 use super::{
-    backend::Backend,
+    key_name::key_name,
     script,
-    transport::{ANSWER_TIMEOUT, Command, Deadline, TransportError},
+    transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReply, Lifetime, units},
     observe::Event,
-    store::{Hold, HoldGuard, RetryQueues, denials::Change},
+    store::{
+        Hold, HoldGuard, RetryQueues,
+        denials::{Change, Denials},
+    },
     sync::lock,
 };
 
@@ -44,11 +47,15 @@ const MAX_ENDED: usize = 100_000;
 
 /// The holds of a store and its clones.
 #[derive(Clone)]
-pub(super) struct Keeper(Arc<Inner>);
+pub(super) struct Keeper(Arc<KeeperInner>);
 
-struct Inner {
+struct KeeperInner {
     holds: Mutex<Holds>,
     changed: Notify,
+    client: Client,
+    /// The prefix of all keys in Redis.
+    prefix: Arc<str>,
+    denials: Denials,
     /// The requests of the process that wait for units.
     queues: Arc<RetryQueues>,
 }
@@ -93,12 +100,18 @@ enum Subject {
 }
 
 impl Keeper {
-    pub(super) fn new(queues: Arc<RetryQueues>) -> Self {
-        Self(Arc::new(Inner { holds: Mutex::default(), changed: Notify::new(), queues }))
+    pub(super) fn new(
+        client: Client,
+        prefix: Arc<str>,
+        denials: Denials,
+        queues: Arc<RetryQueues>,
+    ) -> Self {
+        let (holds, changed) = (Mutex::default(), Notify::new());
+        Self(Arc::new(KeeperInner { holds, changed, client, prefix, denials, queues }))
     }
 
     /// Keeps a hold until its guard ends it.
-    pub(super) fn keep(&self, backend: &Backend, hold: Hold) -> Box<dyn HoldGuard> {
+    pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
         let lives = hold.lifetime / FIRST_PART;
         let now = Instant::now();
         let live = Live { hold, due: now + lives / RENEWED_AFTER, expires: now + lives };
@@ -108,32 +121,32 @@ impl Keeper {
             holds.live.insert(holds.next_id, live);
             holds.next_id
         };
-        self.start(backend);
-        Box::new(RedisHold { id, keeper: self.clone(), backend: backend.clone() })
+        self.start();
+        Box::new(RedisHold { id, keeper: self.clone() })
     }
 
     /// Ends a hold that no guard has kept, because its caller has gone: none of it was used.
-    pub(super) fn cancel(&self, backend: &Backend, hold: Hold) {
+    pub(super) fn cancel(&self, hold: Hold) {
         let expires = Instant::now() + hold.lifetime;
-        self.push(backend, hold, 0, expires);
+        self.push(hold, 0, expires);
     }
 
-    fn end_kept(&self, backend: &Backend, id: u64, used: u64) {
+    fn end_kept(&self, id: u64, used: u64) {
         let live = lock(&self.0.holds).live.remove(&id);
         if let Some(Live { hold, expires, .. }) = live {
-            self.push(backend, hold, used, expires);
+            self.push(hold, used, expires);
         }
     }
 
-    fn push(&self, backend: &Backend, hold: Hold, used: u64, expires: Instant) {
-        let change = Arc::new(backend.denials.begin_return(&hold.settings, &hold.key));
+    fn push(&self, hold: Hold, used: u64, expires: Instant) {
+        let change = Arc::new(self.0.denials.begin_return(&hold.settings, &hold.key));
         {
             let ended = &mut lock(&self.0.holds).ended;
             if ended.len() < MAX_ENDED {
                 ended.push(Ended { hold, used, expires, change });
             }
         }
-        self.start(backend);
+        self.start();
     }
 
     fn is_expired(&self, id: u64) -> bool {
@@ -142,14 +155,14 @@ impl Keeper {
     }
 
     /// Wakes the task, or starts it.
-    fn start(&self, backend: &Backend) {
+    fn start(&self) {
         self.0.changed.notify_one();
-        let Some(runtime) = Handle::try_current().ok().or_else(|| backend.client.runtime()) else {
+        let Some(runtime) = Handle::try_current().ok().or_else(|| self.0.client.runtime()) else {
             return; // the next call starts it
         };
         if !mem::replace(&mut lock(&self.0.holds).has_task, true) {
             let task = Task { keeper: self.clone(), is_done: false };
-            runtime.spawn(run(task, backend.clone()));
+            runtime.spawn(run(task));
         }
     }
 
@@ -264,7 +277,7 @@ impl Drop for Task {
 }
 
 /// Sends what is due, until there are no holds.
-async fn run(mut task: Task, backend: Backend) {
+async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
     while !task.is_done {
         sleep(GATHER).await;
@@ -279,8 +292,8 @@ async fn run(mut task: Task, backend: Backend) {
             continue;
         }
         let mut has_failed = false;
-        for call in calls(due, backend.client.is_cluster()) {
-            has_failed |= !send(keeper, &backend, call).await;
+        for call in calls(due, keeper.0.client.is_cluster()) {
+            has_failed |= !send(keeper, call).await;
         }
         if has_failed {
             sleep(PAUSE).await;
@@ -314,7 +327,7 @@ fn calls(due: Vec<Sent>, is_cluster: bool) -> Vec<Call> {
 }
 
 /// Executes a call. Returns false if some of it has to be tried again.
-async fn send(keeper: &Keeper, backend: &Backend, call: Call) -> bool {
+async fn send(keeper: &Keeper, call: Call) -> bool {
     let began = Instant::now();
     let changes = |sent: &Vec<Sent>| -> Vec<HoldChange> {
         let change = |Sent { hold, action, .. }: &Sent| HoldChange {
@@ -330,12 +343,12 @@ async fn send(keeper: &Keeper, backend: &Backend, call: Call) -> bool {
     };
     let keys: Vec<(String, Vec<HoldChange>)> = call
         .values()
-        .map(|sent| (backend.key(&settings, &sent[0].hold.key), changes(sent)))
+        .map(|sent| (key_name(&keeper.0.prefix, &settings, &sent[0].hold.key), changes(sent)))
         .collect();
     let keys = keys.iter().map(|(key, changes)| (&**key, &**changes));
     let (command, script) = script::change_holds(&settings.params, keys);
     let command = Command::script(&command, &script.text);
-    let reply = backend.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
+    let reply = keeper.0.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
     let results =
         reply.and_then(|(reply, _)| script::read_changes(&reply).map_err(TransportError::of_redis));
     let results = match results {
@@ -367,12 +380,11 @@ async fn send(keeper: &Keeper, backend: &Backend, call: Call) -> bool {
 struct RedisHold {
     id: u64,
     keeper: Keeper,
-    backend: Backend,
 }
 
 impl HoldGuard for RedisHold {
     fn end(self: Box<Self>, used: u64) {
-        self.keeper.end_kept(&self.backend, self.id, used);
+        self.keeper.end_kept(self.id, used);
     }
 
     fn is_expired(&self) -> bool {

@@ -146,16 +146,12 @@ impl RedisStore {
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
         let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
-        let names = Names::default();
+        let (names, denials) = (Names::default(), Denials::new(denial_ttl));
+        let queues = names.retry_queues().clone();
+        let holds = Keeper::new(client.clone(), prefix.clone(), denials.clone(), queues);
         Ok(Self {
             front: Front::new(client.clone()),
-            backend: Backend {
-                client,
-                monitor,
-                prefix,
-                denials: Denials::new(denial_ttl),
-                holds: Keeper::new(names.retry_queues().clone()),
-            },
+            backend: Backend { client, monitor, prefix, denials, holds },
             deadline,
             names,
             fallback: Arc::default(),
