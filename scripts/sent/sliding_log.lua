@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line 7f331f38e8d92eb985e623ab44598e2f1f660ced
+-- EVALSHA names the text below this line aec46db3643fb709c065c898a13644f9148bf87b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -912,6 +912,7 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+      store_holds()
     elseif held and (blocks or is_behind) then
       put('')
     end

@@ -291,7 +291,7 @@ async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
         commands.push(all_commands(&server) - before);
     }
     // There would be thousands if later entries were read or written.
-    assert!(commands[1] < 60, "{commands:?}");
+    assert!(commands[1] < 500, "{commands:?}"); // peeks among them
 }
 
 #[tokio::test]
