@@ -457,11 +457,10 @@ async fn releases_that_were_sent_are_not_sent_again() {
     proxy.hold_replies(false);
     waiting.until_released().await;
     assert_no_outage(&store);
-    // A release is 24 bytes: the instant, the units, and the units that are kept. The log shows 128
-    // bytes.
+    // A release is 16 bytes: the instant and the units. The log shows 128 bytes.
     let releases = log.releases();
     let of_call = |call: &'_ Vec<Vec<u8>>| -> Vec<_> {
-        let reservations = call.last().unwrap().chunks(24);
+        let reservations = call.last().unwrap().chunks(16);
         reservations.map(|bytes| (call[3].clone(), bytes.to_vec())).collect()
     };
     let released: Vec<_> = releases.iter().flat_map(of_call).collect();
