@@ -1,8 +1,20 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-peers connections redis-server
+  hosts nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
+  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant
 
 test: redis-server
 	cargo test --workspace --all-features
+
+BROWSER_TEST = cargo test --workspace --all-features --test browser --
+
+# The page of the playground in a browser, without a window.
+test-browser: redis-server chromium
+	$(BROWSER_TEST)
+
+# The pictures of docs/playground.md.
+screenshots: chromium pngquant
+	SCREENSHOTS=$(CURDIR)/docs $(BROWSER_TEST) the_page_fits_each_width
+	pngquant --force --ext .png --strip docs/playground-*.png
 
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
@@ -18,10 +30,10 @@ test-lua54:
 	done
 	cmp target/lua/51 target/lua/54
 
-# FAULTS="kill,planned" selects rows; `cargo bench --bench faults -- list` prints their names. Rows that
-# need network namespaces are left out without root.
+# FAULTS=kill,planned selects rows; FAULTS=list prints their names. Rows that need network namespaces
+# are left out without root.
 test-faults: redis-server
-	cargo bench --bench faults
+	cargo run --release -p test-tools --bin faults -- $(FAULTS)
 
 # The properties that take their number of random inputs from the environment, with 20 times as many
 # histories as in `make test`.
@@ -30,7 +42,7 @@ test-properties: redis-server
 	  cargo test -p tower-ratelimit --all-features --lib
 
 # Those that change the library; the others only add dependencies to one of them.
-FEATURES = axum metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
+FEATURES = axum cpu-counter metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
 
 lint: msrv long-lines
 	cargo fmt --all --check
@@ -79,12 +91,17 @@ features:
 	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
 	$(call in-package,cargo hack check --lib --each-feature)
 
+# For ten minutes, or SECONDS=60.
 soak: redis-server
-	cargo bench --bench soak
+	cargo run --release -p test-tools --bin soak -- $(SECONDS)
+
+# The examples for hosts with many dependencies, against local servers.
+hosts:
+	cargo test --manifest-path examples/hosts/Cargo.toml --target-dir target/hosts
 
 # What takes too long for each change: the workflow runs it every night. `make --keep-going nightly`
 # runs the other parts after a failure, too.
-nightly: features package test-properties test-servers test-faults soak
+nightly: features package hosts test-properties test-servers test-faults soak
 
 # What a release needs in addition to lint and test. The tools are installed by hand: cargo-deny,
 # cargo-hack and cargo-semver-checks.
@@ -97,22 +114,63 @@ release-check:
 	  cargo semver-checks -p tower-ratelimit --baseline-rev "$$tag"
 	$(MAKE) features package
 
-bench: redis-server
-	cargo bench --bench memory
+bench: redis-server bench-memory
 	cargo bench --bench redis
 	cargo bench --bench waiting
 
+# The memory store and the layer beside other rate limiters: times, allocations, instructions.
+# MEMORY="checks layers" selects parts of the times: see benches/memory/src/bin/memory/main.rs.
+bench-memory: valgrind
+	cargo build --release --manifest-path benches/memory/Cargo.toml --target-dir target/memory --features peers
+	target/memory/release/memory $(MEMORY)
+	target/memory/release/allocations
+	PEERS=1 BASE=none benches/memory/instructions.sh
+
+# Fails if the memory store or the layer takes over 2 % more instructions than in the commit before.
+# BASE=commit compares with another one; benches/memory/instructions.sh describes it.
+bench-instructions: valgrind
+	benches/memory/instructions.sh
+
 # This crate beside other rate limiters. PEERS="--quick throttled" measures some of them for a short
-# time; PEERS=--list prints their names. Without PEERS, it writes the tables of docs/benchmarks.md.
+# time; PEERS=--list prints their names; PEERS="--commit=HEAD~1 token-bucket" compares a commit with
+# another one. Without PEERS, it writes the tables of docs/benchmarks.md.
 bench-peers: redis-server
 	cargo run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers \
 	  --features driver --bin peers -- $(PEERS)
+
+# The files that an allowed request goes through, by coverage.
+request-path: redis-server
+	tests/tools/request-path.sh
+
+# The lines of code of each storey, without tests and comments.
+code-lines:
+	tests/tools/code-lines.sh
 
 # What the clients of the crate `redis` do in eight faults, and what this crate does: the table of
 # docs/connections.md. EXPERIMENTS="late order" runs some of them.
 connections: redis-server
 	cargo run --release --manifest-path benches/connections/Cargo.toml \
 	  --target-dir target/connections -- $(EXPERIMENTS)
+
+SUDO = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+APT = $(SUDO) apt-get update -q && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -qy
+
+valgrind:
+	@command -v valgrind >/dev/null || { \
+	  if command -v apt-get >/dev/null; then $(APT) valgrind; \
+	  else echo "install valgrind, then run this again" >&2; exit 1; fi; }
+
+# The browser and its driver. Google Chrome with a chromedriver will do, too.
+chromium:
+	@find() { for name; do command -v $$name >/dev/null && return; done; false; }; \
+	  find chromium chromium-browser google-chrome && find chromedriver chromium.chromedriver || { \
+	  if command -v apt-get >/dev/null; then $(APT) --no-install-recommends chromium chromium-driver fonts-liberation; \
+	  elif command -v apk >/dev/null; then $(SUDO) apk add chromium chromium-chromedriver; \
+	  elif command -v dnf >/dev/null; then $(SUDO) dnf install -y chromium chromedriver; \
+	  else echo "install chromium and chromedriver, then run this again" >&2; exit 1; fi; }
+
+pngquant:
+	@command -v pngquant >/dev/null || { $(APT) pngquant; }
 
 # Debian and Ubuntu, Alpine, Fedora, macOS; elsewhere install it by hand. REDIS_SERVER names another one.
 redis-server:

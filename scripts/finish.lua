@@ -31,8 +31,8 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
-    elseif held and blocks then
-      put('') -- what is held stays as long as the block
+    elseif held and (blocks or is_behind) then
+      put('') -- what is held stays as long as a block, and follows the clock
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0

@@ -32,12 +32,11 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    packed::{INITIAL, Packed},
+    packed::{FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
-    token_bucket::FastStep,
 };
-use crate::{error::ConfigError, quota::Quota};
+use crate::quota::{ConfigError, Quota};
 
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///

@@ -22,4 +22,7 @@ pub use self::{
     limiters::Limiters,
     limits::{Limit, Limits},
 };
-pub use crate::{algorithm::Refill, error::ConfigError, quota::QuotaError};
+pub use crate::{
+    algorithm::Refill,
+    quota::{ConfigError, QuotaError},
+};

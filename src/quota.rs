@@ -1,12 +1,17 @@
 //! `Quota`: the units that a window allows, and the burst. It knows no algorithm. Its text form is
-//! in `quota/text.rs`.
+//! in `quota/text.rs`, and errors of other settings in `quota/config_error.rs`.
 
+mod config_error;
 mod text;
 
 use std::{fmt, time::Duration};
 
+pub use self::config_error::ConfigError;
+
 const MICROS_PER_DAY: u64 = 86_400_000_000;
+/// Keys in Redis expire in whole milliseconds.
 const SHORTEST_WINDOW: u64 = 1_000;
+/// The longest year, so that a quota per year has a window.
 const LONGEST_WINDOW: u64 = 366 * MICROS_PER_DAY;
 
 /// The longest time in which a full burst may refill: 100 years. It keeps every sum of a time and a

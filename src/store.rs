@@ -32,7 +32,7 @@ pub(crate) use self::redis::assert_written;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisConfig, RedisStore};
+pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 #[cfg(any(test, feature = "redisson"))]
 pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{
@@ -69,7 +69,7 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
 
 /// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
-/// The trait is sealed, because it will get more methods.
+/// Sealed, so that methods can be added without a breaking change.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store for counts",
     label = "not a store",

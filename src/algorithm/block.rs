@@ -1,5 +1,5 @@
 //! Block: a key that is denied until an instant, whatever its count. Does not know the algorithms:
-//! the block stands around the state of one. Its Lua twin is `scripts/block.lua`.
+//! the block stands around the state of one. Its Lua twin in `scripts/` has the same name.
 
 #[cfg(feature = "redis")]
 use super::state_bytes::Reader;

@@ -19,16 +19,15 @@ impl Params {
         // A hold reserves no instant: it would count from now on.
         let max_wait = if let Action::Hold { .. } = action { 0.0 } else { request.max_wait };
         let request = &EngineRequest { max_wait, ..*request };
-        let is_stale = action.inserts() && state.has_stale_holds(now);
+        let is_stale = state.has_stale_holds(now);
         // A request that changes nothing leaves slots that have ended as they are (law 1).
-        let found = (!is_stale && state.has_ended_holds(now)).then(|| state.clone());
+        let found = (is_stale || state.has_ended_holds(now)).then(|| state.clone());
         let mut held = self.open(state, now);
-        if is_stale {
-            held.slots.touch(now);
-        }
         let before = found.is_some().then(|| held.state.clone());
         let mut reply = self.step_beside(&mut held, request);
-        let mut changed = action == Action::Refund || action.commits() && reply.admitted;
+        let mut changed = action == Action::Refund
+            || action.commits() && reply.admitted
+            || action.inserts() && is_stale;
         if let (true, Action::Hold { lifetime, epoch }) = (reply.admitted, action) {
             let epoch = epoch.map_or(now, |epoch| epoch as f64);
             reply.hold = Some(held.slots.hold(now, cost, lifetime, epoch));
@@ -97,14 +96,17 @@ impl Params {
         self.step_bare(&mut State::Initial, &spend(units, now)).reset
     }
 
-    /// Takes the state for a decision, after all slots that have ended: their units are spent at
-    /// their ends.
+    /// Takes the state for a decision, by a clock that may have stepped back, and after all slots
+    /// that have ended: their units are spent at their ends.
     fn open(&self, state: &mut State, now: f64) -> Held<State, Kind> {
         let mut held = match take(state) {
             State::Held(held) if held.algorithm == self.kind() => *held,
             State::Held(_) => self.held(State::Initial), // for another algorithm
             state => self.held(state),
         };
+        if held.slots.is_stale(now) {
+            held.slots.touch(now);
+        }
         while let Some((units, ended)) = held.slots.expire(now) {
             self.step_bare(&mut held.state, &spend(units, ended));
         }
@@ -154,11 +156,7 @@ impl Params {
         {
             return self.change_holds(&mut block.state, now, epoch, changes);
         }
-        let is_stale = state.has_stale_holds(now);
         let mut held = self.open(state, now);
-        if is_stale {
-            held.slots.touch(now);
-        }
         let time = held.slots.time(now);
         let (mut used, mut replies) = (0.0, Vec::with_capacity(changes.len()));
         for change in changes {

@@ -1,6 +1,6 @@
 //! Reservations: the requests that wait, so that a request that is dropped can release what it
-//! reserved. A sliding log does not use them: it contains its reservations. The Lua twin is
-//! `scripts/reservations.lua`, which also loads and stores the states.
+//! reserved. A sliding log does not use them: it contains its reservations. The Lua twin in
+//! `scripts/` has the same name; it also loads and stores the states.
 
 use std::collections::VecDeque;
 

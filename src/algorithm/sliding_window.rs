@@ -13,7 +13,7 @@ use super::{
     request::Release,
     state_bytes::Reader,
 };
-use crate::{error::ConfigError, quota::Quota};
+use crate::quota::{ConfigError, Quota};
 
 const MAX_BUCKETS: u32 = 100;
 

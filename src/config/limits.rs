@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 
 use crate::{
     algorithm::{Algorithm, Params, Refill},
-    error::ConfigError,
     limiter::{Limiter, check_name},
-    quota::Quota,
+    quota::{ConfigError, Quota},
     store::Store,
 };
 
 /// Limits by name, from a configuration file in TOML, JSON, or another format that `serde`
 /// supports.
 ///
-/// The type is a table of tables, for a field of your configuration struct. A name is 1 to 64 of
-/// the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a [limiter](Limiter::new).
+/// Use it as a field of your configuration struct; in the file it is a table of limits. A name is
+/// 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`, and becomes the name of a
+/// [limiter](Limiter::new).
 ///
 /// ```toml
 /// [limits.api]

@@ -4,8 +4,7 @@
 use super::limits::Limit;
 use crate::{
     algorithm::{Algorithm, Refill},
-    error::ConfigError,
-    quota::Quota,
+    quota::{ConfigError, Quota},
 };
 
 pub(super) const FIELDS: &[&str] = &["algorithm", "quota", "buckets", "refill", "overdraft"];

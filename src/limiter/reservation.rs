@@ -102,7 +102,7 @@ impl Limiter {
 /// - Dropping it releases the units, exactly once: all of them before the reserved instant, and
 ///   after it those that still count. Requests queued behind it keep their instants. With a
 ///   [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`, a
-///   background task does: see [operation](crate::guide::operation#dropped-requests).
+///   background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
 ///
 /// # Examples
 ///

@@ -9,7 +9,7 @@ use std::{
 
 use super::event::KeyChange;
 #[cfg(feature = "serde")]
-use crate::error::ConfigError;
+use crate::quota::ConfigError;
 use crate::{algorithm::Algorithm, decision::Decision, keys::Key, quota::Quota, sync::lock};
 
 /// The time for which there is at most one event about a misconfigured service.

@@ -1,6 +1,6 @@
 //! The names of the keys of a limiter. Commands are in the other files.
 
-use crate::error::ConfigError;
+use crate::quota::ConfigError;
 
 /// The keys of a limiter: five with Redisson's names, and two that this crate adds.
 #[derive(Debug)]

@@ -14,13 +14,15 @@ use serde_json::Value;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key, observe::Metrics,
+    store::Status,
 };
 
 use crate::support::{counting, get, recorder::observed, server::RedisServer};
 
 const DASHBOARD: &str = include_str!("../../docs/grafana.json");
 const ALERTS: &str = include_str!("../../docs/alerts.yml");
-const PAGE: &str = include_str!("../../docs/operation.md");
+const PAGE: &str = include_str!("../../docs/monitoring.md");
+const ON_CALL: &str = include_str!("../../docs/on-call.md");
 
 /// Returns the labels of each metric after a run in which everything happens.
 async fn exported() -> BTreeMap<String, BTreeSet<String>> {
@@ -129,7 +131,7 @@ fn family(name: &str) -> &str {
 }
 
 #[tokio::test]
-async fn the_page_on_operation_lists_the_metrics_with_their_labels() {
+async fn the_page_on_monitoring_lists_the_metrics_with_their_labels() {
     let mut exported_labels = BTreeMap::<String, BTreeSet<String>>::new();
     for (name, mut labels) in exported().await {
         labels.remove("le");
@@ -218,10 +220,10 @@ fn listed() -> Vec<Alert> {
 
 /// Returns the text without links and code marks.
 fn plain(markdown: &str) -> String {
-    let mut parts = markdown.split("](");
+    let mut parts = markdown.split("][");
     let mut text = parts.next().unwrap().to_owned();
     for part in parts {
-        text += part.split_once(')').unwrap().1;
+        text += part.split_once(']').unwrap().1;
     }
     text.replace(['[', '`'], "")
 }
@@ -273,8 +275,41 @@ fn sources(folder: &Path, ending: &str) -> String {
     text
 }
 
+/// Returns the beginnings of the texts of events that an operator must act on.
+fn warnings(source: &str) -> Vec<&str> {
+    let events = ["tracing::warn!(", "tracing::error!("];
+    let events = events.iter().flat_map(|event| source.split(event).skip(1));
+    let texts = events.filter_map(|event| {
+        let mut literals = event.split('"').skip(1).step_by(2);
+        let text = literals.find(|text| *text != "tower_ratelimit")?;
+        text.split([';', ':', '{', '\\']).next()
+    });
+    texts.filter(|text| !text.is_empty()).collect() // some begin with a status
+}
+
 #[test]
-fn the_texts_of_the_diagnosis_are_in_the_events_and_errors() {
+fn the_diagnosis_has_the_texts_of_all_warnings_and_states() {
+    let page = ON_CALL.replace('\n', " ");
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let source = sources(&src, ".rs");
+    let warnings = warnings(&source);
+    assert!(warnings.len() >= 9, "{warnings:?}");
+    let states = [
+        Status::Unavailable,
+        Status::Slow,
+        Status::LoginRejected,
+        Status::Silent,
+        Status::Refused,
+        Status::Unreachable,
+    ];
+    let states = states.map(|state| state.to_string());
+    for text in warnings.into_iter().chain(states.iter().map(|state| &**state)) {
+        assert!(page.contains(&format!("`{text}")), "{text:?} is not in the diagnosis");
+    }
+}
+
+#[test]
+fn the_texts_on_call_are_in_the_events_and_errors() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = sources(&root.join("src"), ".rs") + &sources(&root.join("scripts"), ".lua");
     let lines = text.lines().map(|line| line.trim_start().trim_end_matches('\\'));
@@ -283,17 +318,21 @@ fn the_texts_of_the_diagnosis_are_in_the_events_and_errors() {
     let of_redis = [
         "can't run this command",
         "can't access at least one of the keys",
+        "max number of clients",
         "No permissions to access a key",
         "no permissions to access one of the keys",
     ];
-    let table = PAGE.split("| text | meaning | confirm | repair |\n").nth(1).unwrap();
+    let table = ON_CALL.split("| text | meaning | confirm | repair |\n").nth(1).unwrap();
     let rows: Vec<_> = table.lines().skip(1).take_while(|line| line.starts_with('|')).collect();
     assert!(rows.len() > 15);
     for row in rows {
         assert_eq!(row.matches(" | ").count(), 3, "{row}");
         for quoted in row.split(" | ").next().unwrap().split('`').skip(1).step_by(2) {
             let is_code = quoted.bytes().all(|it| it.is_ascii_uppercase());
-            let is_known = is_code || of_redis.contains(&quoted) || text.contains(quoted);
+            let stage = quoted.strip_prefix("cannot ").unwrap_or("-");
+            let is_stage = text.contains(&format!("cannot(\"{stage}\"")); // of connecting
+            let is_known =
+                is_code || is_stage || of_redis.contains(&quoted) || text.contains(quoted);
             assert!(is_known, "no event or error has the text {quoted:?}");
         }
     }

@@ -364,6 +364,11 @@ async fn redis_decides_again_only_when_no_permission_is_missing() {
     })
     .await;
     assert_eq!(store.health().status, Status::Ready);
+    // The failed proof, which came 5 s after the first failure, belongs to the outage.
+    let text = log.text();
+    let outage = text.split("outage=").nth(1).unwrap().split_whitespace().next().unwrap();
+    let seconds: f64 = outage.strip_suffix('s').unwrap().parse().expect(outage);
+    assert!(seconds >= 5.0, "{text}");
 }
 
 #[tokio::test]

@@ -212,17 +212,23 @@ pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
 
 #[test]
 fn the_script_and_the_twin_agree() {
-    agree(params());
+    agree(params(), Scripted::new);
+}
+
+/// The fast path decides about most plain checks. Here the model in Lua does.
+#[test]
+fn the_script_without_its_fast_path_and_the_twin_agree() {
+    agree(params(), Scripted::without_fast_path);
 }
 
 #[test]
 fn the_script_and_the_twin_agree_when_small_and_large_quotas_alternate() {
-    agree(small_and_large());
+    agree(small_and_large(), Scripted::new);
 }
 
-fn agree(params: impl Strategy<Value = [Params; 2]>) {
+fn agree(params: impl Strategy<Value = [Params; 2]>, scripted: fn(&RedisServer, &str) -> Scripted) {
     let server = RedisServer::start();
-    let scripted = RefCell::new(Scripted::new(&server, "{key}"));
+    let scripted = RefCell::new(scripted(&server, "{key}"));
     let config = ProptestConfig { cases: 1000, failure_persistence: None, ..Default::default() };
     let histories = (params, steps(), any::<bool>());
     TestRunner::new(config)

@@ -63,6 +63,7 @@ impl Holds for State {
 pub(super) struct Scripted {
     pub(super) connection: redis::Connection,
     key: String,
+    has_fast_path: bool,
 }
 
 const CLOCK: &str = r"
@@ -108,7 +109,12 @@ end)()
 
 impl Scripted {
     pub(super) fn new(server: &RedisServer, key: &str) -> Self {
-        Self { connection: server.connection(), key: key.to_owned() }
+        Self { connection: server.connection(), key: key.to_owned(), has_fast_path: true }
+    }
+
+    /// Decides by the engine and the model, also about the checks that the fast path is for.
+    pub(super) fn without_fast_path(server: &RedisServer, key: &str) -> Self {
+        Self { has_fast_path: false, ..Self::new(server, key) }
     }
 
     pub(super) fn forget(&mut self) {
@@ -289,7 +295,8 @@ fn reserved<S: Model>(text: &[u8], size: usize) -> Reserved<S> {
 impl Backend for Scripted {
     fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
         let keys = [self.key.clone()];
-        eval(&mut self.connection, &keys, &[*params], request).0
+        let edit = if self.has_fast_path { str::to_owned } else { cut_off_fast_path };
+        eval_edited(&mut self.connection, &keys, &[*params], request, edit).0
     }
 
     fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
@@ -321,6 +328,22 @@ pub(super) fn eval(
     limits: &[Params],
     request: EngineRequest,
 ) -> (EngineReply, usize) {
+    eval_edited(connection, keys, limits, request, str::to_owned)
+}
+
+fn cut_off_fast_path(text: &str) -> String {
+    let edited = text.replace("local found = fast and ", "local found = false and ");
+    assert_ne!(edited, text, "the script has its fast path at another place");
+    edited
+}
+
+fn eval_edited(
+    connection: &mut redis::Connection,
+    keys: &[String],
+    limits: &[Params],
+    request: EngineRequest,
+    edit: fn(&str) -> String,
+) -> (EngineReply, usize) {
     let EngineRequest { action, cost, max_wait, now, .. } = request;
     let limit = |(key, params): (&String, &Params)| Limit {
         key: key.clone(),
@@ -334,7 +357,7 @@ pub(super) fn eval(
     };
     let limits: Vec<_> = keys.iter().zip(limits).map(limit).collect();
     let (command, script) = script::decide(action, &limits);
-    let reply = eval_at(connection, command, script, now);
+    let reply = eval_text(connection, command, &edit(&script.text), now);
     let decided = script::read(&reply, action, &limits).unwrap();
     assert_eq!(decided.now, now);
     (decided.reply, decided.limit)
@@ -367,8 +390,17 @@ fn eval_at(
     script: &ScriptText,
     now: f64,
 ) -> script::Reply {
+    eval_text(connection, command, &script.text, now)
+}
+
+fn eval_text(
+    connection: &mut redis::Connection,
+    command: redis::Cmd,
+    text: &str,
+    now: f64,
+) -> script::Reply {
     let mut eval = redis::cmd("EVAL");
-    eval.arg(CLOCK.to_owned() + &script.text);
+    eval.arg(CLOCK.to_owned() + text);
     for arg in command.args_iter().skip(2) {
         let redis::Arg::Simple(arg) = arg else { unreachable!("no cursor") };
         eval.arg(arg);

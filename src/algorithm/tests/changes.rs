@@ -46,11 +46,13 @@ struct Limits {
     burst: u64,
     overdraft: u64,
     buckets: u32,
+    /// The units of a cost of 1 in the events.
+    scale: u64,
 }
 
 impl Limits {
     fn params(&self, form: Form) -> Params {
-        let Self { limit, window_us, burst, overdraft, buckets } = *self;
+        let Self { limit, window_us, burst, overdraft, buckets, .. } = *self;
         let quota = Quota::new(limit, Duration::from_micros(window_us));
         let (algorithm, quota) = match form {
             Form::FixedWindow => (Algorithm::FixedWindow, quota),
@@ -100,6 +102,15 @@ fn events() -> impl Strategy<Value = Vec<(u32, Event)>> {
     prop::collection::vec((ahead, event), 1..100)
 }
 
+fn without_waits(mut events: Vec<(u32, Event)>) -> Vec<(u32, Event)> {
+    for (_, event) in &mut events {
+        if let Event::Check(_, max_wait) | Event::CheckAll(max_wait) = event {
+            *max_wait = 0;
+        }
+    }
+    events
+}
+
 /// Quotas that one history alternates between. Often they differ in one number.
 fn quotas() -> impl Strategy<Value = Vec<Limits>> {
     let window = || {
@@ -117,6 +128,7 @@ fn quotas() -> impl Strategy<Value = Vec<Limits>> {
         burst,
         overdraft,
         buckets,
+        scale: 1,
     });
     let changed = limits.clone();
     (limits, prop::collection::vec((changed, 0_u32..6), 1..4)).prop_map(|(first, others)| {
@@ -129,6 +141,23 @@ fn quotas() -> impl Strategy<Value = Vec<Limits>> {
             _ => *other,
         };
         std::iter::once(first).chain(others.iter().map(other)).collect()
+    })
+}
+
+/// The same with units of which there are many more: limits, bursts and costs above 2^32, also some
+/// that are no multiples of each other.
+fn large_quotas() -> impl Strategy<Value = Vec<Limits>> {
+    let scale = prop_oneof![Just(1 << 33), 1_u64 << 29..1 << 37];
+    let rest = prop::collection::vec(prop_oneof![Just(0), 0_u64..1 << 29], 4);
+    (quotas(), scale, rest).prop_map(|(quotas, scale, rest)| {
+        let scaled = quotas.into_iter().zip(rest).map(|(limits, rest)| Limits {
+            limit: limits.limit * scale + rest,
+            burst: limits.burst * scale + rest,
+            overdraft: limits.overdraft * scale,
+            scale,
+            ..limits
+        });
+        scaled.collect()
     })
 }
 
@@ -156,7 +185,9 @@ fn admitted(
         now += part(*ahead);
         let params = limits.params(form);
         let (cost, max_wait) = match event {
-            Event::Check(cost, wait) => (f64::from(*cost).min(params.max_cost()), *wait),
+            Event::Check(cost, wait) => {
+                ((f64::from(*cost) * limits.scale as f64).min(params.max_cost()), *wait)
+            }
             Event::CheckAll(wait) => (params.max_cost(), *wait),
             Event::Change(which) => {
                 limits = *which.get(quotas);
@@ -317,15 +348,37 @@ impl Backend for Stored {
 
 #[test]
 fn changed_quotas_blocks_and_waits_admit_at_most_what_the_larger_quota_promises() {
+    admit_at_most_what_is_promised(quotas(), &FORMS, true);
+}
+
+#[test]
+fn changed_large_quotas_admit_at_most_what_the_larger_quota_promises() {
+    // Without the buckets: they convert a debt to parts of a unit of the new quota, and what is
+    // above 2^53 parts is forgotten. What a large quota has spent can be above that.
+    let windows = [Form::FixedWindow, Form::SlidingLog, Form::SlidingWindow];
+    admit_at_most_what_is_promised(large_quotas(), &windows, true);
+    // Whole units: only a wait can be too long.
+    admit_at_most_what_is_promised(large_quotas(), &[Form::Interval], false);
+}
+
+fn admit_at_most_what_is_promised(
+    quotas: impl Strategy<Value = Vec<Limits>>,
+    forms: &[Form],
+    may_wait: bool,
+) {
     let server = RedisServer::start();
     let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.unwrap();
     let _context = runtime.enter();
-    for form in FORMS {
+    for &form in forms {
         let config =
             ProptestConfig { cases: 1_000, failure_persistence: None, ..Default::default() };
+        let events = events().prop_map(|events| match may_wait {
+            true => events,
+            false => without_waits(events),
+        });
         TestRunner::new(config)
-            .run(&(quotas(), events(), 0..20), |(quotas, events, scripted)| {
+            .run(&(&quotas, events, 0..20), |(quotas, events, scripted)| {
                 let twin = admitted(&mut State::Initial, form, &quotas, &events);
                 let promise = Promise::of(&quotas, form);
                 // After a block was lifted, requests may overtake in a fixed window.

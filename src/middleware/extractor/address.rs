@@ -52,7 +52,7 @@ macro_rules! address_methods {
                 networks: impl IntoIterator<Item = T>,
             ) -> Result<
                 impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static,
-                crate::config::ConfigError,
+                crate::quota::ConfigError,
             > {
                 Ok(self.matcher(Networks::new(networks)?))
             }

@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use crate::error::ConfigError;
+use crate::quota::ConfigError;
 
 /// A list of networks.
 #[derive(Clone, Debug)]

@@ -65,6 +65,7 @@ impl Denial {
     ) -> Option<Self> {
         let micros = |time: Duration| time.as_micros() as f64;
         let wait = micros(denied.retry_after()?);
+        // A block that ends within the wait is not what has denied the request.
         let by_block = micros(denied.block_rest()) > max_wait;
         let (conforms, room) = if shapes && !by_block {
             // The request leaves when all of those before it have left: when nothing is left.
@@ -178,6 +179,7 @@ impl KeyDenials {
     /// was denied.
     pub(super) fn find(&self, limit: &LimitRequest<'_>, now: Instant) -> Option<Decision> {
         let LimitRequest { cost, max_wait, .. } = *limit;
+        // At most four, so a scan is cheaper than any order beside that of the costs.
         let all = self.denials.iter().filter(|denial| denial.denies(cost, max_wait, now));
         let denial = all.max_by_key(|denial| denial.until(max_wait))?;
         let age = |received| now.saturating_duration_since(received).as_micros() as u64;

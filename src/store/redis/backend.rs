@@ -1,21 +1,20 @@
 //! What the calls of a store share: its connections, the names of its keys, and the denials that it
 //! remembers. It decides nothing.
 
-use std::{fmt, sync::Arc};
+use std::{sync::Arc, time::Duration};
 
-use super::{
-    monitor::Monitor,
-    release::{self, ReleaseFuture},
-    script,
-    transport::{ANSWER_TIMEOUT, Client, Command, Deadline},
-};
+use super::{holds::Keeper, monitor::Monitor, release, transport::Client};
 use crate::{
-    algorithm::{HoldAction, HoldChange, Release, units as count},
+    algorithm::{Release, units as count},
     decision::Receipt,
     keys::Key,
     observe::{Event, Observers},
-    store::{Hold, HoldGuard, RetryQueues, Settings, denials::Denials},
+    store::{Hold, HoldGuard, Settings, denials::Denials},
 };
+
+/// The time for which the end of a hold is sent whose caller has gone. A hold that was never renewed
+/// lives for a quarter of its lifetime, which is a day at most, and most often less than this.
+const LATE_HOLD: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 pub(super) struct Backend {
@@ -24,6 +23,7 @@ pub(super) struct Backend {
     /// The prefix of all keys in Redis.
     pub(super) prefix: Arc<str>,
     pub(super) denials: Denials,
+    pub(super) holds: Keeper,
 }
 
 impl Backend {
@@ -35,44 +35,16 @@ impl Backend {
         [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
     }
 
-    /// Keeps a hold until it ends. `queues` have the requests that wait for its units.
-    pub(super) fn keep_hold(&self, hold: Hold, queues: Arc<RetryQueues>) -> Box<dyn HoldGuard> {
-        Box::new(RedisHold { backend: self.clone(), hold, queues })
-    }
-
-    /// Ends a hold in the background, and then calls `on_end`.
-    fn end_hold(
-        &self,
-        settings: &Settings,
-        key: &Key<'_>,
-        change: HoldChange,
-        on_end: impl Fn() + Send + Sync + 'static,
-    ) {
-        let (client, params) = (self.client.clone(), settings.params);
-        let (key, on_end) = (self.key(settings, key), Arc::new(on_end));
-        let name = key.clone();
-        let run = move || -> ReleaseFuture {
-            let (client, key, on_end) = (client.clone(), key.clone(), on_end.clone());
-            Box::pin(async move {
-                let changes = [change];
-                let of_key = [(&*key, &changes[..])].into_iter();
-                let (command, script) = script::change_holds(&params, of_key);
-                let command = Command::script(&command, &script.text);
-                let deadline = Deadline::new(ANSWER_TIMEOUT);
-                let (reply, _): (script::Reply, _) = client.execute(deadline, command).await?;
-                drop(reply);
-                on_end();
-                Ok(())
-            })
-        };
-        self.client.execute_later(release::task(&name, run));
+    /// Keeps a hold until it ends.
+    pub(super) fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
+        self.holds.keep(self, hold)
     }
 
     /// Releases in the background the units that a decision has spent for one limit: its caller has
     /// gone. Returns whether it has spent any.
     pub(super) fn release_late(
         &self,
-        settings: &Settings,
+        settings: &Arc<Settings>,
         key: &Key<'_>,
         units: u64,
         of: &Receipt,
@@ -80,9 +52,11 @@ impl Backend {
         let instant = match of {
             Receipt::At(instant, _) => *instant,
             Receipt::Hold(receipt) => {
-                let (receipt, action) = (**receipt, HoldAction::End { used: 0.0 });
-                let change = HoldChange { receipt, units: count(units), action };
-                self.end_hold(settings, key, change, || ());
+                let (settings, key) = (settings.clone(), key.clone().into_owned());
+                let (observers, lifetime) = (Observers::default(), LATE_HOLD);
+                let receipt = **receipt;
+                let hold = Hold { settings, observers, key, units, lifetime, receipt };
+                self.holds.cancel(self, hold);
                 return true;
             }
             Receipt::None | Receipt::Id(_) => return false,
@@ -92,32 +66,6 @@ impl Backend {
         let release = Release { instant: Some(instant as f64), units: count(units) };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
-    }
-}
-
-/// A hold that the store keeps.
-struct RedisHold {
-    backend: Backend,
-    hold: Hold,
-    queues: Arc<RetryQueues>,
-}
-
-impl fmt::Debug for RedisHold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisHold").field("hold", &self.hold).finish_non_exhaustive()
-    }
-}
-
-impl HoldGuard for RedisHold {
-    fn end(self: Box<Self>, used: u64) {
-        let Self { backend, hold, queues } = *self;
-        let (limiter, key) = (hold.settings.name, hold.key.clone());
-        let on_end = move || queues.units_returned(limiter, &key);
-        backend.end_hold(&hold.settings, &hold.key, hold.end(used), on_end);
-    }
-
-    fn is_expired(&self) -> bool {
-        false
     }
 }
 

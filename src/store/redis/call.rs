@@ -2,11 +2,12 @@
 
 use super::{
     backend::Backend,
+    holds::{FIRST_PART, lifetime},
     script::{self, CheckEach, Limit},
     transport::{Client, Command, Deadline, TransportError},
 };
 use crate::{
-    algorithm::{Action, EngineReply, Lifetime, micros},
+    algorithm::{Action, EngineReply},
     decision::{Outcome, Policy},
     store::{LimitRequest, StoreRequest},
 };
@@ -23,7 +24,7 @@ impl ScriptCall {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
             let key = backend.key(settings, key);
-            let lifetime = hold.map(|lifetime| Lifetime::new(micros(lifetime) as u64));
+            let lifetime = hold.map(|time| lifetime(time / FIRST_PART));
             Limit { key, params: settings.params, cost, max_wait, lifetime }
         };
         Self {

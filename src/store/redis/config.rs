@@ -10,7 +10,11 @@ use super::tls::Tls;
 use super::transport::{Parameters, TransportConfig, TransportError};
 use crate::error::StoreError;
 
+/// The time that a request may lose to a Redis that does not answer. It is chosen, not measured:
+/// some 100 round trips within a data center, and less than people notice.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+/// The time for which a refund or an `unblock` by another process is not seen. A flood then costs
+/// Redis one command per key and second; a longer time would save little more.
 const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
 const DEFAULT_PREFIX: &str = "ratelimit";
 
@@ -337,7 +341,7 @@ impl RedisConfig {
     ///
     /// Limiters of the same name count separately if their prefixes differ. The user at the server
     /// needs access to the keys with this prefix, such as `~shop:*`: see
-    /// [Permissions](crate::guide::operation#permissions).
+    /// [Permissions](crate::guide::redis_permissions).
     ///
     /// # Panics
     ///

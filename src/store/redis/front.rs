@@ -25,7 +25,7 @@ use tokio::{
 
 use super::{
     backend::Backend,
-    batch::{CheckBatch, Queued},
+    batch::{BatchSize, CheckBatch, Queued},
     late::LateCalls,
     transport::{Client, Deadline},
 };
@@ -92,6 +92,8 @@ struct Lane {
     queue: VecDeque<Arc<CheckBatch>>,
     /// The batches of the calls under way.
     sent: Vec<Arc<CheckBatch>>,
+    /// The size of the batch of the last call.
+    last_size: BatchSize,
 }
 
 /// How a check is decided.
@@ -122,7 +124,7 @@ impl Front {
         backend: &Backend,
         deadline: Deadline,
     ) -> Entrance {
-        let FrontInner { client, lanes, hasher, .. } = &*self.0;
+        let FrontInner { client, hasher, .. } = &*self.0;
         // Outside of a runtime nothing can be scheduled: the caller polls its call itself.
         let Ok(runtime) = Handle::try_current() else { return Entrance::Alone(None) };
         let hash = hasher.hash_one(request.key.as_bytes());
@@ -131,12 +133,17 @@ impl Front {
         if !client.is_available_for(id.slot, deadline) {
             return Entrance::Alone(None);
         }
-        // A call for a request that may wait outlives its caller.
-        let may_be_alone = !request.is_returned() && client.is_ready(id.slot, id.channel);
-        let mut lanes = lock(lanes);
+        let mut may_be_alone = false;
+        let mut lanes = lock(&self.0.lanes);
+        // A call for a request that may wait outlives its caller. Under load, no check asks for the
+        // connection, which takes locks and the time.
+        if !request.is_returned() && lanes.get(&id).is_none_or(Lane::is_free) {
+            drop(lanes); // the connection has locks of its own
+            may_be_alone = client.is_ready(id.slot, id.channel);
+            lanes = lock(&self.0.lanes);
+        }
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(runtime, request.settings.clone()));
-        let is_idle = lane.calls == 0 && lane.queue.is_empty();
-        if is_idle && may_be_alone {
+        if may_be_alone && lane.is_free() {
             (lane.calls, lane.is_starting) = (1, true);
             return Entrance::Alone(Some(Turn::new(self.clone(), id, false)));
         }
@@ -186,6 +193,7 @@ impl Front {
         let mut lanes = lock(&self.0.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
         let batch = lane.queue.pop_front();
+        lane.last_size = batch.as_ref().map_or(lane.last_size, |batch| batch.size());
         // For the watch: callers in `sent` still have deadlines.
         lane.sent.extend(batch.clone());
         batch
@@ -263,11 +271,17 @@ impl Lane {
             is_watched: false,
             queue: VecDeque::new(),
             sent: vec![],
+            last_size: BatchSize::default(),
         }
     }
 
     fn is_idle(&self) -> bool {
         self.calls == 0 && !self.is_watched
+    }
+
+    /// Returns whether no check waits, and no call is under way.
+    fn is_free(&self) -> bool {
+        self.calls == 0 && self.queue.is_empty()
     }
 
     /// Adds a check to the last batch, or to a new one.
@@ -284,7 +298,7 @@ impl Lane {
             return queued;
         }
         let (settings, observers) = (self.settings.clone(), request.observers.clone());
-        let batch = CheckBatch::new(settings, observers, backend.clone());
+        let batch = CheckBatch::new(settings, observers, backend.clone(), self.last_size);
         let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
         self.queue.push_back(batch);
         queued

@@ -16,13 +16,15 @@ use super::{
     config::RedisConfig,
     cross_slot::CrossSlot,
     front::{Entrance, Front},
+    holds::Keeper,
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
+    scan::KeyScan,
     transport::{ANSWER_TIMEOUT, Command, Deadline},
 };
 use crate::{
-    algorithm::{Action, Release},
+    algorithm::{Action, Algorithm, Release},
     decision::Outcome,
     error::StoreError,
     keys::Key,
@@ -56,10 +58,10 @@ use crate::{
 ///
 /// # Calls
 ///
-/// A check that may not wait is sent immediately if no call of its limiter is under way. Any other
-/// one waits for the next call, which begins within a turn of the runtime while fewer than four are
-/// under way, or fewer than 64 while their batches are full. A call has up to 64 keys. Each check
-/// is decided as if it had come alone. A check that is dropped before its call has spent nothing.
+/// A check that may not wait is sent immediately if no call of its limiter is in flight. Otherwise
+/// it joins the next batch, sent as soon as fewer than four calls are in flight, or fewer than 64
+/// while their batches are full. A call has up to 64 keys. Each check is decided as if it had come
+/// alone. A check that is dropped before its call has spent nothing.
 ///
 /// In one process and runtime, the checks of a key are decided in the order of their arrival, if
 /// their futures are polled until they are ready. They take the same connection; after
@@ -101,8 +103,8 @@ use crate::{
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
 ///
-/// [The page on operation](crate::guide::operation) describes the failure modes and the
-/// permissions.
+/// The guide describes the [failure modes](crate::guide::redis_failures) and the
+/// [permissions](crate::guide::redis_permissions).
 ///
 /// # Examples
 ///
@@ -144,11 +146,18 @@ impl RedisStore {
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
         let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
+        let names = Names::default();
         Ok(Self {
             front: Front::new(client.clone()),
-            backend: Backend { client, monitor, prefix, denials: Denials::new(denial_ttl) },
+            backend: Backend {
+                client,
+                monitor,
+                prefix,
+                denials: Denials::new(denial_ttl),
+                holds: Keeper::new(names.retry_queues().clone()),
+            },
             deadline,
-            names: Names::default(),
+            names,
             fallback: Arc::default(),
         })
     }
@@ -223,6 +232,13 @@ impl RedisStore {
     #[must_use]
     pub fn health(&self) -> Health {
         self.backend.monitor.health(self.backend.client.health(self.deadline))
+    }
+
+    /// Returns a scan over the keys with state of the limiter with this name and algorithm, on all
+    /// servers of the store: see [`KeyScan`].
+    #[must_use]
+    pub fn scan(&self, limiter: &str, algorithm: Algorithm) -> KeyScan {
+        KeyScan::new(self.backend.clone(), limiter, algorithm)
     }
 
     /// Adds an observer to the store and its clones: see [`observe`](crate::observe).
@@ -379,7 +395,7 @@ impl Store for RedisStore {
     }
 
     fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        self.backend.keep_hold(hold, self.names.retry_queues().clone())
+        self.backend.keep_hold(hold)
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {

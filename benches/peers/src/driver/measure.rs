@@ -183,13 +183,13 @@ impl Bench {
     }
 
     /// Builds the programs of the subjects, and makes their entries.
-    pub fn entries(subjects: &[&'static Subject]) -> Vec<Entry> {
+    pub fn entries(subjects: &[&'static Subject], other_commit: &str) -> Vec<Entry> {
         let mut built: HashMap<Program, Result<Vec<OsString>, String>> = HashMap::new();
         let mut entries = Vec::new();
         for (database, &subject) in subjects.iter().enumerate() {
             let command = built.entry(subject.program).or_insert_with(|| {
                 println!("building {:?}", subject.program);
-                subject.program.build()
+                subject.program.build(other_commit)
             });
             let (command, not_run) = match command {
                 Ok(command) => (command.clone(), None),

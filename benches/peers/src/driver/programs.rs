@@ -8,9 +8,6 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The commit that the goals are relative to.
-pub const BEFORE: &str = "9c44afa";
-
 /// The seconds that a step of a build may take.
 const BUILD_LIMIT: &str = "900";
 
@@ -19,19 +16,19 @@ const BUILD_LIMIT: &str = "900";
 pub enum Program {
     /// One of `src/bin`, which has a feature of the same name.
     Rust(&'static str),
-    /// `src/bin/ours.rs` with the commit `BEFORE` of this crate.
-    Before,
+    /// `src/bin/ours.rs` of another commit, with this crate at that commit.
+    OtherCommit,
     Java,
     Node,
 }
 
 impl Program {
     /// Builds the program. Returns its command, or the reason for its failure.
-    pub fn build(self) -> Result<Vec<OsString>, String> {
+    pub fn build(self, other_commit: &str) -> Result<Vec<OsString>, String> {
         match self {
             Self::Rust("limitador") => build_limitador(),
-            Self::Rust(name) => build_rust(&folder(), name, &["--features", name]),
-            Self::Before => build_before(),
+            Self::Rust(name) => build_rust(&folder(), &target(), name, &["--features", name]),
+            Self::OtherCommit => build_other_commit(other_commit),
             Self::Java => build_java(),
             Self::Node => build_node(),
         }
@@ -59,24 +56,32 @@ pub fn log_file() -> Stdio {
     file.map_or_else(|_| Stdio::null(), Stdio::from)
 }
 
-fn build_rust(package: &Path, name: &str, args: &[&str]) -> Result<Vec<OsString>, String> {
+fn build_rust(
+    package: &Path,
+    target: &Path,
+    name: &str,
+    args: &[&str],
+) -> Result<Vec<OsString>, String> {
     let mut cargo = Command::new("cargo");
     // Some of the crates ask for a newer Rust than they need.
     cargo.args(["build", "--release", "--ignore-rust-version", "--bin", name]);
-    cargo.args(args).arg("--target-dir").arg(target()).current_dir(package);
+    cargo.args(args).arg("--target-dir").arg(target).current_dir(package);
     run(&mut cargo)?;
-    Ok(vec![target().join("release").join(name).into()])
+    Ok(vec![target.join("release").join(name).into()])
 }
 
-fn build_before() -> Result<Vec<OsString>, String> {
-    let source = target().join("before-source");
-    let archive = target().join("before.tar");
+/// Builds the program of the other commit, because the items that it uses may have other names now.
+fn build_other_commit(commit: &str) -> Result<Vec<OsString>, String> {
+    let source = target().join("other-commit-source");
+    let archive = target().join("other-commit.tar");
     let mut git = Command::new("git");
-    git.args(["archive", "--output"]).arg(&archive).arg(BEFORE).current_dir(root());
+    git.args(["archive", "--output"]).arg(&archive).arg(commit).current_dir(root());
     run(&mut git)?;
     replace_folder(&source)?;
     run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&source))?;
-    let built = build_rust(&folder().join("before"), "before", &[]);
+    let package = source.join("benches/peers");
+    let built =
+        build_rust(&package, &target().join("other-commit"), "ours", &["--features", "ours"]);
     remove(&[&archive, &source]);
     built
 }
@@ -93,7 +98,7 @@ fn build_limitador() -> Result<Vec<OsString>, String> {
         let changed = text.replace("#[cfg(feature = \"disk_storage\")]", "");
         fs::write(&file, changed).map_err(|error| error.to_string())?;
     }
-    let built = build_rust(&folder().join("limitador"), "limitador", &[]);
+    let built = build_rust(&folder().join("limitador"), &target(), "limitador", &[]);
     remove(&[&source]);
     built
 }

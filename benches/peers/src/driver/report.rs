@@ -3,9 +3,8 @@
 use std::{fmt::Write as _, fs, io};
 
 use crate::{
-    goals::{self, Goal},
     measure::{Entry, Outcome, Round, Workload},
-    programs::{BEFORE, root},
+    programs::root,
     statistics::{Metric, find, median, ratio, values},
     subjects::Kind,
 };
@@ -35,8 +34,7 @@ pub struct Run<'a> {
 impl Run<'_> {
     pub fn markdown(&self) -> String {
         let mut text = format!("\n{}\n\n", self.conditions);
-        self.write_goals(&mut text);
-        for workload in [Workload::Many, Workload::Hot, Workload::Flood] {
+        for workload in Workload::ALL {
             self.write_workload(&mut text, workload);
         }
         self.write_differences(&mut text);
@@ -44,25 +42,8 @@ impl Run<'_> {
         text
     }
 
-    fn write_goals(&self, text: &mut String) {
-        text.push_str("## Goals\n\n");
-        let _ = writeln!(text, "\"Before\" is commit `{BEFORE}`.\n");
-        text.push_str("| measurement | goal | before | now | ratio | reached |\n");
-        text.push_str("|---|---|---|---|---|---|\n");
-        for goal in goals::goals(self.entries) {
-            let Goal { measurement, goal, before, now, ratio, reached } = goal;
-            let reached = reached.map_or("not measured", |yes| if yes { "yes" } else { "no" });
-            let [before, now, ratio] = [before, now, ratio].map(Option::unwrap_or_default);
-            let _ = writeln!(
-                text,
-                "| {measurement} | {goal} | {before} | {now} | {ratio} | {reached} |"
-            );
-        }
-        text.push('\n');
-    }
-
     fn write_workload(&self, text: &mut String, workload: Workload) {
-        let _ = writeln!(text, "## Peers: {}\n", workload.label());
+        let _ = writeln!(text, "## Workload: {}\n", workload.label());
         text.push_str(
             "| limiter | decisions per second: median (best) | x our token bucket | p50, us | \
              p99, us | CPU of Redis, us | CPU of the client, us |\n|---|---|---|---|---|---|---|\n",
@@ -101,7 +82,7 @@ impl Run<'_> {
     }
 
     fn write_differences(&self, text: &mut String) {
-        text.push_str("## Peers: promises and differences\n\n");
+        text.push_str("## Promises and differences\n\n");
         text.push_str(
             "| limiter | algorithm | bytes per key | over the limit | what it does not \
              do |\n|---|---|---|---|---|\n",

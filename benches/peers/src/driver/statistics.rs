@@ -18,7 +18,7 @@ pub fn values(entry: &Entry, workload: Workload, metric: Metric) -> BTreeMap<usi
 }
 
 pub fn median(entry: &Entry, workload: Workload, metric: Metric) -> Option<f64> {
-    middle(values(entry, workload, metric).into_values().collect())
+    middle(&sorted(values(entry, workload, metric).into_values()))
 }
 
 /// The median of the ratios within each round of one subject to another.
@@ -26,15 +26,29 @@ pub fn ratio(
     entries: &[Entry],
     workload: Workload,
     metric: Metric,
-    (of, to): (&str, &str),
+    subjects: (&str, &str),
 ) -> Option<f64> {
-    let of = values(find(entries, of)?, workload, metric);
-    let to = values(find(entries, to)?, workload, metric);
-    middle(of.iter().filter_map(|(round, of)| Some(of / to.get(round)?)).collect())
+    middle(&ratios(entries, workload, metric, subjects))
 }
 
-fn middle(mut values: Vec<f64>) -> Option<f64> {
-    values.retain(|value| value.is_finite());
+/// The ratios within each round of one subject to another, from the least to the greatest.
+pub fn ratios(
+    entries: &[Entry],
+    workload: Workload,
+    metric: Metric,
+    (of, to): (&str, &str),
+) -> Vec<f64> {
+    let values = |id| find(entries, id).map(|entry| values(entry, workload, metric));
+    let (Some(of), Some(to)) = (values(of), values(to)) else { return Vec::new() };
+    sorted(of.iter().filter_map(|(round, of)| Some(of / to.get(round)?)))
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+    values
+}
+
+fn middle(sorted: &[f64]) -> Option<f64> {
+    sorted.get(sorted.len() / 2).copied()
 }

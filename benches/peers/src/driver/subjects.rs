@@ -1,4 +1,4 @@
-//! What is measured: this crate now, the same at an older commit, and other rate limiters.
+//! What is measured: this crate, other rate limiters, and on request this crate at another commit.
 
 use crate::programs::Program;
 
@@ -20,8 +20,9 @@ pub struct Subject {
 pub enum Kind {
     /// `INCR`, which limits nothing.
     Baseline,
-    Now,
-    Before,
+    Ours,
+    /// Ours at another commit.
+    OtherCommit,
     /// Another library. Our limiter that has its kind of algorithm is compared with it.
     Peer {
         rival: &'static str,
@@ -31,7 +32,7 @@ pub enum Kind {
 impl Subject {
     /// Whether the workloads that only compare this crate with itself include it.
     pub fn is_own(&self) -> bool {
-        matches!(self.kind, Kind::Now | Kind::Before) && !self.id.ends_with("redisson")
+        matches!(self.kind, Kind::Ours | Kind::OtherCommit) && !self.id.ends_with("redisson")
     }
 }
 
@@ -39,24 +40,27 @@ const TOKEN_BUCKET: Kind = Kind::Peer { rival: "token-bucket" };
 const FIXED_WINDOW: Kind = Kind::Peer { rival: "fixed-window" };
 const SLIDING_WINDOW: Kind = Kind::Peer { rival: "sliding-window-10" };
 
-/// This crate, by algorithm. The label of the older commit begins with "before".
+/// What the names of the subjects of another commit begin with.
+pub const OTHER_COMMIT: &str = "other-commit-";
+
+/// This crate, by algorithm, and the same at another commit.
 macro_rules! ours {
     ($($algorithm:literal, $label:literal;)*) => {
         &[$(
             Subject {
                 id: $algorithm,
                 label: $label,
-                kind: Kind::Now,
+                kind: Kind::Ours,
                 program: Program::Rust("ours"),
                 variant: $algorithm,
                 algorithm: $label,
                 lacks: "",
             },
             Subject {
-                id: concat!("before-", $algorithm),
-                label: concat!("before: ", $label),
-                kind: Kind::Before,
-                program: Program::Before,
+                id: concat!("other-commit-", $algorithm),
+                label: concat!("other commit: ", $label),
+                kind: Kind::OtherCommit,
+                program: Program::OtherCommit,
                 variant: $algorithm,
                 algorithm: $label,
                 lacks: "",

@@ -6,9 +6,18 @@ use crate::support;
 
 #[test]
 fn the_help_of_each_example_fits_into_100_columns() {
-    for name in
-        ["api_client", "configured", "failover", "grpc", "outbound", "plans", "redisson", "server"]
-    {
+    for name in [
+        "api_client",
+        "configured",
+        "failover",
+        "grpc",
+        "outbound",
+        "plans",
+        "playground",
+        "redisson",
+        "replay",
+        "server",
+    ] {
         let output = Command::new(support::example(name)).arg("--help").output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         assert!(help.contains("Usage: "), "{help}");

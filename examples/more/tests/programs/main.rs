@@ -10,6 +10,8 @@ mod grpc;
 mod help;
 mod outbound;
 mod plans;
+mod playground;
 mod quickstart;
 mod redisson;
+mod replay;
 mod server;

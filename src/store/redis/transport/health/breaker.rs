@@ -254,6 +254,7 @@ impl Breaker {
     pub(crate) fn record_rejection(&self, error: &TransportError) {
         {
             let mut rejections = lock(&self.rejections);
+            // Under the lock, so that an execution that empties the list does not undo it.
             self.has_rejected.store(true, Relaxed);
             self.notices.add(match rejections.reject(Instant::now()) {
                 Rejection::Begins => Notice::Rejection(ServerChange::Rejects(error.clone())),
@@ -270,6 +271,7 @@ impl Breaker {
         if !self.has_rejected.load(Relaxed) {
             return false;
         }
+        // Executed scripts take the lock only while some are rejected, which is seldom.
         let mut rejections = lock(&self.rejections);
         let is_proof_due = rejections.execute(Instant::now());
         self.has_rejected.store(!rejections.is_empty(), Relaxed);
@@ -348,6 +350,8 @@ impl Breaker {
         }
         let opens = {
             let _changing = lock(&self.changing);
+            // `fetch_max`: a caller with a shorter deadline must not shorten an outage that one
+            // with a longer deadline has found.
             let opened_for = self.open_for.fetch_max(open_for, Relaxed);
             let opens = opened_for < open_for;
             if opens {

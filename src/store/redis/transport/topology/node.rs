@@ -201,9 +201,13 @@ impl Node {
             let deadline = Deadline::new(ANSWER_TIMEOUT);
             let by_text = proof.by_text();
             for command in [Command::new(&by_text), proof.command()] {
-                if node.execute::<()>(deadline, command).await.is_err() {
-                    return; // counts as a rejection, if the server has replied
+                let Err(error) = node.execute::<()>(deadline, command).await else { continue };
+                // The reply to a call by its hash is counted already.
+                let is_rejected = error.is_error_reply() && !error.redis().is_some_and(is_routine);
+                if is_rejected && !command.is_script() {
+                    node.breaker.record_rejection(&error);
                 }
+                return;
             }
             node.breaker.record_proof();
         });

@@ -1,0 +1,539 @@
+//! One open page: its limiters, its traffic, and the messages to and from it. What the numbers mean
+//! is in `tally.rs`.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use axum::extract::ws::{Message, WebSocket};
+use serde::Serialize;
+use serde_json::json;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tower_ratelimit::{Decision, Error, Limiter, MemoryStore, Quota, RedisStore, store::Source};
+
+use crate::{
+    App,
+    algorithms::{SHOWN, Shown},
+    observed::Observed,
+    settings::{Counts, Policy, Request, Settings},
+    support::{Context, Failure},
+    tally::{ADMITTED, DENIED, DEPARTED, FAILED, Fresh, Most, TICK, Totals, WAITING, tick},
+    traffic::{Arrivals, Traffic},
+};
+
+/// How often requests come.
+const STEP: Duration = Duration::from_millis(10);
+
+/// The steps between two messages to the page.
+const STEPS_PER_FRAME: u64 = 5;
+
+/// More than that wait for Redis only if it fails.
+const MAX_IN_FLIGHT: usize = 20_000;
+
+/// Runs the traffic of a page until the page is closed.
+pub async fn run(app: Arc<App>, mut socket: WebSocket) {
+    let mut session = match Session::new(app) {
+        Ok(session) => session,
+        Err(error) => return eprintln!("cannot begin: {error}"),
+    };
+    let mut steps = interval(STEP);
+    steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    if send(&mut socket, &session.hello()).await.is_none() {
+        return;
+    }
+    let mut step = 0_u64;
+    loop {
+        let go_on = tokio::select! {
+            biased;
+            message = socket.recv() => match message {
+                Some(Ok(Message::Text(text))) => {
+                    let reply = session.request(&text).await;
+                    send(&mut socket, &reply).await
+                }
+                Some(Ok(Message::Close(_)) | Err(_)) | None => None,
+                Some(Ok(_)) => Some(()),
+            },
+            _ = steps.tick() => {
+                session.step().await;
+                step += 1;
+                match step.is_multiple_of(STEPS_PER_FRAME) {
+                    true => send(&mut socket, &session.frame().await).await,
+                    false => Some(()),
+                }
+            }
+            Some(Ok(answer)) = session.calls.join_next() => {
+                session.answered(answer);
+                Some(())
+            }
+        };
+        if go_on.is_none() {
+            return;
+        }
+    }
+}
+
+async fn send(socket: &mut WebSocket, message: &impl Serialize) -> Option<()> {
+    let text = serde_json::to_string(message).ok()?;
+    socket.send(Message::Text(text.into())).await.ok()
+}
+
+struct Session {
+    app: Arc<App>,
+    start: Instant,
+    settings: Settings,
+    traffic: Traffic,
+    arrivals: Arrivals,
+    observed: Arc<Observed>,
+    lanes: Vec<Lane>,
+    stores: Vec<RedisStore>,
+    calls: JoinSet<Answer>,
+    /// Which replica the next request goes to.
+    turn: usize,
+    arrived: Fresh,
+    /// Each start counts under a key of its own.
+    starts: u64,
+    began: Duration,
+    prefix: String,
+    last_tick: u64,
+}
+
+/// One algorithm.
+struct Lane {
+    is_on: bool,
+    /// One for each replica.
+    limiters: Vec<Limiter>,
+    totals: Totals,
+    fresh: Fresh,
+    most: Most,
+    /// After the last decision: what is left, when all is back, when a denied request is allowed.
+    remaining: u64,
+    reset_at: Duration,
+    retry_at: Option<Duration>,
+    /// The last windows, if the algorithm has windows.
+    windows: Option<VecDeque<Window>>,
+}
+
+/// A window, which ends between two instants, and the number of requests admitted in it.
+struct Window {
+    earliest: Duration,
+    latest: Duration,
+    admitted: u64,
+}
+
+/// The answer of Redis.
+struct Answer {
+    lane: usize,
+    start: u64,
+    sent: Duration,
+    result: Result<Decision, Error>,
+}
+
+/// Checks one request. Without a wait, a limiter delays only where its algorithm does.
+async fn check(limiter: &Limiter, key: String, max_wait: Duration) -> Result<Decision, Error> {
+    match max_wait.is_zero() {
+        true => limiter.check(key).await,
+        // The page shows the wait; there is no request to hold back.
+        false => limiter.check_within(key, max_wait).await.map(|reserved| reserved.keep()),
+    }
+}
+
+impl Session {
+    fn new(app: Arc<App>) -> Result<Self, Failure> {
+        let settings = Settings {
+            limit: 1_000,
+            window_ms: 3_000,
+            burst: 1_000,
+            max_wait_ms: 0,
+            replicas: 1,
+            store: if app.redis.is_some() { Counts::Redis } else { Counts::Memory },
+            policy: Policy::Closed,
+            lanes: SHOWN.iter().map(|shown| shown.id.to_owned()).collect(),
+        };
+        let start = Instant::now();
+        let id = start_id();
+        let traffic = Traffic::Boundary;
+        let mut session = Self {
+            arrivals: Arrivals::new(&traffic, &settings, Duration::ZERO),
+            app,
+            start,
+            settings,
+            traffic,
+            observed: Arc::default(),
+            lanes: vec![],
+            stores: vec![],
+            calls: JoinSet::new(),
+            turn: 0,
+            arrived: Fresh::default(),
+            starts: 0,
+            began: Duration::ZERO,
+            prefix: format!("playground-{id}"),
+            last_tick: 0,
+        };
+        session.restart()?;
+        Ok(session)
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Begins again, with new limiters and stores.
+    fn restart(&mut self) -> Result<(), Failure> {
+        let quota = self.settings.quota().map_err(Failure::new)?;
+        self.starts += 1;
+        self.calls = JoinSet::new();
+        let observed = Arc::<Observed>::default();
+        self.app.sessions.add(&observed);
+        self.observed = observed.clone();
+        self.stores.clear();
+        let mut limiters: Vec<Vec<Limiter>> = SHOWN.iter().map(|_| vec![]).collect();
+        for _ in 0..self.settings.replicas {
+            let replica = match (self.settings.store, &self.app.redis) {
+                (Counts::Redis, Some(redis)) => {
+                    let store = redis.store(&self.prefix)?;
+                    store.add_observer(observed.clone());
+                    self.stores.push(store.clone());
+                    self.replica(quota, || store.clone())?
+                }
+                _ => {
+                    let store = MemoryStore::new();
+                    store.add_observer(observed.clone());
+                    self.replica(quota, || store.clone())?
+                }
+            };
+            for (limiters, limiter) in limiters.iter_mut().zip(replica) {
+                limiters.push(limiter);
+            }
+        }
+        let lanes = SHOWN.iter().zip(limiters);
+        let lanes = lanes.map(|(shown, limiters)| self.lane(shown, limiters, quota));
+        self.lanes = lanes.collect();
+        self.arrived = Fresh::default();
+        self.began = self.now();
+        self.arrivals = Arrivals::new(&self.traffic, &self.settings, self.began);
+        Ok(())
+    }
+
+    /// Returns the number of counts of each algorithm.
+    fn counts(&self) -> usize {
+        if self.stores.is_empty() { self.settings.replicas } else { 1 }
+    }
+
+    /// Returns the limiters of one replica, over its store.
+    fn replica<S: tower_ratelimit::store::Store>(
+        &self,
+        quota: Quota,
+        store: impl Fn() -> S,
+    ) -> Result<Vec<Limiter>, Failure> {
+        let policy = self.settings.failure_policy();
+        let limiter = |shown: &Shown| {
+            let limiter = Limiter::try_new(shown.id, store(), (shown.algorithm)(), quota);
+            Ok(limiter.context(shown.id)?.on_failure(policy))
+        };
+        SHOWN.iter().map(limiter).collect()
+    }
+
+    fn lane(&self, shown: &Shown, limiters: Vec<Limiter>, quota: Quota) -> Lane {
+        // Replicas that count for themselves have windows of their own.
+        let has_windows = shown.has_windows && self.counts() == 1;
+        Lane {
+            is_on: self.settings.lanes.iter().any(|on| on == shown.id),
+            windows: has_windows.then(VecDeque::new),
+            limiters,
+            totals: Totals::default(),
+            fresh: Fresh::default(),
+            most: Most::new(quota.window()),
+            remaining: quota.limit(),
+            reset_at: Duration::ZERO,
+            retry_at: None,
+        }
+    }
+
+    /// Carries out a request of the page. Returns the state for the page.
+    async fn request(&mut self, text: &str) -> serde_json::Value {
+        let done = match serde_json::from_str(text) {
+            Ok(request) => self.carry_out(request).await,
+            Err(error) => Err(Failure::from(error)),
+        };
+        self.state(done.err())
+    }
+
+    async fn carry_out(&mut self, request: Request) -> Result<(), Failure> {
+        match request {
+            Request::Set(settings) => self.set(settings.bounded())?,
+            Request::Traffic(traffic) => {
+                self.traffic = traffic;
+                self.arrivals = Arrivals::new(&self.traffic, &self.settings, self.now());
+            }
+            Request::Burst { n } => self.arrive(n.min(2_000)).await,
+            Request::Restart => self.restart()?,
+            Request::Redis { run } => {
+                let app = self.app.clone();
+                // To start a server takes some milliseconds.
+                tokio::task::spawn_blocking(move || match (&app.redis, run) {
+                    (Some(redis), true) => redis.revive(),
+                    (Some(redis), false) => {
+                        redis.kill();
+                        Ok(())
+                    }
+                    (None, _) => Ok(()),
+                })
+                .await??;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, mut new: Settings) -> Result<(), Failure> {
+        if self.app.redis.is_none() {
+            new.store = Counts::Memory;
+        }
+        let quota = new.quota().map_err(Failure::new)?;
+        let old = std::mem::replace(&mut self.settings, new);
+        if old.needs_restart(&self.settings) {
+            return self.restart();
+        }
+        for (shown, lane) in SHOWN.iter().zip(&mut self.lanes) {
+            lane.is_on = self.settings.lanes.iter().any(|on| on == shown.id);
+        }
+        let (new_window, changed) = (self.settings.window(), Ok(quota) != old.quota());
+        if changed {
+            for lane in &mut self.lanes {
+                for limiter in &lane.limiters {
+                    limiter.set_quota(quota)?;
+                }
+                // What was admitted under another quota says nothing about this one.
+                lane.most.restart(new_window);
+                lane.retry_at = None;
+            }
+            // Patterns depend on the quota.
+            self.arrivals = Arrivals::new(&self.traffic, &self.settings, self.now());
+        }
+        Ok(())
+    }
+
+    /// Lets the requests come that are due.
+    async fn step(&mut self) {
+        while let Some(Ok(answer)) = self.calls.try_join_next() {
+            self.answered(answer);
+        }
+        let due = self.arrivals.due(self.now());
+        self.arrive(due).await;
+        let now = self.now();
+        let last = tick(now);
+        for lane in &mut self.lanes {
+            let within = lane.most.advance(now);
+            if last != self.last_tick {
+                lane.fresh.curve.push((last, within));
+            }
+        }
+        self.last_tick = last;
+    }
+
+    /// Checks requests that come now, with each algorithm.
+    async fn arrive(&mut self, requests: u64) {
+        let max_wait = Duration::from_millis(self.settings.max_wait_ms);
+        for _ in 0..requests {
+            let now = self.now();
+            self.arrived.add(now, ADMITTED);
+            self.turn = (self.turn + 1) % self.settings.replicas;
+            for lane in 0..self.lanes.len() {
+                if self.lanes[lane].is_on {
+                    self.check(lane, now, max_wait).await;
+                }
+            }
+        }
+    }
+
+    async fn check(&mut self, lane: usize, now: Duration, max_wait: Duration) {
+        let Lane { limiters, totals, fresh, .. } = &mut self.lanes[lane];
+        let limiter = &limiters[self.turn];
+        let key = format!("client-{}", self.starts);
+        totals.arrived += 1;
+        if self.stores.is_empty() {
+            let sent = self.start.elapsed();
+            let result = check(limiter, key, max_wait).await;
+            return self.answered(Answer { lane, start: self.starts, sent, result });
+        }
+        if self.calls.len() >= MAX_IN_FLIGHT {
+            totals.failed += 1;
+            return fresh.add(now, FAILED);
+        }
+        let (limiter, sent, start) = (limiter.clone(), self.start.elapsed(), self.starts);
+        self.calls.spawn(async move {
+            let result = check(&limiter, key, max_wait).await;
+            Answer { lane, start, sent, result }
+        });
+    }
+
+    /// Counts a decision.
+    fn answered(&mut self, answer: Answer) {
+        let Answer { lane, start, sent, result } = answer;
+        let now = self.now();
+        let Some(lane) = self.lanes.get_mut(lane).filter(|_| start == self.starts) else { return };
+        let Ok(decision) = result else {
+            lane.totals.failed += 1;
+            return lane.fresh.add(sent, FAILED);
+        };
+        match decision.source() {
+            Source::Cached => lane.totals.remembered += 1,
+            Source::Local => lane.totals.local += 1,
+            Source::Open => lane.totals.uncounted += 1,
+            _ => {}
+        }
+        lane.remaining = decision.remaining();
+        lane.reset_at = now + decision.reset_after();
+        if !decision.is_allowed() {
+            lane.totals.denied += 1;
+            lane.retry_at = decision.retry_after().map(|wait| now + wait);
+            return lane.fresh.add(sent, DENIED);
+        }
+        lane.retry_at = None;
+        lane.count_in_window(sent + decision.reset_after(), now + decision.reset_after());
+        let delay = decision.delay();
+        match delay < TICK / 10 {
+            true => {
+                lane.totals.admitted += 1;
+                lane.fresh.add(sent, ADMITTED);
+            }
+            false => {
+                lane.totals.waited += 1;
+                lane.fresh.add(sent, WAITING);
+                lane.fresh.add(now + delay, DEPARTED);
+            }
+        }
+        lane.most.add(sent + delay, now + delay);
+        lane.most.advance(now);
+    }
+
+    /// Returns what the page needs once.
+    fn hello(&self) -> serde_json::Value {
+        let mut hello = self.state(None);
+        hello["type"] = json!("hello");
+        hello["algorithms"] = json!(SHOWN);
+        hello["tick"] = json!(TICK.as_millis() as u64);
+        hello
+    }
+
+    /// Returns the settings and their consequences.
+    fn state(&self, error: Option<Failure>) -> serde_json::Value {
+        let quota = self.settings.quota().ok();
+        // Replicas that count for themselves have a quota each.
+        let counts = self.counts() as u64;
+        let most = |shown: &Shown| quota.map(|q| counts * (shown.most)(q));
+        let lanes = SHOWN.iter().map(|shown| (shown.id.to_owned(), json!(most(shown))));
+        json!({
+            "type": "state",
+            "settings": self.settings,
+            "traffic": self.traffic,
+            "promises": serde_json::Map::from_iter(lanes),
+            "redis": self.app.redis.as_ref().map(|redis| json!({
+                "private": redis.is_private(),
+                "running": redis.is_running(),
+            })),
+            "start": self.starts,
+            "began": millis(self.began),
+            "error": error.map(|error| error.to_string()),
+        })
+    }
+
+    /// Returns what has happened since the last frame.
+    async fn frame(&mut self) -> serde_json::Value {
+        let now = self.now();
+        let (is_redis, key) = (!self.stores.is_empty(), format!("client-{}", self.starts));
+        let limit = self.settings.limit;
+        let mut lanes = serde_json::Map::new();
+        for (index, (shown, lane)) in SHOWN.iter().zip(&mut self.lanes).enumerate() {
+            if !is_redis {
+                lane.peek(&key).await;
+            } else if now >= lane.reset_at {
+                lane.remaining = if shown.has_burst { self.settings.burst } else { limit };
+            }
+            let (calls, checks) = self.observed.calls(index);
+            lanes.insert(shown.id.to_owned(), lane.frame(now, calls, checks));
+        }
+        let health = self.stores.first().map(RedisStore::health);
+        json!({
+            "type": "frame",
+            "now": millis(now),
+            "start": self.starts,
+            "arrived": self.arrived.take().ticks(),
+            "lanes": lanes,
+            "redis": health.map(|health| json!({
+                "status": health.status.as_str(),
+                "says": health.status.to_string(),
+                "available": health.is_available,
+            })),
+        })
+    }
+}
+
+impl Lane {
+    /// Looks at what is left, which spends nothing. In memory, it costs nothing either.
+    async fn peek(&mut self, key: &str) {
+        let mut remaining = 0;
+        for limiter in &self.limiters {
+            if let Ok(state) = limiter.peek(key).await {
+                remaining += state.remaining();
+            }
+        }
+        self.remaining = remaining;
+    }
+
+    /// Counts an admitted request in its window, which ends between these instants.
+    fn count_in_window(&mut self, earliest: Duration, latest: Duration) {
+        let Some(windows) = &mut self.windows else { return };
+        let known = windows
+            .iter_mut()
+            .rev()
+            .find(|window| earliest <= window.latest + TICK && window.earliest <= latest + TICK);
+        match known {
+            Some(window) => {
+                window.earliest = window.earliest.max(earliest);
+                window.latest = window.latest.min(latest);
+                window.admitted += 1;
+            }
+            None => windows.push_back(Window { earliest, latest, admitted: 1 }),
+        }
+        if windows.len() > 3 {
+            windows.pop_front();
+        }
+    }
+
+    fn frame(&mut self, now: Duration, calls: u64, checks: u64) -> serde_json::Value {
+        let fresh = self.fresh.take();
+        let windows = self.windows.iter().flatten();
+        let windows = windows.map(|window| (millis(window.latest), window.admitted));
+        let retry = self.retry_at.filter(|at| *at > now);
+        json!({
+            "on": self.is_on,
+            "ticks": fresh.ticks(),
+            "curve": fresh.curve,
+            "windows": windows.collect::<Vec<_>>(),
+            "totals": self.totals,
+            "remaining": self.remaining,
+            "retryAt": retry.map(millis),
+            "within": self.most.advance(now),
+            "most": self.most.most,
+            "mostAt": millis(self.most.at),
+            "calls": calls,
+            "checks": checks,
+        })
+    }
+}
+
+fn millis(time: Duration) -> f64 {
+    (time.as_micros() / 100) as f64 / 10.0
+}
+
+/// Returns a number that no other page has, here or in another playground over the same Redis.
+fn start_id() -> String {
+    use std::{
+        sync::atomic::{AtomicU64, Ordering},
+        time::SystemTime,
+    };
+    static PAGES: AtomicU64 = AtomicU64::new(0);
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}-{}", time.as_millis(), std::process::id(), PAGES.fetch_add(1, Ordering::Relaxed))
+}

@@ -1,0 +1,91 @@
+//! The settings and the messages that the page sends. Values are bounded here. What they lead to
+//! is in `session.rs`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tower_ratelimit::{FailurePolicy, Quota};
+
+use crate::traffic::Traffic;
+
+/// A message of the page.
+#[derive(Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub enum Request {
+    /// Changes settings.
+    Set(Settings),
+    /// Changes the traffic.
+    Traffic(Traffic),
+    /// Sends requests at once.
+    Burst { n: u64 },
+    /// Forgets all counts, and begins the traffic again.
+    Restart,
+    /// Stops or starts the private Redis server.
+    Redis { run: bool },
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Settings {
+    pub limit: u64,
+    pub window_ms: u64,
+    pub burst: u64,
+    pub max_wait_ms: u64,
+    pub replicas: usize,
+    pub store: Counts,
+    pub policy: Policy,
+    /// The algorithms that decide.
+    pub lanes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Counts {
+    Memory,
+    Redis,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    Closed,
+    Open,
+    Local,
+}
+
+impl Settings {
+    /// Returns the nearest settings that are allowed.
+    pub fn bounded(self) -> Self {
+        Self {
+            limit: self.limit.clamp(1, 2_000),
+            window_ms: self.window_ms.clamp(500, 20_000),
+            burst: self.burst.clamp(1, 2_000),
+            max_wait_ms: self.max_wait_ms.min(10_000),
+            replicas: self.replicas.clamp(1, 4),
+            ..self
+        }
+    }
+
+    pub fn window(&self) -> Duration {
+        Duration::from_millis(self.window_ms)
+    }
+
+    pub fn quota(&self) -> Result<Quota, String> {
+        let quota = Quota::try_new(self.limit, self.window());
+        let quota = quota.and_then(|quota| quota.try_burst(self.burst));
+        quota.map_err(|error| error.to_string())
+    }
+
+    /// Returns the policy while Redis fails. The replicas share the quota.
+    pub fn failure_policy(&self) -> FailurePolicy {
+        match self.policy {
+            Policy::Closed => FailurePolicy::Closed,
+            Policy::Open => FailurePolicy::Open,
+            Policy::Local => FailurePolicy::Local { share: 1.0 / self.replicas as f64 },
+        }
+    }
+
+    /// Returns whether a change needs new limiters, and so begins all counts again.
+    pub fn needs_restart(&self, new: &Self) -> bool {
+        (self.replicas, self.store, self.policy) != (new.replicas, new.store, new.policy)
+    }
+}

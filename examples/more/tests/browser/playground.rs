@@ -1,0 +1,222 @@
+//! What the page of the playground does. Each test also fails if the console has an error.
+
+use std::{env, fs, path::PathBuf};
+
+use fantoccini::key::Key;
+use serde_json::{Value, json};
+
+use crate::driver::Page;
+
+const LANES: [&str; 5] =
+    ["fixed-window", "sliding-log", "sliding-window", "token-bucket", "leaky-bucket"];
+
+impl Page {
+    /// Stops the traffic, and makes the window long and the burst large.
+    async fn only_bursts(&self) {
+        self.click("[data-kind=off]").await;
+        self.until("playground.state().traffic.kind === 'off'").await;
+        self.slide("window_ms", Key::End, "window_ms", 10_000).await;
+        self.find("#size").await.send_keys(&char::from(Key::End).to_string()).await.unwrap();
+    }
+
+    async fn start_again(&self) {
+        let start = self.value("playground.state().start").await;
+        self.click("#restart").await;
+        self.until(&format!("playground.state().start > {start}")).await;
+        for lane in LANES {
+            self.until(&format!("{} === 0", self.decided(lane))).await;
+        }
+    }
+
+    /// Sends 2,000 requests at once, and waits until all are decided and shown.
+    async fn burst(&self) {
+        self.click("#burst").await;
+        for lane in LANES {
+            self.until(&format!("{} === 2000", self.decided(lane))).await;
+        }
+    }
+
+    /// Returns the expression for the decisions that a lane shows.
+    fn decided(&self, lane: &str) -> String {
+        let shown = ["admitted", "waited", "denied"].map(|name| shown(lane, name));
+        shown.join(" + ")
+    }
+
+    async fn shown(&self, lane: &str, name: &str) -> Value {
+        self.value(&shown(lane, name)).await
+    }
+
+    /// Returns the counts by the events of the crate.
+    async fn counts(&self) -> Value {
+        let response = reqwest::get(format!("{}/counts", self.url)).await.unwrap();
+        serde_json::from_slice(&response.bytes().await.unwrap()).unwrap()
+    }
+}
+
+/// Returns the expression for a number of a lane.
+fn shown(lane: &str, name: &str) -> String {
+    let stat = format!("[data-lane={lane}] [data-stat={name}]");
+    format!("+document.querySelector('{stat}').textContent.replaceAll(',', '')")
+}
+
+#[tokio::test]
+async fn a_burst_draws_the_denials_that_the_server_counts() {
+    let page = Page::open(&[]).await;
+    page.only_bursts().await;
+    page.start_again().await;
+    page.burst().await;
+    // Of 2,000 requests at once, against a limit of 1,000.
+    for lane in ["fixed-window", "sliding-log", "sliding-window"] {
+        assert_eq!(page.shown(lane, "denied").await, 1_000, "{lane}");
+    }
+    let counts = page.counts().await;
+    for lane in LANES {
+        let drawn = page.value(&format!("playground.drawn('{lane}')")).await;
+        assert_eq!(drawn["denied"], counts[lane]["denied"], "{lane}");
+        assert_eq!(page.shown(lane, "denied").await.as_f64(), drawn["denied"].as_f64(), "{lane}");
+        let allowed = drawn["admitted"].as_u64().unwrap() + drawn["waiting"].as_u64().unwrap();
+        assert_eq!(allowed, counts[lane]["allowed"], "{lane}");
+        // The canvas shows them.
+        let colour = "getComputedStyle(document.documentElement).getPropertyValue('--denied')";
+        let has_colour = format!(
+            "(() => {{
+                const canvas = document.querySelector('[data-lane={lane}] canvas');
+                const wanted = {colour}.trim().match(/\\w\\w/g).map((part) => parseInt(part, 16));
+                const {{ width, height }} = canvas;
+                const {{ data }} = canvas.getContext('2d').getImageData(0, 0, width, height);
+                for (let i = 0; i < data.length; i += 4)
+                    if (wanted.every((part, k) => Math.abs(data[i + k] - part) < 8)) return true;
+            }})()"
+        );
+        page.until(&has_colour).await;
+    }
+    page.close().await;
+}
+
+#[tokio::test]
+async fn a_changed_quota_changes_what_is_admitted() {
+    let page = Page::open(&[]).await;
+    page.only_bursts().await;
+    for (end, limit) in [(Key::Home, 1), (Key::End, 2_000)] {
+        page.slide("limit", end, "limit", limit).await;
+        page.start_again().await;
+        page.burst().await;
+        for lane in ["fixed-window", "sliding-log", "sliding-window"] {
+            assert_eq!(page.shown(lane, "admitted").await, limit, "{lane}");
+            assert_eq!(page.shown(lane, "most").await, limit, "{lane}");
+        }
+    }
+    page.close().await;
+}
+
+#[tokio::test]
+async fn the_page_works_with_the_keyboard_alone() {
+    let page = Page::open(&[]).await;
+    page.press('7').await;
+    page.until("document.querySelector('[data-kind=off]').ariaPressed === 'true'").await;
+    page.press('b').await;
+    page.until(&format!("{} === 500", page.decided("sliding-log"))).await;
+    page.press('p').await;
+    page.until("document.getElementById('pause').ariaPressed === 'true'").await;
+    let start = page.value("playground.state().start").await;
+    page.press('r').await;
+    page.until(&format!("playground.state().start > {start}")).await;
+
+    // The tab key reaches each control once, in order.
+    let mut reached = Vec::new();
+    page.value("(document.activeElement.blur(), 0)").await;
+    loop {
+        page.press(Key::Tab).await;
+        let focused = page
+            .value(
+                "document.activeElement.id || document.activeElement.dataset.kind \
+                 || document.activeElement.ariaLabel || document.activeElement.className",
+            )
+            .await;
+        let focused = focused.as_str().unwrap().to_owned();
+        if focused.is_empty() || reached.contains(&focused) || reached.len() > 60 {
+            break;
+        }
+        reached.push(focused);
+    }
+    for id in ["pause", "theme", "boundary", "drawn", "Decide with Sliding log", "burst", "limit"] {
+        assert!(reached.iter().any(|reached| reached == id), "{id}: {reached:?}");
+    }
+
+    // The traffic can be drawn, too.
+    page.press('6').await;
+    page.until("!document.getElementById('draw').hidden").await;
+    page.value("(document.querySelector('#bars [tabindex=\"0\"]').focus(), 0)").await;
+    page.press(Key::Right).await;
+    let before = page.value("+document.activeElement.ariaValueNow").await.as_f64().unwrap();
+    page.press(Key::Up).await;
+    page.until(&format!("playground.state().traffic.rates?.[1] === {before} + 50")).await;
+    page.close().await;
+}
+
+#[tokio::test]
+async fn each_control_has_a_name_for_screen_readers() {
+    let page = Page::open(&[]).await;
+    page.until("document.querySelector('canvas').ariaLabel").await;
+    let tree = page.developer_tools("Accessibility.getFullAXTree", json!({})).await;
+    let nodes = tree["nodes"].as_array().unwrap();
+    let roles = ["button", "slider", "combobox", "checkbox", "image", "article", "link"];
+    let mut seen = std::collections::BTreeSet::new();
+    for node in nodes.iter().filter(|node| node["ignored"] == false) {
+        let role = node["role"]["value"].as_str().unwrap_or_default();
+        let Some(&role) = roles.iter().find(|known| **known == role) else { continue };
+        seen.insert(role);
+        let name = node["name"]["value"].as_str().unwrap_or_default();
+        assert!(!name.trim().is_empty(), "a {role} without a name: {node}");
+    }
+    assert_eq!(seen.len(), roles.len(), "{seen:?}");
+    page.press('d').await;
+    page.until("document.getElementById('summary').textContent.includes('Sliding log')").await;
+    page.close().await;
+}
+
+#[tokio::test]
+async fn redis_can_be_killed_and_revived_from_the_page() {
+    let page = Page::open(&["--redis"]).await;
+    page.click("[data-kind=steady]").await;
+    page.until(&format!("{} > 0", shown("sliding-log", "admitted"))).await;
+    page.until(&format!("{} > 0", shown("sliding-log", "calls"))).await;
+    page.click("#redis").await;
+    page.until("document.getElementById('store').className.includes('bad')").await;
+    page.until("playground.drawn('sliding-log').failed > 0").await;
+    page.click("#redis").await;
+    page.until("!document.getElementById('store').className.includes('bad')").await;
+    let admitted = page.shown("sliding-log", "admitted").await.as_u64().unwrap();
+    page.until(&format!("{} > {admitted}", shown("sliding-log", "admitted"))).await;
+    page.close().await;
+}
+
+/// Also writes the pictures of the documentation, for `make screenshots`.
+#[tokio::test]
+async fn the_page_fits_each_width() {
+    let page = Page::open(&[]).await;
+    for (name, width, height, scheme) in [
+        ("light", 1_280, 1_080, "light"),
+        ("dark", 1_280, 1_080, "dark"),
+        ("narrow", 390, 844, "light"),
+    ] {
+        let metrics = json!({
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500,
+        });
+        page.developer_tools("Emulation.setDeviceMetricsOverride", metrics).await;
+        let scheme = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        page.developer_tools("Emulation.setEmulatedMedia", json!({ "features": scheme })).await;
+        page.value("scrollTo(0, 0)").await;
+        let overflow = "document.documentElement.scrollWidth - innerWidth";
+        assert_eq!(page.value(overflow).await, 0, "{name}");
+        if let Some(folder) = env::var_os("SCREENSHOTS") {
+            page.press('r').await;
+            page.until("playground.now() < playground.state().began + 2000").await;
+            page.until("playground.now() > playground.state().began + 6300").await;
+            let picture = page.client.screenshot().await.unwrap();
+            let file = PathBuf::from(folder).join(format!("playground-{name}.png"));
+            fs::write(&file, picture).unwrap();
+        }
+    }
+    page.close().await;
+}

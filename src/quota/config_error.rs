@@ -1,0 +1,187 @@
+//! Errors of settings: of algorithms, limiters, configuration files and networks. Errors of quotas
+//! are in `quota.rs`.
+
+use std::{error::Error as StdError, fmt, time::Duration};
+
+use super::Quota;
+
+/// Invalid settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// Another limiter over the same store uses the name: their counts would mix.
+    #[non_exhaustive]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The name is invalid: it must be 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    #[non_exhaustive]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The configuration has no limit of this name.
+    #[non_exhaustive]
+    MissingLimit {
+        /// The name.
+        name: String,
+    },
+    /// The new configuration lacks limits of the previous one, which limiters use. Nothing was
+    /// changed.
+    #[non_exhaustive]
+    LimitsRemoved {
+        /// The names of all limits that were removed, in their order.
+        names: Vec<String>,
+    },
+    /// No algorithm has this name.
+    #[non_exhaustive]
+    UnknownAlgorithm {
+        /// The name.
+        name: String,
+    },
+    /// The quota has a burst, but the algorithm is not a bucket.
+    #[non_exhaustive]
+    BurstWithoutBucket {
+        /// The name of the algorithm.
+        algorithm: &'static str,
+        /// The quota with the burst.
+        quota: Quota,
+    },
+    /// The number of buckets of a sliding window is not 1 to 100.
+    #[non_exhaustive]
+    Buckets {
+        /// The number of buckets.
+        buckets: u32,
+    },
+    /// A network is not an address, with or without a prefix length: `10.0.0.0/8`.
+    #[non_exhaustive]
+    Network {
+        /// The text that was given.
+        network: String,
+    },
+    /// The sum of burst and overdraft is above 2^46, or takes more than 100 years to refill.
+    #[non_exhaustive]
+    Overdraft {
+        /// The overdraft.
+        overdraft: u64,
+        /// The quota.
+        quota: Quota,
+    },
+    /// The keys of a `redisson::RateLimiter` of this name would be in several slots of a cluster:
+    /// the name is empty, or contains braces without text between them.
+    #[non_exhaustive]
+    Slots {
+        /// The name.
+        name: String,
+    },
+    /// The rate of a `redisson::RateLimiter` is not 1 to 2^53 permits.
+    #[non_exhaustive]
+    Rate {
+        /// The rate.
+        rate: u64,
+    },
+    /// The interval of a `redisson::RateLimiter` is not 1 ms to 100 years.
+    #[non_exhaustive]
+    Interval {
+        /// The interval.
+        interval: Duration,
+    },
+    /// The keep-alive of a `redisson::RateLimiter` is below its interval, or above 100 years.
+    #[non_exhaustive]
+    KeepAlive {
+        /// The keep-alive.
+        keep_alive: Duration,
+        /// The interval.
+        interval: Duration,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NameTaken { name } => write!(
+                f,
+                "limiter name {name:?}: the store already has a limiter of this name; choose \
+                 another name, or clone the first limiter to share its counts"
+            ),
+            Self::Name { name } => write!(
+                f,
+                "limiter name {name:?}: use 1 to 64 of the characters A-Z a-z 0-9 - _ . /"
+            ),
+            Self::MissingLimit { name } => {
+                write!(f, "limit {name:?} is missing: add it to the configuration")
+            }
+            Self::LimitsRemoved { names } => removed_limits(names, f),
+            Self::UnknownAlgorithm { name } => write!(
+                f,
+                "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket \
+                 or leaky-bucket"
+            ),
+            Self::BurstWithoutBucket { algorithm, quota } => write!(
+                f,
+                "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
+                 burst; omit the burst, or use token-bucket or leaky-bucket"
+            ),
+            Self::Buckets { buckets } => {
+                write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")
+            }
+            Self::Network { network } => {
+                write!(
+                    f,
+                    "network {network:?}: use an address, or one with a prefix length, such as \
+                     10.0.0.0/8"
+                )
+            }
+            Self::Overdraft { overdraft, quota } => write!(
+                f,
+                "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
+                 burst it must be at most 2^46 and refill within 100 years; use at most {}",
+                quota.max_overdraft()
+            ),
+            Self::Slots { .. }
+            | Self::Rate { .. }
+            | Self::Interval { .. }
+            | Self::KeepAlive { .. } => self.fmt_redisson(f),
+        }
+    }
+}
+
+impl ConfigError {
+    /// Writes the errors of a `redisson::RateLimiter`.
+    fn fmt_redisson(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Slots { name } => write!(
+                f,
+                "limiter name {name:?}: its keys would be in several slots of a cluster; use a \
+                 name without braces, or with text in the first pair, such as \"api:{{42}}\""
+            ),
+            Self::Rate { rate } => write!(f, "rate {rate}: use 1 to 2^53 permits"),
+            Self::Interval { interval } => {
+                write!(f, "interval {interval:?}: use 1 ms to 100 years")
+            }
+            Self::KeepAlive { keep_alive, interval } => write!(
+                f,
+                "keep-alive {keep_alive:?}: the limiter would forget permits taken in its interval \
+                 of {interval:?}; use at least the interval, and at most 100 years"
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn removed_limits(names: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (noun, uses, pronoun) = match names.len() {
+        1 => ("limit", "was removed, but a limiter uses it", "it"),
+        _ => ("limits", "were removed, but limiters use them", "them"),
+    };
+    let names: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
+    write!(
+        f,
+        "the {noun} {} {uses}; nothing changed: restore {pronoun}, or call \
+         `reload_keeping_removed`",
+        names.join(", ")
+    )
+}
+
+impl StdError for ConfigError {}

@@ -1,0 +1,387 @@
+//! The holds of a store in Redis: a task renews them while they are held, and ends them, in calls of
+//! many keys. What the calls say is in `script.rs`.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt, mem,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{Instant, sleep, timeout_at},
+};
+
+use super::{
+    backend::Backend,
+    script,
+    transport::{ANSWER_TIMEOUT, Command, Deadline, TransportError},
+};
+use crate::{
+    algorithm::{HoldAction, HoldChange, HoldReply, Lifetime, units},
+    observe::Event,
+    store::{Hold, HoldGuard, RetryQueues, denials::Change},
+    sync::lock,
+};
+
+/// The first lifetime is a quarter of that of the limiter: if the reply to the call that holds is
+/// lost, the units stay held for as long.
+pub(super) const FIRST_PART: u32 = 4;
+/// A hold is renewed when half of what it may live has passed: an answer that fails is repeated in
+/// time.
+const RENEWED_AFTER: u32 = 2;
+/// The pause after a call that the server has not executed, as for other calls in the background.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The delay before a call, which collects ends: no request waits for them.
+const GATHER: Duration = Duration::from_millis(5);
+/// The most keys of a call, as for checks.
+const MAX_KEYS: usize = 64;
+/// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are
+/// dropped: their units count as used when the holds expire.
+const MAX_ENDED: usize = 100_000;
+
+/// The holds of a store and its clones.
+#[derive(Clone)]
+pub(super) struct Keeper(Arc<Inner>);
+
+struct Inner {
+    holds: Mutex<Holds>,
+    changed: Notify,
+    /// The requests of the process that wait for units.
+    queues: Arc<RetryQueues>,
+}
+
+#[derive(Default)]
+struct Holds {
+    live: HashMap<u64, Live>,
+    ended: Vec<Ended>,
+    next_id: u64,
+    has_task: bool,
+}
+
+/// A hold whose permit is held.
+struct Live {
+    hold: Hold,
+    /// The time at which it is renewed, and at which it has expired.
+    due: Instant,
+    expires: Instant,
+}
+
+/// A hold whose permit has ended.
+struct Ended {
+    hold: Hold,
+    used: u64,
+    /// It is not sent later: the units have been spent then.
+    expires: Instant,
+    /// Lets later checks ask the server, as units may be returned.
+    change: Arc<Change>,
+}
+
+/// The change of a hold, which a call carries.
+struct Sent {
+    hold: Hold,
+    action: HoldAction,
+    /// What it is about: a hold that is renewed, or one that has ended.
+    subject: Subject,
+}
+
+enum Subject {
+    Renewed(u64),
+    Ended { used: u64, expires: Instant, change: Arc<Change> },
+}
+
+impl Keeper {
+    pub(super) fn new(queues: Arc<RetryQueues>) -> Self {
+        Self(Arc::new(Inner { holds: Mutex::default(), changed: Notify::new(), queues }))
+    }
+
+    /// Keeps a hold until its guard ends it.
+    pub(super) fn keep(&self, backend: &Backend, hold: Hold) -> Box<dyn HoldGuard> {
+        let lives = hold.lifetime / FIRST_PART;
+        let now = Instant::now();
+        let live = Live { hold, due: now + lives / RENEWED_AFTER, expires: now + lives };
+        let id = {
+            let holds = &mut *lock(&self.0.holds);
+            holds.next_id += 1;
+            holds.live.insert(holds.next_id, live);
+            holds.next_id
+        };
+        self.start(backend);
+        Box::new(RedisHold { id, keeper: self.clone(), backend: backend.clone() })
+    }
+
+    /// Ends a hold that no guard has kept, because its caller has gone: none of it was used.
+    pub(super) fn cancel(&self, backend: &Backend, hold: Hold) {
+        let expires = Instant::now() + hold.lifetime;
+        self.push(backend, hold, 0, expires);
+    }
+
+    fn end_kept(&self, backend: &Backend, id: u64, used: u64) {
+        let live = lock(&self.0.holds).live.remove(&id);
+        if let Some(Live { hold, expires, .. }) = live {
+            self.push(backend, hold, used, expires);
+        }
+    }
+
+    fn push(&self, backend: &Backend, hold: Hold, used: u64, expires: Instant) {
+        let change = Arc::new(backend.denials.begin_return(&hold.settings, &hold.key));
+        {
+            let ended = &mut lock(&self.0.holds).ended;
+            if ended.len() < MAX_ENDED {
+                ended.push(Ended { hold, used, expires, change });
+            }
+        }
+        self.start(backend);
+    }
+
+    fn is_expired(&self, id: u64) -> bool {
+        let holds = lock(&self.0.holds);
+        holds.live.get(&id).is_some_and(|live| live.expires <= Instant::now())
+    }
+
+    /// Wakes the task, or starts it.
+    fn start(&self, backend: &Backend) {
+        self.0.changed.notify_one();
+        let Some(runtime) = Handle::try_current().ok().or_else(|| backend.client.runtime()) else {
+            return; // the next call starts it
+        };
+        if !mem::replace(&mut lock(&self.0.holds).has_task, true) {
+            let task = Task { keeper: self.clone(), is_done: false };
+            runtime.spawn(run(task, backend.clone()));
+        }
+    }
+
+    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is a hold.
+    fn take_due(&self) -> (Vec<Sent>, Option<Instant>) {
+        let holds = &mut *lock(&self.0.holds);
+        let now = Instant::now();
+        let mut due: Vec<Sent> = vec![];
+        for Ended { hold, used, expires, change } in holds.ended.drain(..) {
+            // Nothing is left to do for one that has expired, unless it has used more than it held.
+            if now < expires || used > hold.units {
+                let action = HoldAction::End { used: units(used) };
+                due.push(Sent { hold, action, subject: Subject::Ended { used, expires, change } });
+            }
+        }
+        let mut next: Option<Instant> = None;
+        for (id, live) in &mut holds.live {
+            if live.due <= now {
+                let action = HoldAction::Renew(lifetime(live.hold.lifetime));
+                let subject = Subject::Renewed(*id);
+                due.push(Sent { hold: live.hold.clone(), action, subject });
+                live.due = now + ANSWER_TIMEOUT; // unless an answer arrives
+            }
+            next = Some(next.map_or(live.due, |next| next.min(live.due)));
+        }
+        (due, next)
+    }
+
+    /// Does what the answer to a change demands.
+    fn answered(&self, sent: Sent, began: Instant, reply: HoldReply) {
+        let Sent { hold, subject, .. } = sent;
+        let epoch = hold.receipt.epoch;
+        let is_end = matches!(subject, Subject::Ended { .. });
+        let (name, held) = (hold.settings.name, hold.units);
+        let lost = Event::HoldLost { limiter: name, key: &hold.key, held };
+        match (reply, subject) {
+            (HoldReply::Renewed(receipt), Subject::Renewed(id)) => {
+                if let Some(live) = lock(&self.0.holds).live.get_mut(&id) {
+                    live.hold.receipt = receipt;
+                    live.due = began + hold.lifetime / RENEWED_AFTER;
+                    live.expires = began + hold.lifetime;
+                }
+                if receipt.epoch != epoch {
+                    hold.observers.report(&lost);
+                }
+            }
+            (HoldReply::Expired, Subject::Renewed(id)) => {
+                if let Some(live) = lock(&self.0.holds).live.get_mut(&id) {
+                    live.expires = live.expires.min(Instant::now());
+                    live.due = Instant::now() + Duration::from_secs(86_400); // not any more
+                }
+                let Hold { key, observers, .. } = &hold;
+                observers.report(&Event::HoldExpired { limiter: name, key, held });
+            }
+            (HoldReply::Lost, _) => hold.observers.report(&lost),
+            _ => {}
+        }
+        if is_end {
+            self.0.queues.units_returned(name, &hold.key);
+        }
+    }
+
+    /// Keeps a change whose call has failed for another try, if the server has not executed it.
+    fn failed(&self, sent: Sent, may_have_run: bool) {
+        let Sent { hold, subject, .. } = sent;
+        let holds = &mut *lock(&self.0.holds);
+        match subject {
+            // A renewal can be repeated: the units are found by the old receipt, too.
+            Subject::Renewed(id) => {
+                if let Some(live) = holds.live.get_mut(&id) {
+                    live.due = Instant::now() + PAUSE;
+                }
+            }
+            // Repeated, an end would take the units of another hold.
+            Subject::Ended { .. } if may_have_run => {}
+            Subject::Ended { used, expires, change } => {
+                if holds.ended.len() < MAX_ENDED {
+                    holds.ended.push(Ended { hold, used, expires, change });
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn lifetime(lifetime: Duration) -> Lifetime {
+    Lifetime::new(lifetime.as_micros() as u64)
+}
+
+/// The task of a keeper. If its runtime ends, the next call starts another one.
+struct Task {
+    keeper: Keeper,
+    is_done: bool,
+}
+
+impl Task {
+    /// Ends the task, if there is nothing to do. Under one lock: a hold that begins now starts
+    /// another task.
+    fn end(&mut self) {
+        let holds = &mut *lock(&self.keeper.0.holds);
+        if holds.live.is_empty() && holds.ended.is_empty() {
+            (holds.has_task, self.is_done) = (false, true);
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if !self.is_done {
+            lock(&self.keeper.0.holds).has_task = false;
+        }
+    }
+}
+
+/// Sends what is due, until there are no holds.
+async fn run(mut task: Task, backend: Backend) {
+    let keeper = &task.keeper.clone();
+    while !task.is_done {
+        sleep(GATHER).await;
+        let (due, next) = keeper.take_due();
+        if due.is_empty() {
+            match next {
+                Some(next) => {
+                    drop(timeout_at(next, keeper.0.changed.notified()).await);
+                }
+                None => task.end(),
+            }
+            continue;
+        }
+        let mut has_failed = false;
+        for call in calls(due, backend.client.is_cluster()) {
+            has_failed |= !send(keeper, &backend, call).await;
+        }
+        if has_failed {
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// The changes of some keys, which one call carries.
+type Call = BTreeMap<String, Vec<Sent>>;
+
+/// Divides changes into calls: each of keys of one limiter, and in a cluster of one key.
+fn calls(due: Vec<Sent>, is_cluster: bool) -> Vec<Call> {
+    let mut limiters: HashMap<usize, Vec<Sent>> = HashMap::new();
+    for sent in due {
+        limiters.entry(Arc::as_ptr(&sent.hold.settings) as usize).or_default().push(sent);
+    }
+    let max_keys = if is_cluster { 1 } else { MAX_KEYS };
+    let mut calls = vec![];
+    for all in limiters.into_values() {
+        let mut call = Call::new();
+        for sent in all {
+            let key = sent.hold.key.as_str().to_owned();
+            if call.len() == max_keys && !call.contains_key(&key) {
+                calls.push(mem::take(&mut call));
+            }
+            call.entry(key).or_default().push(sent);
+        }
+        calls.push(call);
+    }
+    calls
+}
+
+/// Executes a call. Returns false if some of it has to be tried again.
+async fn send(keeper: &Keeper, backend: &Backend, call: Call) -> bool {
+    let began = Instant::now();
+    let changes = |sent: &Vec<Sent>| -> Vec<HoldChange> {
+        let change = |Sent { hold, action, .. }: &Sent| HoldChange {
+            receipt: hold.receipt,
+            units: units(hold.units),
+            action: *action,
+        };
+        sent.iter().map(change).collect()
+    };
+    let Some(settings) = call.values().flatten().next().map(|sent| sent.hold.settings.clone())
+    else {
+        return true;
+    };
+    let keys: Vec<(String, Vec<HoldChange>)> = call
+        .values()
+        .map(|sent| (backend.key(&settings, &sent[0].hold.key), changes(sent)))
+        .collect();
+    let keys = keys.iter().map(|(key, changes)| (&**key, &**changes));
+    let (command, script) = script::change_holds(&settings.params, keys);
+    let command = Command::script(&command, &script.text);
+    let reply = backend.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
+    let results =
+        reply.and_then(|(reply, _)| script::read_changes(&reply).map_err(TransportError::of_redis));
+    let results = match results {
+        Ok(results) => results,
+        Err(error) => {
+            let may_have_run = error.may_have_run();
+            call.into_values().flatten().for_each(|sent| keeper.failed(sent, may_have_run));
+            return false;
+        }
+    };
+    let mut is_done = true;
+    for (sent, result) in call.into_values().zip(results) {
+        match result {
+            Ok(replies) => {
+                let both = sent.into_iter().zip(replies);
+                both.for_each(|(sent, reply)| keeper.answered(sent, began, reply));
+            }
+            // The script has begun with the key.
+            Err(_) => {
+                is_done = false;
+                sent.into_iter().for_each(|sent| keeper.failed(sent, true));
+            }
+        }
+    }
+    is_done
+}
+
+/// The guard of a hold.
+struct RedisHold {
+    id: u64,
+    keeper: Keeper,
+    backend: Backend,
+}
+
+impl HoldGuard for RedisHold {
+    fn end(self: Box<Self>, used: u64) {
+        self.keeper.end_kept(&self.backend, self.id, used);
+    }
+
+    fn is_expired(&self) -> bool {
+        self.keeper.is_expired(self.id)
+    }
+}
+
+impl fmt::Debug for RedisHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisHold").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Lists the files of src/ of which an allowed request executes a line, in memory and over Redis, by
+# the coverage that rustc measures. `make request-path` runs it.
+#
+# A line counts if each request executes it: it is executed at least 200 times more often by 300
+# requests than by 100. So what happens once, such as making the layer or connecting, does not
+# count. The connections to Redis, store/redis/transport/, count as one file.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+rustup component add llvm-tools >/dev/null 2>&1 || true
+tools=$(dirname "$(find "$(rustc --print sysroot)" -name llvm-profdata | head -1)")
+[ -x "$tools/llvm-cov" ] || {
+  echo "llvm-cov is missing; run: rustup component add llvm-tools" >&2
+  exit 1
+}
+
+folder=target/request-path
+# By default, cargo writes profiles of build scripts into the current folder.
+export LLVM_PROFILE_FILE=$PWD/$folder/build-%p.profraw
+RUSTFLAGS="-C instrument-coverage" cargo build --package test-tools --bin request-path \
+  --target-dir "$folder"
+program=$folder/debug/request-path
+
+# Prints "FILE LINE TIMES" for all lines that a number of requests over a store executes.
+lines() {
+  LLVM_PROFILE_FILE=$folder/run.profraw "$program" "$1" "$2"
+  "$tools/llvm-profdata" merge --sparse "$folder/run.profraw" --output "$folder/run.profdata"
+  "$tools/llvm-cov" export "$program" --format=lcov --instr-profile="$folder/run.profdata" \
+    --sources src |
+    awk -F '[:,]' '/^SF:/ { sub(/.*\/src\//, "", $2); file = $2 }
+                   /^DA:/ && $3 > 0 { print file, $2, $3 }'
+}
+
+for store in memory redis; do
+  lines "$store" 100 >"$folder/few"
+  lines "$store" 300 >"$folder/many"
+  awk 'NR == FNR { few[$1 " " $2] = $3; next }
+       $3 - few[$1 " " $2] >= 200 { sub(/^store\/redis\/transport\/.*/, "store/redis/transport/", $1)
+                                    lines[$1]++ }
+       END { for (file in lines) print file, lines[file] }' "$folder/few" "$folder/many" |
+    sort >"$folder/$store"
+  echo "$store: $(wc -l <"$folder/$store") files, and the lines of each that a request executes"
+  sed 's/^/  /' "$folder/$store"
+done
+rm -f "$folder"/build-*.profraw
