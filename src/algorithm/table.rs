@@ -3,11 +3,13 @@
 
 use std::mem::take;
 
+#[cfg(feature = "redis")]
+use super::hold;
 use super::{
     Algorithm,
     block::{self, Block},
     engine, fixed_window,
-    hold::{self, Held},
+    hold::Held,
     leaky_bucket,
     model::Model,
     packed::{FastStep, INITIAL, Packed},

@@ -381,9 +381,7 @@ impl Harness {
         if is_held && used % 2 == 1 {
             account.use_at_end(indices, now, newest);
         }
-        // What was used above the hold is spent whatever is left, over Redis a moment later than the
-        // checks that follow here.
-        if above < 0.0 && !(self.is_real && is_held) {
+        if above < 0.0 {
             indices.push(account.add(now, -above, false, newest));
         }
     }
@@ -395,8 +393,8 @@ impl Harness {
             let Entry { settle, permit, costs, has_ended, .. } = &mut self.ledger().entries[id];
             (settle.clone(), permit.take(), costs[limit], has_ended[limit])
         };
-        // Over Redis, ends are sent in the background: what exceeds a hold is spent later than it is
-        // recorded here.
+        // Over Redis, ends are sent in the background: what exceeds a hold is spent later than it
+        // is recorded here.
         let most = if self.is_real { 4 } else { u64::MAX };
         let used = (cost * quarters.min(most)).div_ceil(4);
         let result = match (settle, &mut permit) {

@@ -242,8 +242,8 @@ fn agree(
         let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
         let reset = histories.twin.clone().decide(params, peek).reset;
         let expiry = histories.scripted.expiry().unwrap_or(0.0) * 1e3;
-        // A clock that steps back makes the key stay longer than its expiry says, and after a change
-        // of the quota no call has set the expiry yet.
+        // A clock that steps back makes the key stay longer than its expiry says, and after a
+        // change of the quota no call has set the expiry yet.
         if histories.twin.is_held() && steady {
             assert!(
                 expiry >= now + reset,

@@ -12,8 +12,8 @@ use crate::{
     store::{Hold, HoldGuard, Settings, denials::Denials},
 };
 
-/// The time for which the end of a hold is sent whose caller has gone. A hold that was never renewed
-/// lives for a quarter of its lifetime, which is a day at most, and most often less than this.
+/// The time for which the end of a hold is sent whose caller has gone. A hold that was never
+/// renewed lives for a quarter of its lifetime, which is a day at most, and most often less.
 const LATE_HOLD: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]

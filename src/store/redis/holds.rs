@@ -1,5 +1,5 @@
-//! The holds of a store in Redis: a task renews them while they are held, and ends them, in calls of
-//! many keys. What the calls say is in `script.rs`.
+//! The holds of a store in Redis: a task renews them while they are held, and ends them, in calls
+//! of many keys. What the calls say is in `script.rs`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -166,7 +166,7 @@ impl Keeper {
         }
     }
 
-    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is a hold.
+    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one.
     fn take_due(&self) -> (Vec<Sent>, Option<Instant>) {
         let holds = &mut *lock(&self.0.holds);
         let now = Instant::now();
