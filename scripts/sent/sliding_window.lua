@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line f57cca5eb9cb0bcec2866578c5bc759e06fde50b
+-- EVALSHA names the text below this line 6cdad228d536f82a0e1d55dc9f90a1509ddc186d
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -943,6 +943,7 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+      store_holds()
     elseif held and (blocks or is_behind) then
       put('')
     end

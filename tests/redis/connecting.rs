@@ -28,9 +28,7 @@ use tower_ratelimit::{
 use crate::support::{
     self, ALGORITHMS,
     cluster::{free_port, until},
-    limits,
-    load::until_server,
-    permissions,
+    limits, permissions,
     sentinel::fake::{Fake, array},
     server::RedisServer,
     with_sources,
@@ -65,8 +63,8 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
         let _ = limiter.peek("key").await.unwrap();
         let before = server.calls("evalsha");
         drop(reserved);
-        let is_released = || server.calls("evalsha") > before;
-        until_server("Redis has released them", is_released).await;
+        let is_released = async || server.calls("evalsha") > before;
+        support::load::until("Redis has released them", is_released).await;
         limiter.spend("key", 3).await.unwrap();
         limiter.refund("key", 1).await.unwrap();
         limiter.reset("key").await.unwrap();
