@@ -53,8 +53,9 @@ use crate::{
 /// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
 /// state is the initial one again; with a token bucket, up to one refill of the bucket later.
 ///
-/// The value contains a letter that identifies its format. Reservations of waiting requests
-/// follow the state in the same value.
+/// The value contains a letter that identifies its format. Reservations of waiting requests, and
+/// the units that [permits](crate::Permit) hold, follow the state in the same value. A background
+/// task renews the permits of the store, and ends them, in calls of up to 64 keys.
 ///
 /// # Calls
 ///
