@@ -1,5 +1,6 @@
 //! A gateway in front of a language model, with budgets for requests, tokens and money. A request
-//! holds an estimate first; what it does not use is returned exactly, also if its stream is cut off.
+//! holds an estimate first. What it does not use is returned exactly, also if its stream is cut
+//! off.
 //!
 //! * Requests, input tokens, output tokens and nano-dollars are limited, per key and per team. All
 //!   eight limits are charged, or none, in one round trip.
@@ -303,8 +304,8 @@ impl SettledStream {
 impl Drop for SettledStream {
     fn drop(&mut self) {
         let Some(held) = self.record.as_ref().map(|record| record.held) else { return };
-        // A stream that was cut off has used what was sent, and its input. One that is complete, but
-        // has no usage, has used its estimate.
+        // A stream that was cut off has used what was sent, and its input. One that is complete
+        // without a usage has used its estimate.
         let output = if self.is_complete { held.output } else { self.sent };
         self.end(Usage { output, ..held });
     }

@@ -1,5 +1,5 @@
-//! A fake API that is compatible with OpenAI's, on a local port. It knows no limits. It answers with
-//! the number of words that a question names, and counts four bytes of a question as a token.
+//! A fake API that is compatible with OpenAI's, on a local port. It knows no limits. It answers
+//! with the number of words that a question names, and counts four bytes of a question as a token.
 //!
 //! The model `silent` reports no usage, and the model `failing` answers 503.
 

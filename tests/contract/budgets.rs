@@ -227,8 +227,8 @@ async fn the_units_of_a_process_that_crashes_are_not_free_before_they_count_as_u
     }
 }
 
-/// Lua in front of each script: `TIME` returns an instant of tomorrow, and what the key `clock` adds
-/// in microseconds. So a test decides what time it is for the server.
+/// Lua in front of each script: `TIME` returns an instant of tomorrow, plus the microseconds in the
+/// key `clock`. So a test decides what time it is for the server.
 fn with_clock(server: &RedisServer) -> RedisConfig {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     // Keys expire by the real clock: not before the test ends.

@@ -14,4 +14,5 @@ mod plans;
 mod playground;
 mod quickstart;
 mod redisson;
+mod replay;
 mod server;
