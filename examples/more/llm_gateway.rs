@@ -198,6 +198,12 @@ impl Gateway {
         let call = self.client.post(&self.upstream).body(forwarded.to_string());
         let response = match call.send().await {
             Ok(response) if response.status().is_success() => response,
+            // The model may have worked: the permit is dropped, and counts as used.
+            Err(error) if !error.is_connect() => {
+                drop(permit);
+                record(End::Used(held));
+                return Err((limits, StatusCode::BAD_GATEWAY).into_response());
+            }
             failed => {
                 settle(permit, Usage::default());
                 record(End::Used(Usage::default()));
@@ -369,7 +375,7 @@ impl Script {
         self.report(what).await
     }
 
-    /// Prints the next record, once its units are back: over Redis, holds end in the background.
+    /// Prints the next record.
     async fn report(&mut self, what: &str) -> Result<(), Failure> {
         let record = self.records.recv().await.expect("the gateway runs");
         print(what, &record);
@@ -379,7 +385,7 @@ impl Script {
         Ok(())
     }
 
-    /// Waits until nothing is held.
+    /// Waits until nothing is held: over Redis, holds end in the background.
     async fn settled(&self) -> Result<(), Error> {
         for (limits, key) in [(&self.gateway.key, "ada"), (&self.gateway.team, "shop")] {
             for limiter in [&limits.input, &limits.output, &limits.money] {
@@ -486,12 +492,8 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     let server = axum::serve(listener, app).into_future();
     for (whose, [requests, input, output, money]) in [("key:", KEY), ("team:", TEAM)] {
         println!(
-            "each {whose:<5} {:>5} requests, {:>7} input tokens, {:>7} output \
-             tokens, {} nano-dollars",
-            requests.to_string(),
-            input.to_string(),
-            output.to_string(),
-            money
+            "limits of each {whose:<5} requests {requests}, input tokens {input}, output tokens \
+             {output}, nano-dollars {money}"
         );
     }
     println!();
