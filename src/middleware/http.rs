@@ -19,11 +19,11 @@ pub use self::{
     headers::Headers,
     meter::{Meter, Usage},
 };
+use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
 pub(crate) use self::{
     mapped::{BoxError, MapRejection},
     meter::MakeMeter,
 };
-use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
 use crate::{
     limiter::{AnyLimiter, Charge},
     middleware::{

@@ -353,8 +353,8 @@ impl RateLimitLayer {
         self.with(|http| http.settle_handle = on)
     }
 
-    /// Sets how the response says what its request has used: the layer then settles what the request
-    /// holds. The closure receives the head of each response, and returns its
+    /// Sets how the response says what its request has used. The layer then settles what the
+    /// request holds. The closure receives the head of each response, and returns its
     /// [`Meter`](crate::http::Meter): a [`Usage`](crate::http::Usage) if the head contains the
     /// numbers, or a type that sees the data and the trailers of the body.
     ///

@@ -26,9 +26,9 @@ struct SharedHolds {
 }
 
 impl Settle {
-    /// Ends the hold of the limiter of this name: `used` units were used. Unused units are returned,
-    /// missing ones are spent. It returns immediately; with a `RedisStore`, the end is sent in the
-    /// background.
+    /// Ends the hold of the limiter of this name: `used` units were used. Unused units are
+    /// returned, missing ones are spent. It returns immediately; with a `RedisStore`, the end is
+    /// sent in the background.
     ///
     /// If the request was not counted, because it is exempt, was denied in a dry run, or proceeds
     /// under [`FailurePolicy::Open`](crate::FailurePolicy::Open), this does nothing.

@@ -15,3 +15,4 @@ mod reload;
 mod responses;
 mod rule;
 mod service;
+mod settle;

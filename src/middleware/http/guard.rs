@@ -50,7 +50,8 @@ impl BodyGuard {
         (!is_tunnel).then(|| Box::new(guard))
     }
 
-    /// Shows a polled frame to the meter. Breaks if it is the last one: a server may not poll again.
+    /// Shows a polled frame to the meter. Breaks if it is the last one: a server need not poll
+    /// again.
     pub(super) fn see<B: Body>(
         &mut self,
         polled: &Option<Result<Frame<B::Data>, B::Error>>,

@@ -6,7 +6,8 @@ use std::{borrow::Cow, sync::Arc};
 use http::{HeaderMap, response};
 
 /// Determines from a response what its request has used, for
-/// [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by). Each response has its own meter.
+/// [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by). Each response has its own
+/// meter.
 ///
 /// The meter sees the frames of the body as they pass. Nothing is buffered: a frame can end
 /// anywhere, also in the middle of a line or of a character. The body is the one that the service
