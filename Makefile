@@ -1,6 +1,6 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  nightly soak release-check bench bench-peers connections request-path code-lines redis-server \
-  test-browser screenshots chromium pngquant
+  hosts nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
+  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant
 
 test: redis-server
 	cargo test --workspace --all-features
@@ -42,7 +42,7 @@ test-properties: redis-server
 	  cargo test -p tower-ratelimit --all-features --lib
 
 # Those that change the library; the others only add dependencies to one of them.
-FEATURES = axum metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
+FEATURES = axum cpu-counter metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
 
 lint: msrv long-lines
 	cargo fmt --all --check
@@ -95,9 +95,13 @@ features:
 soak: redis-server
 	cargo run --release -p test-tools --bin soak -- $(SECONDS)
 
+# The examples for hosts with many dependencies, against local servers.
+hosts:
+	cargo test --manifest-path examples/hosts/Cargo.toml --target-dir target/hosts
+
 # What takes too long for each change: the workflow runs it every night. `make --keep-going nightly`
 # runs the other parts after a failure, too.
-nightly: features package test-properties test-servers test-faults soak
+nightly: features package hosts test-properties test-servers test-faults soak
 
 # What a release needs in addition to lint and test. The tools are installed by hand: cargo-deny,
 # cargo-hack and cargo-semver-checks.
@@ -110,10 +114,22 @@ release-check:
 	  cargo semver-checks -p tower-ratelimit --baseline-rev "$$tag"
 	$(MAKE) features package
 
-bench: redis-server
-	cargo bench --bench memory
+bench: redis-server bench-memory
 	cargo bench --bench redis
 	cargo bench --bench waiting
+
+# The memory store and the layer beside other rate limiters: times, allocations, instructions.
+# MEMORY="checks layers" selects parts of the times: see benches/memory/src/bin/memory/main.rs.
+bench-memory: valgrind
+	cargo build --release --manifest-path benches/memory/Cargo.toml --target-dir target/memory --features peers
+	target/memory/release/memory $(MEMORY)
+	target/memory/release/allocations
+	PEERS=1 BASE=none benches/memory/instructions.sh
+
+# Fails if the memory store or the layer takes over 2 % more instructions than in the commit before.
+# BASE=commit compares with another one; benches/memory/instructions.sh describes it.
+bench-instructions: valgrind
+	benches/memory/instructions.sh
 
 # This crate beside other rate limiters. PEERS="--quick throttled" measures some of them for a short
 # time; PEERS=--list prints their names; PEERS="--commit=HEAD~1 token-bucket" compares a commit with
@@ -138,6 +154,11 @@ connections: redis-server
 
 SUDO = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT = $(SUDO) apt-get update -q && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -qy
+
+valgrind:
+	@command -v valgrind >/dev/null || { \
+	  if command -v apt-get >/dev/null; then $(APT) valgrind; \
+	  else echo "install valgrind, then run this again" >&2; exit 1; fi; }
 
 # The browser and its driver. Google Chrome with a chromedriver will do, too.
 chromium:

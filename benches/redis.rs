@@ -86,6 +86,7 @@ fn main() {
     bench.print_far();
     bench.print_denials();
     bench.print_cpu();
+    bench.print_holds();
     bench.print_two_limits();
     bench.print_memory();
     bench.print_redisson();
@@ -398,6 +399,57 @@ impl Bench {
             CPU_ROUNDS * TASKS * CPU_CALLS_PER_TASK,
         );
         print_pair_ratios(&one, &combined, &separate);
+    }
+
+    /// A hold and its end, beside a check that takes the way of the engine: one of several limits.
+    fn print_holds(&self) {
+        println!();
+        println!(
+            "CPU of the server, us, {TASKS} in flight, {MANY_KEYS} keys: a hold and its end, beside \
+             a check that may wait"
+        );
+        for (algorithm, quota, keys) in [
+            (Algorithm::token_bucket(), PLENTY, MANY_KEYS),
+            (Algorithm::FixedWindow, PLENTY, MANY_KEYS),
+            (Algorithm::SlidingLog, Quota::per_hour(1_000_000), 1),
+        ] {
+            let label = format!("held-{}", name(algorithm).replace([' ', ','], "-"));
+            let limiter = self.limiter(&label, algorithm, quota);
+            if keys == 1 {
+                self.log(&limiter);
+            }
+            let mut admitted = [0; 2];
+            let [check, hold] = interleaved(CPU_ROUNDS, |way| {
+                let before = self.cpu();
+                admitted[way] += self.in_flight(|_| {
+                    let limiter = limiter.clone();
+                    often(CPU_CALLS_PER_TASK, async move || {
+                        let key = key(fastrand::usize(..keys));
+                        match way {
+                            0 => {
+                                let wait = Duration::from_secs(1);
+                                let checked = limiter.check_within(&*key, wait).await.unwrap();
+                                checked.keep().is_allowed()
+                            }
+                            _ => {
+                                let held = limiter.hold(&*key, 1).await.unwrap();
+                                held.map(|permit| permit.settle(1)).is_ok()
+                            }
+                        }
+                    })
+                });
+                std::thread::sleep(Duration::from_millis(50)); // the ends are sent
+                (self.cpu().process - before.process) / (TASKS * CPU_CALLS_PER_TASK) as f64
+            });
+            println!(
+                "  {:<20} check {:.2}  hold and end {:.2}  ratio {}  admitted of {}: {admitted:?}",
+                name(algorithm),
+                check.median(),
+                hold.median(),
+                hold.ratio_to(&check).summary(),
+                CPU_ROUNDS * TASKS * CPU_CALLS_PER_TASK,
+            );
+        }
     }
 
     fn print_memory(&self) {

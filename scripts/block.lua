@@ -2,8 +2,9 @@
 -- bytes), and another 'B'. States begin or end with another letter, so that a fast path, which
 -- looks at that end, leaves a blocked key to the engine.
 -- Stands before a model. The engine reads and stores a state by `get`, `put` and `patch`, wherever
--- the state is: what is held (hold.lua) stands behind it. `block` is nil for a key without one; else {ends}, and {state, expires, changed} if
--- the state counts: a request that may not wait until the end of the block is denied without it.
+-- the state is: what is held (hold.lua) stands behind it. `block` is nil for a key without one,
+-- else {ends}, and {state, expires, changed} if the state counts: a request that may not wait until
+-- the end of the block is denied without it.
 
 local function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state

@@ -31,6 +31,7 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+      store_holds()
     elseif held and (blocks or is_behind) then
       put('') -- what is held stays as long as a block, and follows the clock
     end

@@ -1,5 +1,5 @@
--- Holding: decides beside what is held, and changes holds. Stands between engine.lua and finish.lua.
--- The twin is src/algorithm/holding.rs.
+-- Holding: decides beside what is held, and changes holds. Stands between engine.lua and
+-- finish.lua. The twin is src/algorithm/holding.rs.
 
 -- Spends units at an instant, whatever is left.
 local function spend_at(instant, units)
@@ -37,8 +37,8 @@ local function expire_holds()
   return true
 end
 
--- Whether the clock has stepped back since the last change. Unless the skew is stored then, the time
--- of the slots stands still until the clock has caught up.
+-- Whether the clock has stepped back since the last change. Unless the skew is stored then, the
+-- time of the slots stands still until the clock has caught up.
 local is_behind
 
 -- Loads the state, and applies the slots that have ended.

@@ -2,8 +2,8 @@
 -- Behind it stands each.lua or, for several limits, a function for each algorithm (see
 -- algorithm.lua) and combine.lua.
 -- KEYS     for each limit: the key of its state
--- ARGV     action (check, hold, peek, spend, refund, release, block, unblock, holds); parameters, for
---          several limits those of each; items
+-- ARGV     action (check, hold, peek, spend, refund, release, block, unblock, holds); parameters,
+--          for several limits those of each; items
 --          parameters: the letter of the algorithm, then doubles
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
 --          release, for each request of the one key {instant, units}, doubles; to block, for how

@@ -32,10 +32,9 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    packed::{INITIAL, Packed},
+    packed::{FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
-    token_bucket::FastStep,
 };
 use crate::quota::{ConfigError, Quota};
 

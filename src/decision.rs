@@ -59,16 +59,27 @@ pub struct Decision {
     remaining: u64,
     replenish: u64,
     reset: u64,
+    /// The time since the store decided. An hour is enough: no call takes longer.
+    age: u32,
+    // Not two fields of a byte: a copy by 16 bytes waits until single bytes are written.
+    status: Status,
+    /// What few decisions say.
+    rare: Option<Arc<Rare>>,
+}
+
+/// The source of a decision, times 2, and 1 if the request is allowed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Status(u32);
+
+/// The parts of a decision that most decisions do not have: they take no time to copy then.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Rare {
     /// The time until the block of the key ends; 0 without one.
     blocked: u64,
     /// The units of the key that are held.
     held: u64,
-    /// What is left of each of several limits. Only decisions about several pay for it.
-    counts: Option<Arc<[Count]>>,
-    /// The time since the store decided. An hour is enough: no call takes longer.
-    age: u32,
-    source: Source,
-    is_allowed: bool,
+    /// What is left of each of several limits.
+    counts: Box<[Count]>,
 }
 
 /// What is left of one of several limits, after a decision.
@@ -125,6 +136,31 @@ pub enum Source {
     Open,
 }
 
+impl Status {
+    #[inline]
+    const fn new(source: Source, is_allowed: bool) -> Self {
+        let source = match source {
+            Source::Store => 0,
+            Source::Cached => 1,
+            Source::Local => 2,
+            Source::Open => 3,
+        };
+        Self(source << 1 | is_allowed as u32)
+    }
+}
+
+impl Rare {
+    #[cold]
+    fn new(blocked: f64, held: f64) -> Option<Arc<Self>> {
+        Self { blocked: integer(blocked), held: integer(held), ..Self::default() }.shared()
+    }
+
+    /// Equal decisions have equal parts: there is none that says nothing.
+    fn shared(self) -> Option<Arc<Self>> {
+        (self != Self::default()).then(|| Arc::new(self))
+    }
+}
+
 impl Decision {
     #[inline]
     pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
@@ -138,12 +174,9 @@ impl Decision {
             remaining: integer(remaining),
             replenish: integer(replenish),
             reset: integer(reset),
-            blocked: integer(blocked),
-            held: integer(held),
-            counts: None,
             age: age as u32,
-            source,
-            is_allowed: admitted,
+            status: Status::new(source, admitted),
+            rare: if blocked > 0.0 || held > 0.0 { Rare::new(blocked, held) } else { None },
         }
     }
 
@@ -159,17 +192,20 @@ impl Decision {
     pub(crate) fn remembered(&self, age: u64, cost: u64, wait: u64) -> Self {
         Self {
             cost,
-            source: Source::Cached,
+            status: Status::new(Source::Cached, self.is_allowed()),
             wait,
             replenish: self.replenish.saturating_sub(age),
             reset: self.reset.saturating_sub(age),
-            blocked: self.blocked.saturating_sub(age),
+            rare: self.rare.as_ref().and_then(|rare| {
+                let blocked = rare.blocked.saturating_sub(age);
+                Rare { blocked, ..(**rare).clone() }.shared()
+            }),
             ..self.clone()
         }
     }
 
     pub(crate) fn proceeds_immediately(&self) -> bool {
-        self.is_allowed && self.wait == 0
+        self.is_allowed() && self.wait == 0
     }
 
     /// Returns the time since the store decided.
@@ -185,7 +221,7 @@ impl Decision {
     /// Returns whether the request may proceed, after [`delay`](Decision::delay).
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
-        self.is_allowed
+        self.status.0 & 1 == 1
     }
 
     /// Returns whether the key is [blocked](crate::Limiter::block). A request that may wait for the
@@ -193,13 +229,13 @@ impl Decision {
     ///
     /// If another limit of the request binds, this is false.
     #[must_use]
-    pub const fn is_blocked(&self) -> bool {
-        self.blocked > 0
+    pub fn is_blocked(&self) -> bool {
+        !self.block_rest().is_zero()
     }
 
     /// Returns the time until the block of the key ends.
-    pub(crate) const fn block_rest(&self) -> Duration {
-        Duration::from_micros(self.blocked)
+    pub(crate) fn block_rest(&self) -> Duration {
+        Duration::from_micros(self.rare.as_ref().map_or(0, |rare| rare.blocked))
     }
 
     /// Returns the time after which an allowed request may proceed.
@@ -207,7 +243,7 @@ impl Decision {
     /// It is zero, except with a leaky bucket, or if the check allows a wait.
     #[must_use]
     pub const fn delay(&self) -> Duration {
-        if self.is_allowed { Duration::from_micros(self.wait) } else { Duration::ZERO }
+        if self.is_allowed() { Duration::from_micros(self.wait) } else { Duration::ZERO }
     }
 
     /// Returns the time after which the same request is allowed, if no other request spends units
@@ -219,7 +255,7 @@ impl Decision {
     /// [`is_allowed`](Decision::is_allowed), not this method, whether the request may proceed.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        if self.is_allowed || self.wait == UNKNOWN {
+        if self.is_allowed() || self.wait == UNKNOWN {
             None
         } else {
             Some(Duration::from_micros(self.wait))
@@ -228,12 +264,12 @@ impl Decision {
 
     /// Returns whether the request was denied until units that are held are returned.
     pub(crate) const fn waits_for_holds(&self) -> bool {
-        !self.is_allowed && self.wait == UNKNOWN
+        !self.is_allowed() && self.wait == UNKNOWN
     }
 
     /// Returns the units of the key that are held.
-    pub(crate) const fn held(&self) -> u64 {
-        self.held
+    pub(crate) fn held(&self) -> u64 {
+        self.rare.as_ref().map_or(0, |rare| rare.held)
     }
 
     /// Returns [`retry_after`](Decision::retry_after) in whole seconds, as the header `Retry-After`
@@ -287,28 +323,35 @@ impl Decision {
     /// Returns the origin of the decision.
     #[must_use]
     pub const fn source(&self) -> Source {
-        self.source
+        match self.status.0 >> 1 {
+            0 => Source::Store,
+            1 => Source::Cached,
+            2 => Source::Local,
+            _ => Source::Open,
+        }
     }
 
     /// Sets what is left of all limits, if there are several.
     pub(crate) fn with_counts(mut self, counts: Vec<Count>) -> Self {
         if counts.len() > 1 {
-            self.counts = Some(counts.into());
+            Arc::make_mut(self.rare.get_or_insert_default()).counts = counts.into();
         }
         self
     }
 
     /// Forgets what is left of the other limits.
-    #[cfg(feature = "redis")]
-    pub(crate) fn without_counts(self) -> Self {
-        Self { counts: None, ..self }
+    pub(crate) fn without_counts(mut self) -> Self {
+        if let Some(rare) = self.rare.take() {
+            self.rare = Rare { counts: Box::default(), ..*rare }.shared();
+        }
+        self
     }
 
     /// Returns what is left of each limit of the request. A remembered denial knows the limit that
     /// has denied.
     pub(crate) fn counts(&self) -> impl Iterator<Item = Count> {
         let Self { limiter, remaining, replenish, .. } = *self;
-        let all = self.counts.as_deref().unwrap_or_default();
+        let all = self.rare.as_ref().map_or(&[][..], |rare| &rare.counts);
         let own = all.is_empty().then_some(Count { limiter, remaining, replenish });
         all.iter().copied().chain(own)
     }
@@ -357,7 +400,8 @@ mod tests {
 
     #[test]
     fn a_decision_stays_small() {
-        // The largest part is the quota. A decision in memory is copied several times.
-        assert!(size_of::<Decision>() <= 96 + size_of::<Quota>(), "{}", size_of::<Decision>());
+        // A decision in memory is copied several times. The largest part is the quota.
+        assert_eq!(size_of::<Decision>(), 72 + size_of::<Quota>());
+        assert!(size_of::<Outcome>() <= 128, "a larger one is copied by a call of `memcpy`");
     }
 }

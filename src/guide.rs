@@ -1,36 +1,59 @@
 //! The guide: one module for each page of `docs/`, and no code. The page on the playground is not
 //! among them, because its pictures are only in the repository.
+//!
+//! Begin with the [quick start](quick_start), [how it works](how_it_works) and [choosing an
+//! algorithm](algorithms). [Recipes](recipes) and [troubleshooting] are for one
+//! question each.
 
-/// Links between the pages. The first definition of a link counts, so these replace the definitions
-/// at the end of a page, which lead to files.
+/// The pages. The first definition of a link counts, so the definitions here replace those at the
+/// end of a page, which lead to files: other pages become modules, and pictures data.
 macro_rules! pages {
-    ($($name:ident $file:literal)*) => {$(
-        #[doc = "[algorithms]: crate::guide::algorithms"]
-        #[doc = "[benchmarks]: crate::guide::benchmarks"]
-        #[doc = "[connections]: crate::guide::connections"]
-        #[doc = "[http]: crate::guide::http"]
-        #[doc = "[keys]: crate::guide::keys"]
-        #[doc = "[operation]: crate::guide::operation"]
-        #[doc = "[servers]: crate::guide::servers"]
-        #[doc = "[several-limits]: crate::guide::several_limits"]
-        #[doc = "[waiting]: crate::guide::waiting"]
+    ($all:tt) => { pages! { @each $all $all } };
+    (@each {$($name:ident $slug:literal $file:literal)*} $all:tt) => {
+        $(pages! { @page $name $file $all })*
+    };
+    (@page $page:ident $page_file:literal {$($name:ident $slug:literal $file:literal)*}) => {
+        #[doc = concat!($("[", $slug, "]: crate::guide::", stringify!($name), "\n"),*)]
+        #[doc = include_str!("../docs/pictures/links.md")]
         #[doc = ""]
-        #[doc = include_str!($file)]
-        pub mod $name {}
-    )*};
+        #[doc = include_str!($page_file)]
+        pub mod $page {}
+    };
 }
 
-pages! {
-    algorithms "../docs/algorithms.md"
-    benchmarks "../docs/benchmarks.md"
-    configuration "../docs/configuration.md"
-    connections "../docs/connections.md"
-    http "../docs/http.md"
-    keys "../docs/keys.md"
-    layers "../docs/layers.md"
-    operation "../docs/operation.md"
-    redisson "../docs/redisson.md"
-    servers "../docs/servers.md"
-    several_limits "../docs/several-limits.md"
-    waiting "../docs/waiting.md"
-}
+pages! {{
+    algorithms "algorithms" "../docs/algorithms.md"
+    benchmarks "benchmarks" "../docs/benchmarks.md"
+    coming_from_bucket4j "coming-from-bucket4j" "../docs/coming-from-bucket4j.md"
+    coming_from_governor "coming-from-governor" "../docs/coming-from-governor.md"
+    coming_from_rate_limiter_flexible "coming-from-rate-limiter-flexible"
+        "../docs/coming-from-rate-limiter-flexible.md"
+    coming_from_tower_governor "coming-from-tower-governor" "../docs/coming-from-tower-governor.md"
+    configuration "configuration" "../docs/configuration.md"
+    connections "connections" "../docs/connections.md"
+    design_decisions "design-decisions" "../docs/design-decisions.md"
+    how_it_works "how-it-works" "../docs/how-it-works.md"
+    http "http" "../docs/http.md"
+    keys "keys" "../docs/keys.md"
+    layers "layers" "../docs/layers.md"
+    limitctl "limitctl" "../docs/limitctl.md"
+    monitoring "monitoring" "../docs/monitoring.md"
+    on_call "on-call" "../docs/on-call.md"
+    outgoing "outgoing" "../docs/outgoing.md"
+    quick_start "quick-start" "../docs/quick-start.md"
+    quotas "quotas" "../docs/quotas.md"
+    recipes "recipes" "../docs/recipes.md"
+    replay "replay" "../docs/replay.md"
+    redis_capacity "redis-capacity" "../docs/redis-capacity.md"
+    redis_connecting "redis-connecting" "../docs/redis-connecting.md"
+    redis_failovers "redis-failovers" "../docs/redis-failovers.md"
+    redis_failures "redis-failures" "../docs/redis-failures.md"
+    redis_permissions "redis-permissions" "../docs/redis-permissions.md"
+    redisson "redisson" "../docs/redisson.md"
+    servers "servers" "../docs/servers.md"
+    several_limits "several-limits" "../docs/several-limits.md"
+    support_tasks "support-tasks" "../docs/support-tasks.md"
+    testing "testing" "../docs/testing.md"
+    troubleshooting "troubleshooting" "../docs/troubleshooting.md"
+    waiting "waiting" "../docs/waiting.md"
+}}

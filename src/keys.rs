@@ -15,7 +15,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use self::secret::Secret;
-pub(crate) use self::text::Text;
+pub(crate) use self::text::{Text, are_same};
 
 /// Longer keys are replaced by their hash, so that a client cannot fill the store with a few keys.
 const LONGEST: usize = 128;
@@ -97,6 +97,27 @@ impl<'a> Key<'a> {
         bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
     }
 
+    /// Returns the key that [`as_str`](Key::as_str) prints as this text, such as a key from a log,
+    /// or from a list of denied keys; `None` if no key is printed so.
+    ///
+    /// For the value of a request, use `From` or the extractor of the layer: they escape it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, key};
+    ///
+    /// let key = Key::from_text("header:x-api-key=k%201|ip=192.0.2.1").expect("it is a key");
+    /// let address: std::net::IpAddr = "192.0.2.1".parse().unwrap();
+    /// assert_eq!(key, key::header("x-api-key").key("k 1").and(&key::PeerIp.key(address)));
+    /// assert_eq!(Key::from_text("k 1"), None);
+    /// ```
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Key<'static>> {
+        let is_key = text.len() <= LONGEST && is_escaped(text.as_bytes());
+        is_key.then(|| Key(Repr::Owned(text.as_bytes().into())))
+    }
+
     /// Returns the key as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -151,29 +172,30 @@ impl Scope {
     }
 }
 
-/// The bytes that need no escaping.
-const PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
-    let mut byte = b'!';
-    while byte <= b'~' {
-        plain[byte as usize] = !matches!(byte, b'%' | b'{' | b'}' | b'=' | b'|');
-        byte += 1;
-    }
-    plain
-};
-
+/// Returns whether a byte needs no escaping: printable ASCII, except `% { } = |`.
+// Without a table and branches, so that many bytes are compared at once.
+#[inline]
 fn is_plain(byte: u8) -> bool {
-    PLAIN[usize::from(byte)]
+    let between = byte.wrapping_sub(b'!') <= b'z' - b'!';
+    (between & (byte != b'%') & (byte != b'=')) | (byte == b'~')
 }
 
 /// Does not stop early: most text is plain to its end, so that branches would cost more.
 #[inline]
 fn all_plain(bytes: &[u8]) -> bool {
-    let (chunks, rest) = bytes.as_chunks::<4>();
-    let plain = chunks.iter().fold(true, |plain, &[a, b, c, d]| {
-        plain & is_plain(a) & is_plain(b) & is_plain(c) & is_plain(d)
-    });
-    rest.iter().fold(plain, |plain, &byte| plain & is_plain(byte))
+    #[inline]
+    fn all<const N: usize>(bytes: &[u8; N]) -> bool {
+        bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
+    }
+    // The first and the last bytes overlap, instead of a rest byte by byte.
+    let (chunks, _) = bytes.as_chunks::<16>();
+    if let Some(last) = bytes.last_chunk::<16>() {
+        return chunks.iter().fold(all(last), |plain, chunk| plain & all(chunk));
+    }
+    if let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) {
+        return all(first) & all(last);
+    }
+    bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
 }
 
 fn escaped(bytes: &[u8]) -> String {
@@ -188,6 +210,22 @@ fn escaped(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+/// Returns whether a key can have this text: `%` only in the escapes that `escaped` writes.
+fn is_escaped(text: &[u8]) -> bool {
+    match text {
+        [] => true,
+        [b'%', high, low, rest @ ..] => {
+            let digit = |byte: u8| {
+                let is_upper = byte.is_ascii_digit() || byte.is_ascii_uppercase();
+                is_upper.then(|| char::from(byte).to_digit(16)).flatten()
+            };
+            let byte = digit(*high).zip(digit(*low)).map(|(high, low)| (high * 16 + low) as u8);
+            byte.is_some_and(|byte| !is_plain(byte)) && is_escaped(rest)
+        }
+        [byte, rest @ ..] => (is_plain(*byte) || b"=|".contains(byte)) && is_escaped(rest),
+    }
 }
 
 /// Makes the key of a value behind a prefix that needs no escaping.
@@ -243,5 +281,29 @@ impl fmt::Debug for Key<'_> {
 impl fmt::Display for Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_every_key_is_read_as_that_key() {
+        let long = "a".repeat(200);
+        let secret = Key::hashed("api-key", "k1", "secret");
+        for key in [
+            Key::from(""),
+            Key::from("alice"),
+            Key::from("a b=c|d{e}%"),
+            Key::from("\u{e9}\0").and(&secret),
+            Key::from(&*long),
+            Key::scoped("a=b", "c"),
+        ] {
+            assert_eq!(Key::from_text(key.as_str()), Some(key));
+        }
+        for text in ["a b", "{a}", "%", "%4", "%41", "%2f", "%7b", "\u{e9}", &long] {
+            assert_eq!(Key::from_text(text), None, "{text}");
+        }
     }
 }

@@ -1,15 +1,66 @@
 //! Per-key rate limiting for Tower services. Counters live in process memory, or in Redis, where
 //! all replicas share one limit.
 //!
-//! ```
-//! use axum::{Router, routing::get};
-//! use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+//! # Three set-ups
 //!
-//! let quota = Quota::per_second(10).burst(20);
-//! let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
-//! let app: Router = Router::new()
-//!     .route("/", get(|| async { "hello" }))
-//!     .layer(RateLimitLayer::new(limiter, key::PeerIp));
+//! **One process, a limit for each client address.** With axum, in memory:
+//!
+//! ```no_run
+//! use axum::{Router, routing::get};
+//! use std::net::SocketAddr;
+//! use tower_ratelimit::{Quota, RateLimitLayer};
+//!
+//! #[tokio::main]
+//! async fn main() -> std::io::Result<()> {
+//!     let layer = RateLimitLayer::per_ip(Quota::per_second(10).burst(20));
+//!     let app = Router::new().route("/", get(async || "hello")).layer(layer);
+//!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//!     // `per_ip` needs the addresses of the clients.
+//!     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+//! }
+//! ```
+//!
+//! **Several replicas, a limit for each API key.** The counters are in Redis. While Redis fails,
+//! each replica enforces its share:
+//!
+//! ```no_run
+//! use axum::{Router, routing::get};
+//! use tower_ratelimit::{
+//!     Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+//! };
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let store = RedisStore::connect("redis://127.0.0.1/?prefix=shop&deadline=50ms").await?;
+//!     let quota = Quota::per_minute(600).burst(50);
+//!     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
+//!     let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
+//!         .on_failure(FailurePolicy::Local { share: 0.25 }); // four replicas
+//!     let app = Router::new().route("/", get(async || "hello")).layer(layer);
+//!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//!     Ok(axum::serve(listener, app).await?)
+//! }
+//! ```
+//!
+//! **A client of somebody else's API**, which allows 20 requests per second. Callers wait for their
+//! turn, in order, over all processes:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let store = RedisStore::connect("redis://127.0.0.1/?prefix=jobs").await?;
+//!     let quota = Quota::per_second(18).burst(1); // at most 1 + 18 in any second
+//!     let vendor = Limiter::new("vendor", store, Algorithm::token_bucket(), quota);
+//!     for page in 1..=100 {
+//!         if vendor.try_acquire("vendor", Duration::from_secs(30)).await?.is_allowed() {
+//!             println!("get page {page}");
+//!         }
+//!     }
+//!     Ok(())
+//! }
 //! ```
 //!
 //! # Items
@@ -33,12 +84,11 @@
 //! | [`observe`] | events, metrics, the keys that are denied most |
 //! | [`redisson`] | a limiter that Java services share |
 //!
-//! The pages of the [`guide`] describe [algorithms](guide::algorithms), [keys](guide::keys),
-//! [several limits](guide::several_limits), [waiting](guide::waiting), [responses](guide::http),
-//! [layers](guide::layers), [configuration](guide::configuration),
-//! [Redis operation](guide::operation), [servers](guide::servers), [Redis
-//! connections](guide::connections), [Redisson](guide::redisson) and
-//! [benchmarks](guide::benchmarks).
+//! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
+//! works](guide::how_it_works), [choosing an algorithm](guide::algorithms),
+//! [recipes](guide::recipes), [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
+//! [monitoring](guide::monitoring), [on call](guide::on_call), [`limitctl`](guide::limitctl) and
+//! [troubleshooting](guide::troubleshooting).
 //!
 //! # Glossary
 //!
@@ -68,6 +118,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`http::Rejection`] is a response |
+//! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
 //! | `redisson` | [`redisson`]; implies `redis` |
@@ -75,7 +126,7 @@
 //! | `tls-rustls` | `rediss://` URLs, with the crypto provider `ring` if the application has installed no other; implies `redis` |
 //! | `tls-rustls-no-provider` | the same without `ring`: the application installs a crypto provider |
 //! | `tls-rustls-webpki-roots` | the root certificates of `webpki-roots`, in addition to those of the system; implies `tls-rustls-no-provider` |
-//! | `tracing` | [events](guide::operation#events) about denials, misconfigured services and failures of Redis |
+//! | `tracing` | [events](guide::monitoring#events) about denials, misconfigured services and failures of Redis |
 //! | `uuid` | `Uuid` as a key |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -32,7 +32,7 @@ pub(crate) use self::redis::assert_written;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisConfig, RedisStore};
+pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 #[cfg(any(test, feature = "redisson"))]
 pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line c0ca2f2df1bad2f37338af2a521e24682506f747
+-- EVALSHA names the text below this line 8bb93818eacfe21b6c2b7836a09352bb8e9278bb
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -792,7 +792,8 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
-    elseif held and blocks then
+      store_holds()
+    elseif held and (blocks or is_behind) then
       put('')
     end
     if blocks then

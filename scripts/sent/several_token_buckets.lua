@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line a0cabd5848521d0ecc41e11178d9282436ebb7b3
+-- EVALSHA names the text below this line 196c86ebb60b626d8d1188f947df57cdda59b9f7
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -898,7 +898,8 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
-    elseif held and blocks then
+      store_holds()
+    elseif held and (blocks or is_behind) then
       put('')
     end
     if blocks then

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line 9f0ca8a7c8615d6cb58f70dafe7130b45ae9f471
+-- EVALSHA names the text below this line aec46db3643fb709c065c898a13644f9148bf87b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -791,14 +791,26 @@ local function expire_holds()
   return true
 end
 
+local is_behind
+
+local function open_key()
+  load()
+  is_behind = held and held.slots[1] and clock + held.skew < held.at
+  local time = clock + (held and held.slots[1] and skew_at() or 0)
+  if held and expire_holds() then
+    load()
+  end
+  if is_behind and held then
+    touch()
+  end
+  return time
+end
+
 local function plan()
   if block and not block.state then
     block = nil
   end
-  load()
-  if held and expire_holds() then
-    load()
-  end
+  open_key()
   if not first_held then
     local slots = held and #held.slots or 0
     first_held = slots > 0 and packed_holds(slots) or ''
@@ -844,7 +856,7 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
   if has_expired then
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
-    return RENEWED, hold(units, lifetime, grid), 0
+    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
   end
   return is_known and ENDED or LOST, 0, used
 end
@@ -852,11 +864,7 @@ end
 local function change_holds(changes)
   block, first_held, cost, max_wait = nil, nil, 0, 0
   forget()
-  load()
-  local time = clock + (held and skew_at() or 0)
-  if held and expire_holds() then
-    load()
-  end
+  local time = open_key()
   local results, spent = {}, 0
   for i, change in ipairs(changes) do
     local result, ends, units = change_hold(time, unpack(change, 1, 6))
@@ -904,6 +912,9 @@ if returns then
   function finish()
     if found then
       release(step_back(), releases())
+      store_holds()
+    elseif held and (blocks or is_behind) then
+      put('')
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
@@ -924,12 +935,13 @@ else
     local state = described(found_state())
     if holds and admitted then
       hold(cost, lifetime, grid)
-      store_holds()
-    elseif commits and not holds and (admitted or stale) then
+    end
+    if commits and (stale or admitted and not holds) then
       store(before, now + wait)
-    else
+    elseif not commits or not admitted and not is_behind then
       return state
     end
+    store_holds()
     if block then
       close_block()
     end

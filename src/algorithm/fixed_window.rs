@@ -4,8 +4,8 @@
 use super::{
     arithmetic::{EXACT, ceil, floor, max, min},
     model::{Earliest, Model, Report},
-    packed::Packed,
-    request::Release,
+    packed::{FastStep, Packed},
+    request::{Admission, EngineReply, Release},
     state_bytes::Reader,
 };
 use crate::quota::Quota;
@@ -31,6 +31,49 @@ pub(crate) struct FixedWindowState {
 impl FixedWindowParams {
     pub(super) fn new(quota: Quota) -> Self {
         Self { limit: quota.limit() as f64, window: quota.window_us() as f64 }
+    }
+
+    /// Returns the window and its count at an instant; `None` if the window is newer.
+    #[inline]
+    fn window_at(&self, [start, count]: Packed, now: f64) -> Option<Packed> {
+        match now - start {
+            age if age < 0.0 => None,
+            age if age < self.window && count > 0.0 => Some([start, count]),
+            _ => Some([now, 0.0]),
+        }
+    }
+
+    /// Decides as the engine does about a check that does not wait; `None` if the state is newer.
+    #[inline]
+    pub(super) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
+        let [start, count] = self.window_at(*packed, now)?;
+        Some(if count + cost <= self.limit {
+            *packed = [start, count + cost];
+            let admission = Admission { admitted: true, wait: 0.0 };
+            FastStep { admission, after: *packed, now }
+        } else {
+            let admission = Admission { admitted: false, wait: start + self.window - now };
+            FastStep { admission, after: [start, count], now }
+        })
+    }
+
+    #[inline]
+    pub(super) fn reply_fast(&self, step: &FastStep) -> EngineReply {
+        let FastStep { admission: Admission { admitted, wait }, after: [start, count], now } =
+            *step;
+        let remaining = max(self.limit - count, 0.0);
+        let reset = start + self.window - now;
+        let reply = EngineReply::uncounted(now + wait);
+        EngineReply { admitted, wait, remaining, replenish: reset, reset, ..reply }
+    }
+
+    /// Returns what remains, and the time until the state is the initial one; `None` as for
+    /// [`step_fast`](Self::step_fast).
+    #[inline]
+    pub(super) fn observe_fast(&self, packed: Packed, now: f64) -> Option<(f64, f64)> {
+        let [start, count] = self.window_at(packed, now)?;
+        let reset = if count > 0.0 { start + self.window - now } else { 0.0 };
+        Some((max(self.limit - count, 0.0), reset))
     }
 }
 

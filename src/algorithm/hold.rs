@@ -71,6 +71,7 @@ pub enum HoldAction {
     /// Ends the hold: this many units were used, perhaps more than it holds.
     End { used: f64 },
     /// Holds the units for another lifetime.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Renew(Lifetime),
 }
 
@@ -91,6 +92,7 @@ impl Lifetime {
     /// The lifetime of holds whose end cannot be missed.
     pub(crate) const ENDLESS: Self = Self { time: f64::INFINITY, grid: 1.0 };
 
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn new(micros: u64) -> Self {
         let grid = micros.div_ceil(8).next_power_of_two();
         Self { time: micros as f64, grid: grid as f64 }

@@ -103,8 +103,8 @@ impl EngineRequest {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EngineReply {
     pub(crate) admitted: bool,
-    /// The delay of an admitted request, the retry-after of a denied one: infinite if it is unknown,
-    /// because holds have to end first.
+    /// The delay of an admitted request, the retry-after of a denied one: infinite if it is
+    /// unknown, because holds have to end first.
     pub(crate) wait: f64,
     pub(crate) remaining: f64,
     /// The time until `remaining` grows; 0 when it cannot.

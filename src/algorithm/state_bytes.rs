@@ -52,6 +52,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The bytes that were not read.
+    #[cfg(feature = "redis")]
     pub(super) fn rest(self) -> &'a [u8] {
         self.0
     }

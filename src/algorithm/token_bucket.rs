@@ -9,8 +9,8 @@ use super::{
     Refill,
     arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
     model::{Earliest, Model, Report},
-    packed::Packed,
-    request::{Action, Admission, EngineReply, EngineRequest, Release},
+    packed::{FastStep, Packed},
+    request::{Admission, EngineReply, Release},
     state_bytes::Reader,
 };
 use crate::quota::{ConfigError, LONGEST_REFILL, Quota};
@@ -72,69 +72,60 @@ impl TokenBucketParams {
         if self.overdraft > 0.0 { 1.0 } else { 0.0 }
     }
 
-    /// Decides as the engine does in the most common case: a check that does not wait, of a bucket
-    /// that refills continuously and has no overdraft. `None` in other cases.
+    /// Returns whether the fast path knows the settings: continuous refill without an overdraft.
     #[inline]
-    pub(super) fn step_fast(
-        &self,
-        packed: &mut Packed,
-        request: &EngineRequest,
-    ) -> Option<FastStep<'_>> {
-        let Self { burst, overdraft, unit, period, lump, max_debt } = *self;
-        let EngineRequest { action, cost, max_wait, now, admission, .. } = *request;
+    fn is_plain(&self) -> bool {
+        self.period == 1.0 && self.overdraft == 0.0
+    }
+
+    /// Decides as the engine does about a check that does not wait; `None` if the settings are not
+    /// plain, or the state is newer.
+    #[inline]
+    pub(super) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
+        let Self { burst, unit, lump, max_debt, .. } = *self;
         let [at, debt] = *packed;
-        let plain = period == 1.0 && overdraft == 0.0 && action == Action::Check;
-        if !plain || max_wait > 0.0 || admission.is_some() || now < at {
+        if !self.is_plain() || now < at {
             return None;
         }
-        let mut debt = max(debt - (now - at) * lump, 0.0);
+        let debt = max(debt - (now - at) * lump, 0.0);
         let after = debt + cost * unit;
         if after >= max_debt {
             return None;
         }
         let missing = after - burst * unit;
-        let mut admission = Admission { admitted: missing <= 0.0, wait: 0.0 };
-        if admission.admitted {
-            debt = after;
-            *packed = [now, debt];
+        Some(if missing <= 0.0 {
+            *packed = [now, after];
+            let admission = Admission { admitted: true, wait: 0.0 };
+            FastStep { admission, after: *packed, now }
         } else {
-            admission.wait = ceil_div(missing, lump);
-        }
-        Some(FastStep { params: self, admission, debt, now })
+            let admission = Admission { admitted: false, wait: ceil_div(missing, lump) };
+            FastStep { admission, after: [now, debt], now }
+        })
     }
-}
 
-/// The result of a check on the fast path. The rest of the reply is computed after the key is
-/// unlocked.
-pub(crate) struct FastStep<'a> {
-    params: &'a TokenBucketParams,
-    pub(crate) admission: Admission,
-    debt: f64,
-    now: f64,
-}
-
-impl FastStep<'_> {
     #[inline]
-    pub(crate) fn reply(&self) -> EngineReply {
-        let Self { params: TokenBucketParams { burst, unit, lump, .. }, admission, debt, now } =
-            *self;
-        let Admission { admitted, wait } = admission;
+    pub(super) fn reply_fast(&self, step: &FastStep) -> EngineReply {
+        let Self { burst, unit, lump, .. } = *self;
+        let FastStep { admission: Admission { admitted, wait }, after: [_, debt], now } = *step;
         let room = burst * unit - debt;
-        let remaining = max(floor_div(room, *unit), 0.0);
-        let replenish = ceil_div((remaining + 1.0) * unit - room, *lump);
-        let reset = ceil_div(debt, *lump);
-        let instant = now + wait;
-        EngineReply {
-            admitted,
-            wait,
-            remaining,
-            replenish,
-            reset,
-            instant,
-            blocked: 0.0,
-            held: 0.0,
-            hold: None,
+        let remaining = max(floor_div(room, unit), 0.0);
+        let replenish = ceil_div((remaining + 1.0) * unit - room, lump);
+        let reset = ceil_div(debt, lump);
+        let reply = EngineReply::uncounted(now + wait);
+        EngineReply { admitted, wait, remaining, replenish, reset, ..reply }
+    }
+
+    /// Returns what remains, and the time until the state is the initial one; `None` as for
+    /// [`step_fast`](Self::step_fast).
+    #[inline]
+    pub(super) fn observe_fast(&self, [at, debt]: Packed, now: f64) -> Option<(f64, f64)> {
+        let Self { burst, unit, lump, .. } = *self;
+        if !self.is_plain() || now < at {
+            return None;
         }
+        let debt = max(debt - (now - at) * lump, 0.0);
+        let remaining = max(floor_div(burst * unit - debt, unit), 0.0);
+        Some((remaining, ceil_div(debt, lump)))
     }
 }
 

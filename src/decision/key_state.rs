@@ -3,7 +3,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Decision, Source, UNKNOWN};
+use super::{Decision, Source, Status, UNKNOWN};
 use crate::quota::Quota;
 
 /// The state of a key: what a peek returns, and a call that spends, refunds, blocks or unblocks
@@ -49,7 +49,8 @@ impl KeyState {
             (false, 0) => UNKNOWN, // units that are held have to be returned first
             (false, replenish) => replenish,
         };
-        Self(Decision { cost: 1, is_allowed, wait, counts: None, ..change })
+        let status = Status::new(change.source(), is_allowed);
+        Self(Decision { cost: 1, status, wait, ..change.without_counts() })
     }
 
     /// Returns the name of the limiter; of several limiters, of the one that
@@ -74,7 +75,7 @@ impl KeyState {
     /// Returns the number of units that are [held](crate::Limiter::hold): taken, until their
     /// permits are settled or dropped.
     #[must_use]
-    pub const fn held(&self) -> u64 {
+    pub fn held(&self) -> u64 {
         self.0.held()
     }
 
@@ -94,7 +95,7 @@ impl KeyState {
     /// Returns the time until the [block](crate::Limiter::block) of the key ends; `None` if it is
     /// not blocked.
     #[must_use]
-    pub const fn blocked_for(&self) -> Option<Duration> {
+    pub fn blocked_for(&self) -> Option<Duration> {
         if self.0.is_blocked() { Some(self.0.block_rest()) } else { None }
     }
 

@@ -16,7 +16,8 @@ pub struct Outcome {
 pub struct Receipts {
     /// That of each limit, if they do not differ.
     shared: Receipt,
-    each: Option<Box<[Receipt]>>,
+    /// Behind a thin pointer, as every outcome carries it.
+    each: Option<Box<Box<[Receipt]>>>,
 }
 
 /// The evidence by which a store finds the units that a request has taken of one limit.
@@ -55,8 +56,13 @@ impl Outcome {
         let all = || limits.clone().zip(replies);
         let counts = all().map(|(limit, reply)| Count::new(limit.limiter, reply));
         let decision = decision.with_counts(counts.collect());
-        let receipts = all().map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
-        Self { decision, receipts: Receipts::new(receipts.collect()) }
+        let each = || all().map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
+        let receipts = match each().next() {
+            // Most limits have the same one: no allocation.
+            Some(first) if each().all(|other| other == first) => Receipts::shared(first),
+            _ => Receipts::new(each().collect()),
+        };
+        Self { decision, receipts }
     }
 
     /// Returns the outcome of a request that has taken nothing.
@@ -92,7 +98,7 @@ impl Receipts {
     pub(crate) fn new(mut each: Vec<Receipt>) -> Self {
         match each.split_first() {
             Some((first, rest)) if rest.iter().any(|other| other != first) => {
-                Self { shared: Receipt::None, each: Some(each.into()) }
+                Self { shared: Receipt::None, each: Some(Box::new(each.into())) }
             }
             Some(_) => Self::shared(each.swap_remove(0)),
             None => Self::NONE,

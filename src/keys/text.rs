@@ -19,8 +19,8 @@ impl Text {
             return Self::Long([head, tail].concat().into());
         }
         let mut bytes = [0; SHORT];
-        bytes[..head.len()].copy_from_slice(head);
-        bytes[head.len()..length].copy_from_slice(tail);
+        copy(&mut bytes[..head.len()], head);
+        copy(&mut bytes[head.len()..length], tail);
         Self::Short(length as u8, bytes)
     }
 
@@ -31,6 +31,39 @@ impl Text {
             Self::Long(bytes) => bytes,
         }
     }
+}
+
+/// Copies without a call if the text is short: by its first and its last bytes, which overlap.
+#[inline]
+fn copy(to: &mut [u8], from: &[u8]) {
+    #[inline]
+    fn ends<const N: usize>(to: &mut [u8], from: &[u8]) -> bool {
+        let (Some(first), Some(last)) = (from.first_chunk::<N>(), from.last_chunk::<N>()) else {
+            return false;
+        };
+        let end = to.len() - N;
+        to[..N].copy_from_slice(first);
+        to[end..].copy_from_slice(last);
+        true
+    }
+    if from.len() > 32 || !(ends::<16>(to, from) || ends::<8>(to, from) || ends::<4>(to, from)) {
+        to.copy_from_slice(from);
+    }
+}
+
+/// Returns whether two texts are equal, without a call if they are short.
+#[inline]
+pub(crate) fn are_same(a: &[u8], b: &[u8]) -> bool {
+    #[inline]
+    fn ends<const N: usize>(bytes: &[u8]) -> Option<(&[u8; N], &[u8; N])> {
+        Some((bytes.first_chunk()?, bytes.last_chunk()?))
+    }
+    a.len() == b.len()
+        && match a.len() {
+            8..=16 => ends::<8>(a) == ends::<8>(b),
+            17..=32 => ends::<16>(a) == ends::<16>(b),
+            _ => a == b,
+        }
 }
 
 impl From<&[u8]> for Text {

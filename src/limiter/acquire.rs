@@ -77,7 +77,7 @@ impl Limiter {
     /// instant, and after it those that still count. Requests queued behind it keep their
     /// reservations. With a
     /// [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`,
-    /// a background task does: see [operation](crate::guide::operation#dropped-requests).
+    /// a background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
     ///
     /// # Panics
     ///

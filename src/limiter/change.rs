@@ -94,7 +94,8 @@ impl Limiter {
     /// The block begins now, by the clock of the store, and holds for all processes that share the
     /// store, in one call. Until it ends,
     ///
-    /// - [`check`](Limiter::check) is denied, and [`is_blocked`](crate::Decision::is_blocked) is true
+    /// - [`check`](Limiter::check) is denied, and [`is_blocked`](crate::Decision::is_blocked) is
+    ///   true
     /// - a request that may wait as long proceeds after the end of the block: with
     ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
     ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait

@@ -464,7 +464,8 @@ impl Charge {
         }
     }
 
-    /// Decides about several limits, or about one that is held. `first` is the limiter of the first.
+    /// Decides about several limits, or about one that is held. `first` is the limiter of the
+    /// first.
     fn decide_together(
         &self,
         first: &AnyLimiter,

@@ -1,6 +1,11 @@
 //! The checks of one limiter. Those of several limits are in `charge.rs`, those that wait in
 //! `acquire.rs`, and those that reserve in `reservation.rs`.
 
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
 use super::{handle::Limiter, max_wait::MaxWait, recovery::Recovered};
 use crate::{
     algorithm::Action,
@@ -25,12 +30,12 @@ impl Limiter {
     ///
     /// Dropping the future before its first poll spends nothing. After that, the unit may have been
     /// spent: with a [`MemoryStore`](crate::MemoryStore), the first poll decides.
-    pub async fn check(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        let key = key.into();
-        match self.decide(Action::Check, &key, 1, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => Ok(outcome.decision),
-            later => self.checked_later(later, &key, 1).await,
-        }
+    #[inline]
+    pub fn check<'k>(
+        &self,
+        key: impl Into<Key<'k>>,
+    ) -> impl Future<Output = Result<Decision, Error>> {
+        Check::new(self, key.into(), 1)
     }
 
     /// Checks like [`check`](Limiter::check), in code that cannot await: the store must be a
@@ -98,12 +103,13 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
-    pub async fn check_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<Decision, Error> {
-        let key = key.into();
-        match self.decide(Action::Check, &key, n, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => Ok(outcome.decision),
-            later => self.checked_later(later, &key, n).await,
-        }
+    #[inline]
+    pub fn check_n<'k>(
+        &self,
+        key: impl Into<Key<'k>>,
+        n: u64,
+    ) -> impl Future<Output = Result<Decision, Error>> {
+        Check::new(self, key.into(), n)
     }
 
     /// Returns the state of `key`, and whether [`check`](Limiter::check) would be allowed now. It
@@ -152,24 +158,96 @@ impl Limiter {
         let outcome = self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT).await?;
         Ok(KeyState::peeked(outcome.decision))
     }
+}
 
-    /// Waits for the answer to a check that is not there yet, or is an error. The checks look at
-    /// the answer before they wait, as a nested future costs 5 % of a check in memory.
-    async fn checked_later(
-        &self,
-        later: StoreFuture<Outcome>,
-        key: &Key<'_>,
-        n: u64,
-    ) -> Result<Decision, Error> {
-        match later.await {
-            Err(error) => match self.recover(error, key, n)? {
-                Recovered::Uncounted(decision) => Ok(decision),
-                Recovered::Fallback(charge) => {
-                    let answer = charge.decide(Action::Check, MaxWait::DEFAULT).await;
-                    answer.map(|outcome| outcome.decision)
-                }
-            },
-            Ok(outcome) => Ok(outcome.decision),
+/// The future of a check. Not an async function, whose state machine takes a fifth of a check in
+/// memory.
+struct Check<'s, 'k> {
+    limiter: &'s Limiter,
+    key: Key<'k>,
+    n: u64,
+    state: State,
+}
+
+/// The state of a check that no answer has ended yet. Answers are boxed, so that the future of a
+/// check in memory is small.
+enum State {
+    Starting,
+    Waiting(Box<StoreFuture<Outcome>>),
+    /// The store has failed.
+    FallingBack(Box<StoreFuture<Outcome>>),
+    Done,
+}
+
+impl<'s, 'k> Check<'s, 'k> {
+    #[inline]
+    fn new(limiter: &'s Limiter, key: Key<'k>, n: u64) -> Self {
+        Self { limiter, key, n, state: State::Starting }
+    }
+
+    /// Waits for the answer to a check that is not there yet, or is an error.
+    #[inline(never)]
+    fn wait(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut answer: StoreFuture<Outcome>,
+    ) -> Poll<Result<Decision, Error>> {
+        match Pin::new(&mut answer).poll(cx) {
+            Poll::Ready(result) => self.finish(cx, result),
+            Poll::Pending => {
+                self.state = State::Waiting(Box::new(answer));
+                Poll::Pending
+            }
+        }
+    }
+
+    fn finish(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: Result<Outcome, Error>,
+    ) -> Poll<Result<Decision, Error>> {
+        let error = match result {
+            Ok(outcome) => return Poll::Ready(Ok(outcome.decision)),
+            Err(error) => error,
+        };
+        match self.limiter.recover(error, &self.key, self.n)? {
+            Recovered::Uncounted(decision) => Poll::Ready(Ok(decision)),
+            Recovered::Fallback(charge) => {
+                let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
+                self.state = State::FallingBack(Box::new(answer));
+                self.poll_later(cx)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn poll_later(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
+        match &mut self.state {
+            State::Waiting(answer) => {
+                let result = ready!(Pin::new(&mut **answer).poll(cx));
+                self.finish(cx, result)
+            }
+            State::FallingBack(answer) => {
+                Pin::new(&mut **answer).poll(cx).map_ok(|outcome| outcome.decision)
+            }
+            State::Starting | State::Done => panic!("polled after completion"),
+        }
+    }
+}
+
+impl Future for Check<'_, '_> {
+    type Output = Result<Decision, Error>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if !matches!(this.state, State::Starting) {
+            return this.poll_later(cx);
+        }
+        this.state = State::Done;
+        match this.limiter.decide(Action::Check, &this.key, this.n, MaxWait::DEFAULT) {
+            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
+            later => this.wait(cx, later),
         }
     }
 }

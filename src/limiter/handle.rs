@@ -161,9 +161,6 @@ impl Limiter {
     /// keep theirs until they change them. While two quotas alternate on a key in Redis, each check
     /// applies its own.
     ///
-    /// After the first change, each check reads the quota under a lock that is shared by all
-    /// threads: about 20 ns more.
-    ///
     /// # Errors
     ///
     /// If the algorithm does not support the quota. The limiter then keeps its quota.
@@ -429,11 +426,11 @@ impl Limiter {
     /// decides or several, now or later. Behind it are the observers and the store.
     #[inline]
     pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        let mut answer = self.0.store.decide(request);
-        if is_reported(request, &answer) {
-            answer = reported(request, answer);
+        let answer = self.0.store.decide(request);
+        if !is_reported(request, &answer) {
+            return answer;
         }
-        answer
+        reported(request, answer)
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if

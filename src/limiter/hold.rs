@@ -122,8 +122,8 @@ impl Limiter {
 }
 
 impl Charge {
-    /// Spends the costs and holds the [estimates](Charge::estimate), if all quotas have enough units
-    /// left: all of them, or none. The inner error is the decision of a denied request. See
+    /// Spends the costs and holds the [estimates](Charge::estimate), if all quotas have enough
+    /// units left: all of them, or none. The inner error is the decision of a denied request. See
     /// [`Limiter::hold`].
     ///
     /// What is spent stays spent when the permit ends. The [failure

@@ -29,8 +29,8 @@ use crate::{
 /// calls return immediately and cannot fail: with a [`MemoryStore`](crate::MemoryStore) the call
 /// itself returns the units, with a `RedisStore` a background task does.
 ///
-/// A permit cannot be cloned. To end it from several places, such as a stream and its timeout, share
-/// it behind a lock.
+/// A permit cannot be cloned. To end it from several places, such as a stream and its timeout,
+/// share it behind a lock.
 ///
 /// # Examples
 ///

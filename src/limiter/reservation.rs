@@ -26,9 +26,9 @@ impl Limiter {
     /// Reservations are made in the order of the checks. If the request would have to wait longer
     /// than `max_wait`, it is denied and reserves nothing, and the same check would succeed after
     /// [`retry_after`](Decision::retry_after). So is a request that needs units that are
-    /// [held](Limiter::hold), as there is no instant to reserve. `max_wait` is bounded by 100 years, and by less for
-    /// a bucket whose rate needs large fractions: by 2.5 hours for 1,000,003 per second, by one
-    /// second for 4,294,967,291 (2^32 - 5) per second.
+    /// [held](Limiter::hold), as there is no instant to reserve. `max_wait` is bounded by 100
+    /// years, and by less for a bucket whose rate needs large fractions: by 2.5 hours for 1,000,003
+    /// per second, by one second for 4,294,967,291 (2^32 - 5) per second.
     ///
     /// # Errors
     ///
@@ -100,9 +100,9 @@ impl Limiter {
 /// - [`ready`](Reservation::ready) waits until the request may proceed.
 /// - [`keep`](Reservation::keep) leaves the wait to the caller; the units stay spent.
 /// - Dropping it releases the units, exactly once: all of them before the reserved instant, and
-///   after it those that still count. Requests queued behind it keep their instants. With a [`MemoryStore`](crate::MemoryStore), the drop itself
-///   returns the units. With a `RedisStore`, a background task does: see
-///   [operation](crate::guide::operation#dropped-requests).
+///   after it those that still count. Requests queued behind it keep their instants. With a
+///   [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`, a
+///   background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
 ///
 /// # Examples
 ///

@@ -14,7 +14,7 @@ use crate::{
     keys::Key,
     observe::LimiterObservers,
     quota::Quota,
-    store::{BackgroundTask, Released, RetryQueues, StoreFuture},
+    store::{BackgroundTask, Released, RetryQueues, Store, StoreFuture},
 };
 
 /// A hundred years, in microseconds.
@@ -126,6 +126,12 @@ impl AnyLimiter {
                 None
             }
         }
+    }
+
+    /// Returns whether each answer is there at once.
+    #[inline]
+    pub(crate) fn is_immediate(&self) -> bool {
+        matches!(&self.0, Kind::Own(limiter) if limiter.store().is_immediate())
     }
 
     /// Returns whether units can be held.

@@ -1,10 +1,11 @@
 //! The settings of a limiter, which can be replaced while requests flow. It decides nothing.
 
 use std::{
-    mem,
     ops::Deref,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{Arc, Mutex, OnceLock},
 };
+
+use arc_swap::{ArcSwap, Guard};
 
 use super::max_wait::MaxWait;
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
     observe::Observers,
     quota::Quota,
     store::{LimitRequest, Settings},
+    sync::lock,
 };
 
 /// The settings of a limiter, and what follows from them.
@@ -85,22 +87,28 @@ impl Version {
 pub(super) struct Versions {
     /// Read without a lock, so that a limiter whose settings never change pays nothing for it.
     first: Version,
-    /// Set by the first replacement.
-    latest: Arc<OnceLock<RwLock<Arc<Version>>>>,
+    later: Arc<Later>,
+}
+
+/// The versions after the first one.
+#[derive(Debug, Default)]
+struct Later {
+    /// Set by the first replacement. Read without a lock, too.
+    latest: OnceLock<ArcSwap<Version>>,
+    /// Locked by a replacement, so that no concurrent one is undone.
+    changing: Mutex<()>,
 }
 
 impl Versions {
     pub(super) fn new(first: Version) -> Self {
-        Self { first, latest: Arc::default() }
+        Self { first, later: Arc::default() }
     }
 
     #[inline]
     pub(super) fn current(&self) -> Current<'_> {
-        match self.latest.get() {
+        match self.later.latest.get() {
             None => Current::First(&self.first),
-            Some(latest) => {
-                Current::Latest(latest.read().unwrap_or_else(PoisonError::into_inner).clone())
-            }
+            Some(latest) => Current::Latest(latest.load()),
         }
     }
 
@@ -117,22 +125,24 @@ impl Versions {
             let is_change = (algorithm, quota) != (known.algorithm, known.quota);
             is_change.then(|| known.changed(algorithm, quota)).transpose()
         };
-        if self.latest.get().is_none() && changed(&self.first.settings)?.is_none() {
-            return Ok(None);
+        let Later { latest, changing } = &*self.later;
+        let _changing = lock(changing);
+        let known = self.current();
+        let Some(settings) = changed(&known.settings)? else { return Ok(None) };
+        let (from, to) = (known.settings.clone(), Arc::new(settings));
+        let version = Arc::new(Version::new(to.clone()));
+        match latest.get() {
+            Some(latest) => latest.store(version),
+            None => drop(latest.set(ArcSwap::new(version))),
         }
-        let latest = self.latest.get_or_init(|| RwLock::new(Arc::new(self.first.clone())));
-        // Kept from the read of the old version on, so that no concurrent change is undone.
-        let mut latest = latest.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(settings) = changed(&latest.settings)? else { return Ok(None) };
-        let old = mem::replace(&mut *latest, Arc::new(Version::new(settings)));
-        Ok(Some([old.settings.clone(), latest.settings.clone()]))
+        Ok(Some([from, to]))
     }
 }
 
 /// A version that stays the same while it is borrowed.
 pub(super) enum Current<'a> {
     First(&'a Version),
-    Latest(Arc<Version>),
+    Latest(Guard<Arc<Version>>),
 }
 
 impl Deref for Current<'_> {

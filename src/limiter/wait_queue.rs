@@ -3,15 +3,24 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, Hash, Hasher, RandomState},
-    sync::{Arc, Mutex},
+    hash::{BuildHasher, Hash, Hasher},
+    iter,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
-use super::charge::Charge;
-use crate::sync::lock;
+use foldhash::fast::RandomState;
+
+use super::{charge::Charge, target::AnyLimiter};
+use crate::{keys::Key, sync::lock};
 
 /// Each waiting request holds its connection and its body, some kilobytes. Chosen, not measured.
 const DEFAULT_MAX: usize = 10_000;
+
+/// The locks of the counts by key. Only waiting requests, and requests while others wait, take one.
+const SHARDS: usize = 64;
 
 #[derive(Clone, Debug)]
 pub(crate) struct WaitQueue {
@@ -20,12 +29,14 @@ pub(crate) struct WaitQueue {
     counts: Arc<Counts>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Counts {
     hasher: RandomState,
-    /// The number of waiting requests: of all, and by the hash of their keys. Keys with equal
-    /// hashes, which are unlikely, share slots.
-    waiting: Mutex<(usize, HashMap<u64, usize>)>,
+    /// The number of all waiting requests.
+    all: AtomicUsize,
+    /// The numbers by the hash of their keys. Keys with equal hashes, which are unlikely, share
+    /// slots.
+    by_key: Box<[Mutex<HashMap<u64, usize>>]>,
 }
 
 /// The slot of a waiting request. Dropping it frees the slot.
@@ -48,27 +59,65 @@ impl WaitQueue {
         *self = Self { max_per_key: Some(max_per_key), counts: Arc::default(), ..*self };
     }
 
+    /// Returns whether a request of one limit could wait now. While no request waits, this takes no
+    /// lock.
+    #[inline]
+    pub(crate) fn has_room(&self, limiter: &AnyLimiter, key: &Key<'_>) -> bool {
+        let max_per_key = || self.max_per_key.unwrap_or_else(|| limiter.default_max_waiting());
+        match self.counts.all.load(Ordering::Relaxed) {
+            0 => self.max > 0 && max_per_key() > 0,
+            all => all < self.max && self.counts.waiting(key) < max_per_key(),
+        }
+    }
+
     /// Takes a slot, if one is free.
     pub(crate) fn enter(&self, charge: &Charge) -> Option<WaitSlot> {
-        let mut hasher = self.counts.hasher.build_hasher();
-        charge.keys().for_each(|key| key.hash(&mut hasher));
-        let hash = hasher.finish();
+        let hash = self.counts.hash(charge.keys());
         let max_per_key = self.max_per_key.unwrap_or_else(|| charge.default_max_waiting());
-        let (all, by_key) = &mut *lock(&self.counts.waiting);
+        let mut by_key = lock(self.counts.shard(hash));
         let same = by_key.get(&hash).copied().unwrap_or(0);
-        if *all >= self.max || same >= max_per_key {
+        let one_more = |all| (all < self.max).then_some(all + 1);
+        let all = &self.counts.all;
+        if same >= max_per_key
+            || all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err()
+        {
             return None;
         }
-        *all += 1;
         by_key.insert(hash, same + 1);
+        drop(by_key);
         Some(WaitSlot { counts: self.counts.clone(), hash })
+    }
+}
+
+impl Counts {
+    fn hash<'a, 'k: 'a>(&self, keys: impl Iterator<Item = &'a Key<'k>>) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        keys.for_each(|key| key.hash(&mut hasher));
+        hasher.finish()
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<HashMap<u64, usize>> {
+        &self.by_key[hash as usize % SHARDS]
+    }
+
+    /// Returns the number of requests that wait with a key.
+    fn waiting(&self, key: &Key<'_>) -> usize {
+        let hash = self.hash(iter::once(key));
+        lock(self.shard(hash)).get(&hash).copied().unwrap_or(0)
+    }
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        let by_key = iter::repeat_with(Mutex::default).take(SHARDS).collect();
+        Self { hasher: RandomState::default(), all: AtomicUsize::new(0), by_key }
     }
 }
 
 impl Drop for WaitSlot {
     fn drop(&mut self) {
-        let (all, by_key) = &mut *lock(&self.counts.waiting);
-        *all -= 1;
+        let mut by_key = lock(self.counts.shard(self.hash));
+        self.counts.all.fetch_sub(1, Ordering::Relaxed);
         if let Some(same) = by_key.get_mut(&self.hash) {
             *same -= 1;
             if *same == 0 {

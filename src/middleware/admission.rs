@@ -79,7 +79,9 @@ impl<P: ProtocolBase> Shared<P> {
         let pricing = self.protocol.pricing();
         let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0.0;
         let key = match extractor.extract(head) {
-            Ok(key) if !can_wait && !self.protocol.keeps_charge() => key,
+            Ok(key) if (!can_wait || limiter.is_immediate()) && !self.protocol.keeps_charge() => {
+                key
+            }
             extracted => {
                 let charge = extracted.map(|key| Charge::new(limiter, key));
                 return self.admit(head, pricing.complete(head, charge), state);
@@ -89,7 +91,11 @@ impl<P: ProtocolBase> Shared<P> {
         if cost == 0 {
             return Next::Proceed(None);
         }
-        let answer = limiter.decide(Action::Check, &key, cost, MaxWait::NONE);
+        let max_wait = match can_wait && self.wait_queue.has_room(limiter, &key) {
+            true => self.bounded_wait(head, self.max_wait),
+            false => MaxWait::NONE,
+        };
+        let answer = limiter.decide(Action::Check, &key, cost, max_wait);
         match answer {
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 let charge = |key| Charge::new_n(limiter, key, cost);
@@ -103,6 +109,27 @@ impl<P: ProtocolBase> Shared<P> {
             }
             _ => state.charge = Charge::new_n(limiter, key, cost),
         }
+        self.evaluate_wait(answer, max_wait, state)
+    }
+
+    /// Evaluates an immediate answer about one limit. A request with a reservation takes a slot.
+    fn evaluate_wait(
+        &self,
+        answer: StoreFuture<Outcome>,
+        max_wait: MaxWait,
+        state: &mut ChargeState,
+    ) -> Next {
+        let has_reservation = |outcome: &Outcome| outcome.decision.is_allowed();
+        if !answer.now().is_some_and(has_reservation) {
+            return self.evaluate(answer, max_wait, None, state);
+        }
+        if let Some(slot) = self.wait_queue.enter(&state.charge) {
+            let charge = state.take_charge();
+            return Next::Wait(self.acquire(charge, answer, max_wait, Some(slot)));
+        }
+        // Other requests have taken the last slots since: the drop releases the reservation.
+        drop(self.acquire(state.charge.clone(), answer, max_wait, None));
+        let answer = state.charge.decide(Action::Check, MaxWait::NONE);
         self.evaluate(answer, MaxWait::NONE, None, state)
     }
 
@@ -253,8 +280,11 @@ impl<P: ProtocolBase> Shared<P> {
             return (MaxWait::NONE, None);
         }
         let Some(slot) = self.wait_queue.enter(charge) else { return (MaxWait::NONE, None) };
-        // The caller gives up at its own timeout: a later reservation would pass unused.
-        let timeout = P::timeout(head).map_or(f64::INFINITY, micros);
-        (max_wait.at_most(timeout), Some(slot))
+        (self.bounded_wait(head, max_wait), Some(slot))
+    }
+
+    /// Bounds the wait by the timeout of the caller, after which a reservation would pass unused.
+    fn bounded_wait(&self, head: &P::Head, max_wait: MaxWait) -> MaxWait {
+        P::timeout(head).map_or(max_wait, |timeout| max_wait.at_most(micros(timeout)))
     }
 }

@@ -36,8 +36,9 @@ pin_project! {
     /// called, or if the service fails or panics instead of becoming ready, the units that the
     /// request has spent or reserved are released exactly once; requests queued behind it keep
     /// their reservations. In memory the release happens in the drop, with Redis in the background:
-    /// see [dropped requests](crate::guide::operation#dropped-requests). If it is dropped after the
-    /// service is called, the cost stays spent, and what the request holds counts as used.
+    /// see [dropped requests](crate::guide::redis_capacity#dropped-requests). If it is dropped
+    /// after the service is called, the cost stays spent, and what the request holds counts as
+    /// used.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,

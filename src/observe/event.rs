@@ -78,8 +78,8 @@ pub enum Event<'a> {
         used: u64,
     },
     /// Units count as used although their permit is held: no renewal reached the store within the
-    /// [lifetime](crate::Limiter::hold_lifetime) of the hold. What the request still uses may exceed
-    /// the quota.
+    /// [lifetime](crate::Limiter::hold_lifetime) of the hold. What the request still uses may
+    /// exceed the quota.
     #[non_exhaustive]
     HoldExpired {
         /// The name of the limiter.

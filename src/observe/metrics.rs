@@ -1,5 +1,5 @@
 //! `Metrics`: the observer that counts for the crate `metrics`. A test compares the names with
-//! those in `docs/operation.md` and `docs/grafana.json`.
+//! those in `docs/monitoring.md` and `docs/grafana.json`.
 
 use std::{
     fmt,
@@ -43,9 +43,9 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 /// The observer that counts for the crate [`metrics`](https://docs.rs/metrics), for Prometheus and
 /// other systems.
 ///
-/// The page on [operation](crate::guide::operation#metrics-events-dashboards) lists the metrics and
-/// recommends alerts. No label contains a key. The number of series depends on the number of
-/// limiters and servers only.
+/// The page on [monitoring](crate::guide::monitoring#metrics) lists the metrics and recommends
+/// alerts. No label contains a key. The number of series depends on the number of limiters and
+/// servers only.
 ///
 /// Install the recorder of an exporter before the first request: a metric that is used before stays
 /// without effect. In exporters for Prometheus, set the buckets of the histograms.

@@ -72,8 +72,8 @@ pub async fn connect(url: &str) -> Result<AnyStore, StoreError> {
 /// connects when it is first used. The process starts although Redis is down, and the
 /// [`FailurePolicy`](crate::FailurePolicy) applies until it answers.
 ///
-/// [`AnyStore::ping`] tests the store, and [`AnyStore::health`] reports its state. The page on
-/// [operation](crate::guide::operation#a-service-that-starts-without-redis) has a complete program.
+/// [`AnyStore::ping`] tests the store, and [`AnyStore::health`] reports its state. The guide
+/// has [a complete program](crate::guide::redis_connecting#a-service-that-starts-without-redis).
 ///
 /// # Errors
 ///

@@ -19,6 +19,7 @@ pub struct Hold {
     pub(crate) key: Key<'static>,
     pub(crate) units: u64,
     /// The time after which the units count as used, if no renewal arrives.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) lifetime: Duration,
     pub(crate) receipt: HoldReceipt,
 }

@@ -702,7 +702,8 @@ async fn assert_left(limiter: &Limiter, steps: &[Step], others: u64, left: u64) 
         }
     }
     until(&format!("{left} are left by {} after {steps:?}", limiter.algorithm()), async || {
-        remaining(limiter, "global").await == left
+        let state = limiter.peek("global").await.unwrap();
+        (state.remaining(), state.held()) == (left, 0)
     })
     .await;
 }

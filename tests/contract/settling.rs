@@ -393,7 +393,10 @@ impl Harness {
             let Entry { settle, permit, costs, has_ended, .. } = &mut self.ledger().entries[id];
             (settle.clone(), permit.take(), costs[limit], has_ended[limit])
         };
-        let used = (cost * quarters).div_ceil(4);
+        // Over Redis, ends are sent in the background: what exceeds a hold is spent later than it
+        // is recorded here.
+        let most = if self.is_real { 4 } else { u64::MAX };
+        let used = (cost * quarters.min(most)).div_ceil(4);
         let result = match (settle, &mut permit) {
             (Some(settle), _) => settle.settle(name, used),
             (None, Some(permit)) => permit.settle_for(name, used),

@@ -1,4 +1,4 @@
-//! The recipes that ban clients after too many denials, as the page on operation shows them.
+//! The recipes that ban clients after too many denials, as docs/support-tasks.md shows them.
 
 use std::{net::SocketAddr, time::Duration};
 

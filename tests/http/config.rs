@@ -288,14 +288,14 @@ fn quotas_alone_are_text() {
 }
 
 #[test]
-fn the_readme_shows_what_is_read_and_reported() {
-    let readme = include_str!("../../README.md");
-    let start = readme.find("[limits.api]").unwrap();
-    let text = readme[start..].split("```").next().unwrap();
+fn the_page_shows_what_is_read_and_reported() {
+    let page = include_str!("../../docs/configuration.md");
+    let start = page.find("[limits.api]").unwrap();
+    let text = page[start..].split("```").next().unwrap();
     assert_eq!(toml::from_str::<Config>(text).unwrap().limits.iter().count(), 2);
     let error = toml::from_str::<Config>(&text.replace("buckets = 4  ", "buckets = 400"));
     let report = error.unwrap_err().to_string();
-    assert!(readme.contains(&report), "{report}");
+    assert!(page.contains(&report), "{report}");
 }
 
 #[tokio::test]

@@ -16,3 +16,4 @@ mod responses;
 mod rule;
 mod service;
 mod settle;
+mod testing;

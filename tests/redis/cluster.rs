@@ -98,6 +98,27 @@ async fn until_remaining(limiter: &Limiter, key: &str, expected: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_finds_the_keys_of_all_masters() {
+    let _permit = many_servers().await;
+    let cluster = Cluster::start(3, false, &[]);
+    let store = with_long_deadline(&cluster).await;
+    let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_hour(10));
+    let limiter = Limiter::new("api", store.clone(), algorithm, quota);
+    for user in users() {
+        assert!(limiter.check(&user).await.unwrap().is_allowed());
+    }
+    let mut scan = store.scan("api", algorithm);
+    let mut found = vec![];
+    while let Some(keys) = scan.next().await.unwrap() {
+        found.extend(keys.iter().map(ToString::to_string));
+    }
+    found.sort_unstable();
+    let mut all = users();
+    all.sort_unstable();
+    assert_eq!(found, all);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_decides_as_one_server_does() {
     let _permit = many_servers().await;
     let cluster = Cluster::start(3, false, &[]);

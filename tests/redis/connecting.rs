@@ -63,7 +63,8 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
         let _ = limiter.peek("key").await.unwrap();
         let before = server.calls("evalsha");
         drop(reserved);
-        until("Redis has released them", || server.calls("evalsha") > before);
+        let is_released = async || server.calls("evalsha") > before;
+        support::load::until("Redis has released them", is_released).await;
         limiter.spend("key", 3).await.unwrap();
         limiter.refund("key", 1).await.unwrap();
         limiter.reset("key").await.unwrap();

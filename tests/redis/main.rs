@@ -11,6 +11,7 @@ mod denials;
 mod failure;
 mod faults;
 mod front;
+mod holds;
 mod observe;
 mod redisson;
 mod redisson_layer;

@@ -83,9 +83,9 @@ pub async fn with_prefix(server: &RedisServer, prefix: &str) -> RedisStore {
     connected(config(&url)).await
 }
 
-/// The permissions of a user in docs/operation.md, as arguments of `ACL`.
+/// The permissions of a user in docs/redis-permissions.md, as arguments of `ACL`.
 pub fn permissions(user: &str) -> Vec<String> {
-    let page = include_str!("../../docs/operation.md");
+    let page = include_str!("../../docs/redis-permissions.md");
     let start = format!("ACL SETUSER {user} ");
     let line = page.lines().find(|line| line.starts_with(&start)).expect("the page has the line");
     line.split_whitespace().skip(1).map(String::from).collect()

@@ -363,6 +363,17 @@ fn eval_edited(
     (decided.reply, decided.limit)
 }
 
+/// Runs the script for a check of several limits, some of which hold. Returns the replies of all.
+pub(super) fn eval_limits(
+    connection: &mut redis::Connection,
+    limits: &[Limit],
+    now: f64,
+) -> Vec<EngineReply> {
+    let (command, script) = script::decide(Action::Check, limits);
+    let reply = eval_at(connection, command, script, now);
+    script::read(&reply, Action::Check, limits).unwrap().all
+}
+
 /// Runs the script for several checks, each of a key.
 pub(super) fn eval_each(
     connection: &mut redis::Connection,

@@ -8,12 +8,12 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
-        HoldReply, Lifetime, Params, State,
+        HoldReply, Lifetime, Params, State, combine,
     },
     agreement::{Step, both, goes_back, params as any_params, same_states, steps},
-    backends::{Backend, Holds, RedisServer, Scripted, check},
+    backends::{Backend, Holds, RedisServer, Scripted, check, eval_limits},
 };
-use crate::quota::Quota;
+use crate::{quota::Quota, store::script::Limit};
 
 const SECOND: f64 = 1e6;
 const START: f64 = 1.7e15;
@@ -242,8 +242,8 @@ fn agree(
         let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
         let reset = histories.twin.clone().decide(params, peek).reset;
         let expiry = histories.scripted.expiry().unwrap_or(0.0) * 1e3;
-        // A clock that steps back makes the key stay longer than its expiry says, and after a change
-        // of the quota no call has set the expiry yet.
+        // A clock that steps back makes the key stay longer than its expiry says, and after a
+        // change of the quota no call has set the expiry yet.
         if histories.twin.is_held() && steady {
             assert!(
                 expiry >= now + reset,
@@ -253,4 +253,66 @@ fn agree(
         }
         same_states(histories.scripted, params, &histories.twin, now, &context);
     }
+}
+
+#[test]
+fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
+    let server = RedisServer::start();
+    let scripted: Vec<_> =
+        (0..3).map(|i| RefCell::new(Scripted::new(&server, &format!("{{key}}{i}")))).collect();
+    let limits = prop::collection::vec(any_params().prop_map(|[params, _]| params), 2..4);
+    let charges = prop::collection::vec((any::<u8>(), 1_u32..600, 0.0_f64..1.5), 1..30);
+    let config = ProptestConfig {
+        cases: 300,
+        max_shrink_iters: 300,
+        failure_persistence: None,
+        ..Default::default()
+    };
+    TestRunner::new(config)
+        .run(&(limits, charges), |(limits, charges)| {
+            let mut scripted: Vec<_> =
+                scripted[..limits.len()].iter().map(RefCell::borrow_mut).collect();
+            scripted.iter_mut().for_each(|scripted| scripted.forget());
+            let mut states = vec![State::Initial; limits.len()];
+            let (window, _) = super::agreement::window_and_max_cost(&limits[0]);
+            let most = limits.iter().map(Params::max_cost).fold(f64::INFINITY, f64::min);
+            let lifetime = Lifetime::new((window * 0.4).max(1.0) as u64);
+            let mut now = START;
+            for (holds, part, ahead) in charges {
+                now += (window * ahead).floor();
+                let cost = (most * f64::from(part) / 1e3).ceil();
+                let request = |(i, params): (usize, &Params)| {
+                    let holds = params.can_hold() && holds & 1 << i != 0;
+                    let hold = Action::Hold { lifetime, epoch: None };
+                    let action = if holds { hold } else { Action::Check };
+                    EngineRequest { action, ..check(cost, now) }
+                };
+                let requests: Vec<_> = limits.iter().enumerate().map(request).collect();
+                for (state, scripted) in states.iter_mut().zip(&mut scripted) {
+                    if scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= now) {
+                        *state = State::Initial;
+                    }
+                }
+                let step = |i: usize, request: &_| states[i].decide(&limits[i], *request);
+                let (twin, _) = combine(&requests, step);
+                let limit = |(i, request): (usize, &EngineRequest)| Limit {
+                    key: scripted[i].key().to_owned(),
+                    params: limits[i],
+                    cost: cost as u64,
+                    max_wait: 0.0,
+                    lifetime: match request.action {
+                        Action::Hold { lifetime, .. } => Some(lifetime),
+                        _ => None,
+                    },
+                };
+                let sent: Vec<_> = requests.iter().enumerate().map(limit).collect();
+                let script = eval_limits(&mut scripted[0].connection, &sent, now);
+                prop_assert_eq!(script, twin, "{:?} {:?}", limits, requests);
+                for (i, scripted) in scripted.iter_mut().enumerate() {
+                    same_states(scripted, &limits[i], &states[i], now, "of several limits");
+                }
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
 }

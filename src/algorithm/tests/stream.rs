@@ -10,9 +10,9 @@ use proptest::{
 };
 
 use super::{
-    super::{Action, EngineRequest, Params, State},
+    super::{Action, EngineRequest, HoldAction, HoldChange, HoldReceipt, Lifetime, Params, State},
     agreement::{Step, params, steps},
-    backends::Backend,
+    backends::{Backend, Holds},
 };
 use crate::store::{
     ScriptText,
@@ -80,6 +80,9 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
         if request.action == Action::Check && reply.admitted {
             admitted.push((reply.instant, request.cost));
         }
+        if i % 4 == 0 && params.can_hold() {
+            holds(stream, &mut twin, params, other, &request);
+        }
         let own = limit("{k}0", params, &request);
         let (command, script) = script::decide(request.action, std::slice::from_ref(&own));
         stream.call(&command, script, now);
@@ -97,6 +100,39 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
         let (command, script) = call.command();
         stream.call(&command, script, now);
     }
+}
+
+/// Holds units, alone and beside another limit, and ends and renews holds of two keys.
+fn holds(
+    stream: &mut Stream,
+    twin: &mut State,
+    params: &Params,
+    other: &Params,
+    request: &EngineRequest,
+) {
+    let now = request.now;
+    let lifetime = Lifetime::new(1_000_000 + request.cost.min(1e6) as u64);
+    let action = Action::Hold { lifetime, epoch: None };
+    let reply = twin.decide(params, EngineRequest { action, ..*request });
+    let held = Limit { lifetime: Some(lifetime), ..limit("{k}0", params, request) };
+    let (command, script) = script::decide(Action::Check, std::slice::from_ref(&held));
+    stream.call(&command, script, now);
+    let both = [held.clone(), limit("{k}other", other, request)];
+    let (command, script) = script::decide(Action::Check, &both);
+    stream.call(&command, script, now);
+
+    let found = reply.hold.unwrap_or(HoldReceipt { epoch: now, ends: now + 1.0 });
+    let lost = HoldReceipt { epoch: now - 1.0, ends: now + 1e6 };
+    let change = |receipt, action| HoldChange { receipt, units: request.cost, action };
+    let first = [
+        change(found, HoldAction::End { used: (request.cost / 2.0).floor() }),
+        change(lost, HoldAction::Renew(lifetime)),
+    ];
+    let second = [change(lost, HoldAction::End { used: request.cost })];
+    let _ = twin.change_holds(params, now, &first);
+    let keys = [("{k}0", &first[..]), ("{k}1", &second[..])];
+    let (command, script) = script::change_holds(params, keys.into_iter());
+    stream.call(&command, script, now);
 }
 
 #[test]

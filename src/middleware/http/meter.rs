@@ -146,9 +146,11 @@ impl<M: Meter + ?Sized> Meter for Box<M> {
     }
 }
 
+type ForHead = dyn Fn(&response::Parts) -> Box<dyn Meter> + Send + Sync;
+
 /// The closure of a layer, without its type.
 #[derive(Clone)]
-pub(crate) struct MakeMeter(Arc<dyn Fn(&response::Parts) -> Box<dyn Meter> + Send + Sync>);
+pub(crate) struct MakeMeter(Arc<ForHead>);
 
 impl MakeMeter {
     pub(crate) fn new<M: Meter>(

@@ -4,7 +4,7 @@
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 
 use super::body::RejectionBody;
-use crate::middleware::rejection::Rejection;
+use crate::middleware::rejection::{Rejection, RequestError};
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -13,32 +13,71 @@ const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#qu
 const REDUCED_CAPACITY: &str =
     "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
-struct Problem {
+/// The text of the most common rejection, before and behind the seconds, and behind the limiter:
+/// joining five parts takes a third of the time of fifteen.
+const DENIED: [&str; 3] = [
+    "{\"type\":\"https://iana.org/assignments/http-problem-types#quota-exceeded\",\
+      \"title\":\"Rate limit exceeded\",\"status\":429,\"detail\":\"Try again in ",
+    " s.\",\"violated-policies\":[\"",
+    "\"]}\n",
+];
+
+/// The problem of a rejection, without what all rejections have.
+struct Problem<'a> {
     status: StatusCode,
     kind: &'static str,
     title: &'static str,
-    detail: String,
+    detail: Detail<'a>,
     /// The name of a limiter, which needs no escaping.
     violated_policy: Option<&'static str>,
 }
 
+/// What happened to this request.
+enum Detail<'a> {
+    TryAgainAfter(u64),
+    /// Units that are held have to be returned first.
+    TryAgainAfterOthers,
+    TryAgainLater,
+    TooLarge {
+        cost: u64,
+        max: u64,
+    },
+    Request(&'a RequestError),
+}
+
 /// Makes the response to a request that is not gRPC.
 pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<RejectionBody> {
-    let problem = Problem::new(rejection);
     headers.insert(CONTENT_TYPE, PROBLEM_JSON);
-    let mut response = Response::new(problem.to_json().into());
-    *response.status_mut() = problem.status;
+    let (status, body) = match denied(rejection) {
+        Some(body) => (StatusCode::TOO_MANY_REQUESTS, body),
+        None => {
+            let problem = Problem::new(rejection);
+            (problem.status, problem.to_json())
+        }
+    };
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
 }
 
-impl Problem {
-    fn new(rejection: &Rejection) -> Self {
+/// Returns the body that [`Problem::to_json`] returns for a denial of the most common kind: without
+/// a block, and until a known instant.
+fn denied(rejection: &Rejection) -> Option<String> {
+    let Rejection::Denied(decision) = rejection else { return None };
+    let seconds = decision.retry_after_secs().filter(|_| !decision.is_blocked())?;
+    let [before, behind, end] = DENIED;
+    let mut digits = itoa::Buffer::new();
+    Some([before, digits.format(seconds), behind, decision.limiter(), end].concat())
+}
+
+impl<'a> Problem<'a> {
+    fn new(rejection: &'a Rejection) -> Self {
         match rejection {
             Rejection::Denied(decision) => {
                 let detail = match decision.retry_after_secs() {
-                    Some(seconds) => format!("Try again in {seconds} s."),
-                    None => String::from("Try again when earlier requests have ended."),
+                    Some(seconds) => Detail::TryAgainAfter(seconds),
+                    None => Detail::TryAgainAfterOthers,
                 };
                 let title = match decision.is_blocked() {
                     true => "This client is blocked",
@@ -47,14 +86,14 @@ impl Problem {
                 Self::quota_exceeded(title, detail, decision.limiter())
             }
             Rejection::CostAboveQuota { limiter, cost, max } => {
-                let detail = format!("It counts as {cost}, and at most {max} are allowed.");
+                let detail = Detail::TooLarge { cost: *cost, max: *max };
                 Self::quota_exceeded("The request is too large", detail, limiter)
             }
             Rejection::Store(_) => Self {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 kind: REDUCED_CAPACITY,
                 title: "The service cannot accept this request right now",
-                detail: String::from("Try again later."),
+                detail: Detail::TryAgainLater,
                 violated_policy: None,
             },
             Rejection::Request(error) => {
@@ -63,14 +102,14 @@ impl Problem {
                     status,
                     kind: NO_TYPE,
                     title: status.canonical_reason().unwrap_or_default(),
-                    detail: error.to_string(),
+                    detail: Detail::Request(error),
                     violated_policy: None,
                 }
             }
         }
     }
 
-    fn quota_exceeded(title: &'static str, detail: String, limiter: &'static str) -> Self {
+    fn quota_exceeded(title: &'static str, detail: Detail<'a>, limiter: &'static str) -> Self {
         Self {
             status: StatusCode::TOO_MANY_REQUESTS,
             kind: QUOTA_EXCEEDED,
@@ -80,17 +119,55 @@ impl Problem {
         }
     }
 
-    /// Returns the body. It ends with a newline, for terminals.
+    /// Returns the body, in one allocation for a denial. It ends with a newline, for terminals.
     fn to_json(&self) -> String {
-        let Self { status, kind, title, detail, violated_policy } = self;
-        let (code, detail) = (status.as_u16(), json_string(detail));
-        let policies = violated_policy
-            .map(|policy| format!(",\"violated-policies\":[\"{policy}\"]"))
-            .unwrap_or_default();
-        format!(
-            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{code},\"detail\":{detail}\
-             {policies}}}\n"
-        )
+        let (mut first, mut second) = (itoa::Buffer::new(), itoa::Buffer::new());
+        let text;
+        let detail = match &self.detail {
+            Detail::TryAgainAfter(seconds) => {
+                ["\"Try again in ", first.format(*seconds), " s.\"", "", ""]
+            }
+            Detail::TryAgainAfterOthers => {
+                ["\"Try again when earlier requests have ended.\"", "", "", "", ""]
+            }
+            Detail::TryAgainLater => ["\"Try again later.\"", "", "", "", ""],
+            Detail::TooLarge { cost, max } => [
+                "\"It counts as ",
+                first.format(*cost),
+                ", and at most ",
+                second.format(*max),
+                " are allowed.\"",
+            ],
+            Detail::Request(error) => {
+                text = json_string(&error.to_string());
+                [&*text, "", "", "", ""]
+            }
+        };
+        let (before, policy, after) = match self.violated_policy {
+            Some(policy) => (",\"violated-policies\":[\"", policy, "\"]}\n"),
+            None => ("", "", "}\n"),
+        };
+        let [d1, d2, d3, d4, d5] = detail;
+        let Self { status, kind, title, .. } = self;
+        // Joined at once: an exact capacity, which needs no second allocation as `Bytes`.
+        [
+            "{\"type\":\"",
+            kind,
+            "\",\"title\":\"",
+            title,
+            "\",\"status\":",
+            status.as_str(),
+            ",\"detail\":",
+            d1,
+            d2,
+            d3,
+            d4,
+            d5,
+            before,
+            policy,
+            after,
+        ]
+        .concat()
     }
 }
 
@@ -105,4 +182,22 @@ fn json_string(text: &str) -> String {
     }
     json.push('"');
     json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Limiter, MemoryStore, Quota};
+
+    #[test]
+    fn the_prepared_text_of_a_denial_is_the_text_of_its_problem() {
+        let (quota, store) = (Quota::per_hour(1), MemoryStore::new());
+        let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
+        let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
+        assert!(!decisions[1].is_allowed());
+        let rejection = Rejection::Denied(decisions[1].clone());
+        let body = denied(&rejection).unwrap();
+        assert_eq!(body, Problem::new(&rejection).to_json());
+        assert_eq!(body.len(), body.capacity(), "a `Bytes` needs no other allocation");
+    }
 }

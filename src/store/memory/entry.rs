@@ -1,6 +1,10 @@
 //! A key and its counts, in one cache line. Shards find them by the hash.
 
-use std::{hash::BuildHasher, mem, ptr, sync::Arc};
+use std::{
+    hash::{BuildHasher, Hasher},
+    mem, ptr,
+    sync::Arc,
+};
 
 use foldhash::fast::RandomState;
 
@@ -10,12 +14,17 @@ use crate::{
         Action, EngineReply, EngineRequest, FastStep, HoldChange, HoldReply, INITIAL, Packed,
         Release, State,
     },
-    keys::Text,
+    keys::{Text, are_same},
     store::Settings,
 };
 
+#[inline]
 pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64 {
-    hasher.hash_one((settings.name.as_ptr(), key))
+    // No length behind the key: the name has an address of constant length.
+    let mut hasher = hasher.build_hasher();
+    hasher.write_usize(settings.name.as_ptr().addr());
+    hasher.write(key);
+    hasher.finish()
 }
 
 #[repr(align(64))]
@@ -54,7 +63,7 @@ pub(super) struct Usage {
     /// The instant at which the state is the initial one.
     pub(super) reset: f64,
     /// True if a request would be denied, or waits, or if a denied request would be denied again.
-    in_use: bool,
+    pub(super) in_use: bool,
     /// True if a request waits, or holds units.
     waited_for: bool,
 }
@@ -69,7 +78,7 @@ impl Entry {
     /// there is one copy of each name.
     #[inline]
     pub(super) fn is(&self, settings: &Arc<Settings>, key: &[u8]) -> bool {
-        self.key.as_bytes() == key
+        are_same(self.key.as_bytes(), key)
             && (Arc::ptr_eq(&self.settings, settings) || ptr::eq(self.settings.name, settings.name))
     }
 
@@ -81,20 +90,26 @@ impl Entry {
         matches!(self.counts, Counts::Packed { packed: INITIAL, .. })
     }
 
-    /// Decides as [`decide`](Entry::decide) does, in the most common case; `None` in others.
+    /// Decides about a check as [`decide`](Entry::decide) does; `None` in uncommon cases: if the
+    /// request has to wait, or if two numbers do not represent the state.
     #[inline]
-    pub(super) fn decide_fast<'a>(
+    pub(super) fn check_fast(
         &mut self,
-        settings: &'a Arc<Settings>,
-        request: &EngineRequest,
-    ) -> Option<FastStep<'a>> {
+        settings: &Arc<Settings>,
+        cost: f64,
+        max_wait: f64,
+        now: f64,
+    ) -> Option<FastStep> {
         match &mut self.counts {
-            Counts::Packed { packed, .. } if Arc::ptr_eq(&self.settings, settings) => {
-                let checked = settings.params.step_fast(packed, request)?;
-                if !checked.admission.admitted {
-                    self.note_denial(request.now + checked.admission.wait);
+            Counts::Packed { denied_until, packed } if Arc::ptr_eq(&self.settings, settings) => {
+                let step = settings.params.step_fast(packed, cost, now)?;
+                if !step.admission.admitted {
+                    if max_wait > 0.0 {
+                        return None;
+                    }
+                    *denied_until = second(now + step.admission.wait).max(*denied_until);
                 }
-                Some(checked)
+                Some(step)
             }
             _ => None,
         }
@@ -262,9 +277,7 @@ impl Counts {
     fn usage(&self, settings: &Settings, now: f64) -> Usage {
         match self {
             Self::Packed { denied_until, packed } => {
-                let mut state = settings.params.unpack(*packed);
-                let EngineReply { remaining, reset, .. } =
-                    settings.params.step(&mut state, &EngineRequest::observe(now));
+                let (remaining, reset) = settings.params.observe_packed(*packed, now);
                 let in_use = remaining == 0.0 || *denied_until >= second(now);
                 let (left, reset) = (left(remaining, settings), now + reset);
                 // States in which a request waits are not packed.

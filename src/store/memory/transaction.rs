@@ -3,7 +3,7 @@
 
 use std::sync::MutexGuard;
 
-use super::{Entry, MemoryStore, Search, Shard, Slot};
+use super::{Clock, Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, combine},
     decision::Outcome,
@@ -21,7 +21,7 @@ impl MemoryStore {
         let mut slots = vec![];
         loop {
             let mut transaction = Transaction::new(self, limits);
-            let now = self.now();
+            let now = transaction.instant(&self.0.clock);
             let requests: Vec<EngineRequest> =
                 limits.iter().map(|limit| request.at(limit, now, || self.new_hold())).collect();
             if request.action.commits() && !transaction.take_slots(&mut slots) {
@@ -90,6 +90,16 @@ impl<'a> Transaction<'a> {
             transaction.fresh.push((!known).then(|| entry(limit)));
         }
         transaction
+    }
+
+    /// Returns the latest instant of all shards, which is then that of each.
+    fn instant(&mut self, clock: &Clock) -> f64 {
+        let shards = &mut self.shards;
+        let instant = shards
+            .iter_mut()
+            .fold(clock.now(), |latest, shard| shard.instant(latest, clock).max(latest));
+        shards.iter_mut().for_each(|shard| shard.latest = instant);
+        instant
     }
 
     /// Returns the index of the shard, among the locked shards.

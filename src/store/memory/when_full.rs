@@ -38,13 +38,14 @@
 /// Small limits over long windows are at risk. If the client can choose the cost, so are large
 /// limits over long windows. Limits per second and per minute are hardly at risk.
 ///
-/// **To reset a particular key**, the client must make the store evict it before the others: with
-/// `max_keys` keys that have used as much as that key. So it gets one more unit of the key for each
-/// `max_keys` units that it spends on other keys. If all requests cost 1, 100,000 keys and 5,000
-/// requests per second give it one attempt to guess a password per 20 seconds, under any limit.
+/// **To reset a particular key**, the client must make the store evict it: each key that is
+/// compared with it must have used as much. First the client fills most of the store with keys that
+/// have used as much as that key: `max_keys` x that usage. Then about `max_keys / 4` further keys
+/// evict the key once. If all requests cost 1, 100,000 keys and 5,000 requests per second give it
+/// one attempt to guess a password per 5 seconds, under any limit.
 ///
 /// * Under both settings this resets a key that has units left: with 3 per day, 2 more attempts for
-///   each 200,000 units.
+///   each 25,000 units, after the first 200,000.
 /// * Under `EvictSoonest` it also resets a key that is denied: 3 more for each 300,000.
 ///
 /// If the client can choose the cost, one request is enough for each of the `max_keys` keys.

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{holds::Keeper, monitor::Monitor, release, transport::Client};
+use super::{holds::Keeper, key_name::key_name, monitor::Monitor, release, transport::Client};
 use crate::{
     algorithm::{Release, units as count},
     decision::Receipt,
@@ -12,8 +12,8 @@ use crate::{
     store::{Hold, HoldGuard, Settings, denials::Denials},
 };
 
-/// The time for which the end of a hold is sent whose caller has gone. A hold that was never renewed
-/// lives for a quarter of its lifetime, which is a day at most, and most often less than this.
+/// The time for which the end of a hold is sent whose caller has gone. A hold that was never
+/// renewed lives for a quarter of its lifetime, which is a day at most, and most often less.
 const LATE_HOLD: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
@@ -29,15 +29,12 @@ pub(super) struct Backend {
 impl Backend {
     /// Returns the name of a key in Redis.
     pub(super) fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
-        let Settings { name, algorithm, .. } = settings;
-        // Empty braces would not determine the slot. No other key has this form.
-        let key = Some(key.as_str()).filter(|key| !key.is_empty()).unwrap_or("%");
-        [&self.prefix, ":", name, ":", algorithm.name(), ":{", key, "}"].concat()
+        key_name(&self.prefix, settings, key)
     }
 
     /// Keeps a hold until it ends.
     pub(super) fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        self.holds.keep(self, hold)
+        self.holds.keep(hold)
     }
 
     /// Releases in the background the units that a decision has spent for one limit: its caller has
@@ -56,7 +53,7 @@ impl Backend {
                 let (observers, lifetime) = (Observers::default(), LATE_HOLD);
                 let receipt = **receipt;
                 let hold = Hold { settings, observers, key, units, lifetime, receipt };
-                self.holds.cancel(self, hold);
+                self.holds.cancel(hold);
                 return true;
             }
             Receipt::None | Receipt::Id(_) => return false,

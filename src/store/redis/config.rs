@@ -341,7 +341,7 @@ impl RedisConfig {
     ///
     /// Limiters of the same name count separately if their prefixes differ. The user at the server
     /// needs access to the keys with this prefix, such as `~shop:*`: see
-    /// [Permissions](crate::guide::operation#permissions).
+    /// [Permissions](crate::guide::redis_permissions).
     ///
     /// # Panics
     ///

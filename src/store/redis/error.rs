@@ -147,9 +147,7 @@ fn hint(error: &RedisError, account: &Account) -> Option<String> {
                 "allow these keys, by `ACL SETUSER {user} ~{prefix}:*`, or set the prefix that the \
                  user may use, by `?prefix=` in the URL"
             ),
-            None => {
-                "allow the keys of the limiter, as docs/operation.md says in Permissions".into()
-            }
+            None => "allow the keys of the limiter, as docs/redis-permissions.md says".into(),
         },
         _ => match missing_command(error) {
             Some(command) => format!("allow the command, by `ACL SETUSER {user} +{command}`"),

@@ -1,8 +1,8 @@
-//! The holds of a store in Redis: a task renews them while they are held, and ends them, in calls of
-//! many keys. What the calls say is in `script.rs`.
+//! The holds of a store in Redis: a task renews them while they are held, and ends them, in calls
+//! of many keys. What the calls say is in `script.rs`.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt, mem,
     sync::{Arc, Mutex},
     time::Duration,
@@ -15,14 +15,17 @@ use tokio::{
 };
 
 use super::{
-    backend::Backend,
+    key_name::key_name,
     script,
-    transport::{ANSWER_TIMEOUT, Command, Deadline, TransportError},
+    transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
-    algorithm::{HoldAction, HoldChange, HoldReply, Lifetime, units},
+    algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime, units},
     observe::Event,
-    store::{Hold, HoldGuard, RetryQueues, denials::Change},
+    store::{
+        Hold, HoldGuard, RetryQueues,
+        denials::{Change, Denials},
+    },
     sync::lock,
 };
 
@@ -36,6 +39,10 @@ const RENEWED_AFTER: u32 = 2;
 const PAUSE: Duration = Duration::from_millis(50);
 /// The delay before a call, which collects ends: no request waits for them.
 const GATHER: Duration = Duration::from_millis(5);
+/// The id of a hold that no guard keeps.
+const NO_ID: u64 = 0;
+/// The time until the renewal of a hold that has expired.
+const NEVER: Duration = Duration::from_secs(365 * 86_400);
 /// The most keys of a call, as for checks.
 const MAX_KEYS: usize = 64;
 /// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are
@@ -44,11 +51,15 @@ const MAX_ENDED: usize = 100_000;
 
 /// The holds of a store and its clones.
 #[derive(Clone)]
-pub(super) struct Keeper(Arc<Inner>);
+pub(super) struct Keeper(Arc<KeeperInner>);
 
-struct Inner {
+struct KeeperInner {
     holds: Mutex<Holds>,
     changed: Notify,
+    client: Client,
+    /// The prefix of all keys in Redis.
+    prefix: Arc<str>,
+    denials: Denials,
     /// The requests of the process that wait for units.
     queues: Arc<RetryQueues>,
 }
@@ -56,6 +67,8 @@ struct Inner {
 #[derive(Default)]
 struct Holds {
     live: HashMap<u64, Live>,
+    /// When each of them is renewed: a task that wakes for an end looks at no other holds.
+    renewals: BTreeSet<(Instant, u64)>,
     ended: Vec<Ended>,
     next_id: u64,
     has_task: bool,
@@ -71,6 +84,7 @@ struct Live {
 
 /// A hold whose permit has ended.
 struct Ended {
+    id: u64,
     hold: Hold,
     used: u64,
     /// It is not sent later: the units have been spent then.
@@ -89,51 +103,96 @@ struct Sent {
 
 enum Subject {
     Renewed(u64),
-    Ended { used: u64, expires: Instant, change: Arc<Change> },
+    Ended { id: u64, used: u64, expires: Instant, change: Arc<Change> },
+}
+
+impl Holds {
+    /// Sets the time at which a hold is renewed, if its permit has not ended.
+    fn renew_at(&mut self, id: u64, due: Instant) {
+        if let Some(live) = self.live.get_mut(&id) {
+            self.renewals.remove(&(live.due, id));
+            live.due = due;
+            self.renewals.insert((due, id));
+        }
+    }
+}
+
+impl Holds {
+    fn renewed(&mut self, id: u64, receipt: HoldReceipt, began: Instant, lifetime: Duration) {
+        self.renew_at(id, began + lifetime / RENEWED_AFTER);
+        if let Some(live) = self.live.get_mut(&id) {
+            live.hold.receipt = receipt;
+            live.expires = began + lifetime;
+        } else if let Some(ended) = self.ended.iter_mut().find(|ended| ended.id == id) {
+            // Its permit has ended meanwhile. The units are those of the new receipt.
+            ended.hold.receipt = receipt;
+        }
+    }
+
+    fn expired(&mut self, id: u64) {
+        self.renew_at(id, Instant::now() + NEVER);
+        if let Some(live) = self.live.get_mut(&id) {
+            live.expires = live.expires.min(Instant::now());
+        }
+    }
 }
 
 impl Keeper {
-    pub(super) fn new(queues: Arc<RetryQueues>) -> Self {
-        Self(Arc::new(Inner { holds: Mutex::default(), changed: Notify::new(), queues }))
+    pub(super) fn new(
+        client: Client,
+        prefix: Arc<str>,
+        denials: Denials,
+        queues: Arc<RetryQueues>,
+    ) -> Self {
+        let (holds, changed) = (Mutex::default(), Notify::new());
+        Self(Arc::new(KeeperInner { holds, changed, client, prefix, denials, queues }))
     }
 
     /// Keeps a hold until its guard ends it.
-    pub(super) fn keep(&self, backend: &Backend, hold: Hold) -> Box<dyn HoldGuard> {
+    pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
         let lives = hold.lifetime / FIRST_PART;
         let now = Instant::now();
         let live = Live { hold, due: now + lives / RENEWED_AFTER, expires: now + lives };
         let id = {
             let holds = &mut *lock(&self.0.holds);
             holds.next_id += 1;
+            holds.renewals.insert((live.due, holds.next_id));
             holds.live.insert(holds.next_id, live);
             holds.next_id
         };
-        self.start(backend);
-        Box::new(RedisHold { id, keeper: self.clone(), backend: backend.clone() })
+        self.start();
+        Box::new(RedisHold { id, keeper: self.clone() })
     }
 
     /// Ends a hold that no guard has kept, because its caller has gone: none of it was used.
-    pub(super) fn cancel(&self, backend: &Backend, hold: Hold) {
+    pub(super) fn cancel(&self, hold: Hold) {
         let expires = Instant::now() + hold.lifetime;
-        self.push(backend, hold, 0, expires);
+        self.push(NO_ID, hold, 0, expires);
     }
 
-    fn end_kept(&self, backend: &Backend, id: u64, used: u64) {
-        let live = lock(&self.0.holds).live.remove(&id);
+    fn end_kept(&self, id: u64, used: u64) {
+        let live = {
+            let holds = &mut *lock(&self.0.holds);
+            let live = holds.live.remove(&id);
+            if let Some(live) = &live {
+                holds.renewals.remove(&(live.due, id));
+            }
+            live
+        };
         if let Some(Live { hold, expires, .. }) = live {
-            self.push(backend, hold, used, expires);
+            self.push(id, hold, used, expires);
         }
     }
 
-    fn push(&self, backend: &Backend, hold: Hold, used: u64, expires: Instant) {
-        let change = Arc::new(backend.denials.begin_return(&hold.settings, &hold.key));
+    fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
+        let change = Arc::new(self.0.denials.begin_return(&hold.settings, &hold.key));
         {
             let ended = &mut lock(&self.0.holds).ended;
             if ended.len() < MAX_ENDED {
-                ended.push(Ended { hold, used, expires, change });
+                ended.push(Ended { id, hold, used, expires, change });
             }
         }
-        self.start(backend);
+        self.start();
     }
 
     fn is_expired(&self, id: u64) -> bool {
@@ -142,40 +201,38 @@ impl Keeper {
     }
 
     /// Wakes the task, or starts it.
-    fn start(&self, backend: &Backend) {
+    fn start(&self) {
         self.0.changed.notify_one();
-        let Some(runtime) = Handle::try_current().ok().or_else(|| backend.client.runtime()) else {
+        let Some(runtime) = Handle::try_current().ok().or_else(|| self.0.client.runtime()) else {
             return; // the next call starts it
         };
         if !mem::replace(&mut lock(&self.0.holds).has_task, true) {
             let task = Task { keeper: self.clone(), is_done: false };
-            runtime.spawn(run(task, backend.clone()));
+            runtime.spawn(run(task));
         }
     }
 
-    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is a hold.
+    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one.
     fn take_due(&self) -> (Vec<Sent>, Option<Instant>) {
         let holds = &mut *lock(&self.0.holds);
         let now = Instant::now();
         let mut due: Vec<Sent> = vec![];
-        for Ended { hold, used, expires, change } in holds.ended.drain(..) {
+        for Ended { id, hold, used, expires, change } in holds.ended.drain(..) {
             // Nothing is left to do for one that has expired, unless it has used more than it held.
             if now < expires || used > hold.units {
                 let action = HoldAction::End { used: units(used) };
-                due.push(Sent { hold, action, subject: Subject::Ended { used, expires, change } });
+                let subject = Subject::Ended { id, used, expires, change };
+                due.push(Sent { hold, action, subject });
             }
         }
-        let mut next: Option<Instant> = None;
-        for (id, live) in &mut holds.live {
-            if live.due <= now {
-                let action = HoldAction::Renew(lifetime(live.hold.lifetime));
-                let subject = Subject::Renewed(*id);
-                due.push(Sent { hold: live.hold.clone(), action, subject });
-                live.due = now + ANSWER_TIMEOUT; // unless an answer arrives
-            }
-            next = Some(next.map_or(live.due, |next| next.min(live.due)));
+        while let Some((_, id)) = holds.renewals.first().filter(|(at, _)| *at <= now).copied()
+            && let Some(hold) = holds.live.get(&id).map(|live| live.hold.clone())
+        {
+            let action = HoldAction::Renew(lifetime(hold.lifetime));
+            due.push(Sent { hold, action, subject: Subject::Renewed(id) });
+            holds.renew_at(id, now + ANSWER_TIMEOUT); // unless an answer arrives
         }
-        (due, next)
+        (due, holds.renewals.first().map(|(at, _)| *at))
     }
 
     /// Does what the answer to a change demands.
@@ -187,20 +244,13 @@ impl Keeper {
         let lost = Event::HoldLost { limiter: name, key: &hold.key, held };
         match (reply, subject) {
             (HoldReply::Renewed(receipt), Subject::Renewed(id)) => {
-                if let Some(live) = lock(&self.0.holds).live.get_mut(&id) {
-                    live.hold.receipt = receipt;
-                    live.due = began + hold.lifetime / RENEWED_AFTER;
-                    live.expires = began + hold.lifetime;
-                }
+                lock(&self.0.holds).renewed(id, receipt, began, hold.lifetime);
                 if receipt.epoch != epoch {
                     hold.observers.report(&lost);
                 }
             }
             (HoldReply::Expired, Subject::Renewed(id)) => {
-                if let Some(live) = lock(&self.0.holds).live.get_mut(&id) {
-                    live.expires = live.expires.min(Instant::now());
-                    live.due = Instant::now() + Duration::from_secs(86_400); // not any more
-                }
+                lock(&self.0.holds).expired(id);
                 let Hold { key, observers, .. } = &hold;
                 observers.report(&Event::HoldExpired { limiter: name, key, held });
             }
@@ -218,16 +268,12 @@ impl Keeper {
         let holds = &mut *lock(&self.0.holds);
         match subject {
             // A renewal can be repeated: the units are found by the old receipt, too.
-            Subject::Renewed(id) => {
-                if let Some(live) = holds.live.get_mut(&id) {
-                    live.due = Instant::now() + PAUSE;
-                }
-            }
+            Subject::Renewed(id) => holds.renew_at(id, Instant::now() + PAUSE),
             // Repeated, an end would take the units of another hold.
             Subject::Ended { .. } if may_have_run => {}
-            Subject::Ended { used, expires, change } => {
+            Subject::Ended { id, used, expires, change } => {
                 if holds.ended.len() < MAX_ENDED {
-                    holds.ended.push(Ended { hold, used, expires, change });
+                    holds.ended.push(Ended { id, hold, used, expires, change });
                 }
             }
         }
@@ -264,7 +310,7 @@ impl Drop for Task {
 }
 
 /// Sends what is due, until there are no holds.
-async fn run(mut task: Task, backend: Backend) {
+async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
     while !task.is_done {
         sleep(GATHER).await;
@@ -279,8 +325,8 @@ async fn run(mut task: Task, backend: Backend) {
             continue;
         }
         let mut has_failed = false;
-        for call in calls(due, backend.client.is_cluster()) {
-            has_failed |= !send(keeper, &backend, call).await;
+        for call in calls(due, keeper.0.client.is_cluster()) {
+            has_failed |= !send(keeper, call).await;
         }
         if has_failed {
             sleep(PAUSE).await;
@@ -314,7 +360,7 @@ fn calls(due: Vec<Sent>, is_cluster: bool) -> Vec<Call> {
 }
 
 /// Executes a call. Returns false if some of it has to be tried again.
-async fn send(keeper: &Keeper, backend: &Backend, call: Call) -> bool {
+async fn send(keeper: &Keeper, call: Call) -> bool {
     let began = Instant::now();
     let changes = |sent: &Vec<Sent>| -> Vec<HoldChange> {
         let change = |Sent { hold, action, .. }: &Sent| HoldChange {
@@ -330,12 +376,12 @@ async fn send(keeper: &Keeper, backend: &Backend, call: Call) -> bool {
     };
     let keys: Vec<(String, Vec<HoldChange>)> = call
         .values()
-        .map(|sent| (backend.key(&settings, &sent[0].hold.key), changes(sent)))
+        .map(|sent| (key_name(&keeper.0.prefix, &settings, &sent[0].hold.key), changes(sent)))
         .collect();
     let keys = keys.iter().map(|(key, changes)| (&**key, &**changes));
     let (command, script) = script::change_holds(&settings.params, keys);
     let command = Command::script(&command, &script.text);
-    let reply = backend.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
+    let reply = keeper.0.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
     let results =
         reply.and_then(|(reply, _)| script::read_changes(&reply).map_err(TransportError::of_redis));
     let results = match results {
@@ -367,12 +413,11 @@ async fn send(keeper: &Keeper, backend: &Backend, call: Call) -> bool {
 struct RedisHold {
     id: u64,
     keeper: Keeper,
-    backend: Backend,
 }
 
 impl HoldGuard for RedisHold {
     fn end(self: Box<Self>, used: u64) {
-        self.keeper.end_kept(&self.backend, self.id, used);
+        self.keeper.end_kept(self.id, used);
     }
 
     fn is_expired(&self) -> bool {

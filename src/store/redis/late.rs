@@ -1,5 +1,6 @@
 //! Late answers to requests that may wait or hold units: their callers have gone, so this module
-//! releases what the requests have spent, reserved or held. The calls themselves are in `batch.rs` and `call.rs`.
+//! releases what the requests have spent, reserved or held. The calls themselves are in `batch.rs`
+//! and `call.rs`.
 
 use std::{
     pin::Pin,

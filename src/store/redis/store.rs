@@ -20,10 +20,11 @@ use super::{
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
+    scan::KeyScan,
     transport::{ANSWER_TIMEOUT, Command, Deadline},
 };
 use crate::{
-    algorithm::{Action, Release},
+    algorithm::{Action, Algorithm, Release},
     decision::Outcome,
     error::StoreError,
     keys::Key,
@@ -52,8 +53,9 @@ use crate::{
 /// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
 /// state is the initial one again; with a token bucket, up to one refill of the bucket later.
 ///
-/// The value contains a letter that identifies its format. Reservations of waiting requests
-/// follow the state in the same value.
+/// The value contains a letter that identifies its format. Reservations of waiting requests, and
+/// the units that [permits](crate::Permit) hold, follow the state in the same value. A background
+/// task renews the permits of the store, and ends them, in calls of up to 64 keys.
 ///
 /// # Calls
 ///
@@ -102,8 +104,8 @@ use crate::{
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
 ///
-/// [The page on operation](crate::guide::operation) describes the failure modes and the
-/// permissions.
+/// The guide describes the [failure modes](crate::guide::redis_failures) and the
+/// [permissions](crate::guide::redis_permissions).
 ///
 /// # Examples
 ///
@@ -145,16 +147,12 @@ impl RedisStore {
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
         let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
-        let names = Names::default();
+        let (names, denials) = (Names::default(), Denials::new(denial_ttl));
+        let queues = names.retry_queues().clone();
+        let holds = Keeper::new(client.clone(), prefix.clone(), denials.clone(), queues);
         Ok(Self {
             front: Front::new(client.clone()),
-            backend: Backend {
-                client,
-                monitor,
-                prefix,
-                denials: Denials::new(denial_ttl),
-                holds: Keeper::new(names.retry_queues().clone()),
-            },
+            backend: Backend { client, monitor, prefix, denials, holds },
             deadline,
             names,
             fallback: Arc::default(),
@@ -231,6 +229,13 @@ impl RedisStore {
     #[must_use]
     pub fn health(&self) -> Health {
         self.backend.monitor.health(self.backend.client.health(self.deadline))
+    }
+
+    /// Returns a scan over the keys with state of the limiter with this name and algorithm, on all
+    /// servers of the store: see [`KeyScan`].
+    #[must_use]
+    pub fn scan(&self, limiter: &str, algorithm: Algorithm) -> KeyScan {
+        KeyScan::new(self.backend.clone(), limiter, algorithm)
     }
 
     /// Adds an observer to the store and its clones: see [`observe`](crate::observe).

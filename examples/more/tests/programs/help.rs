@@ -15,6 +15,7 @@ fn the_help_of_each_example_fits_into_100_columns() {
         "plans",
         "playground",
         "redisson",
+        "replay",
         "server",
     ] {
         let output = Command::new(support::example(name)).arg("--help").output().unwrap();

@@ -13,4 +13,5 @@ mod plans;
 mod playground;
 mod quickstart;
 mod redisson;
+mod replay;
 mod server;

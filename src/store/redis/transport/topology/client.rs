@@ -146,4 +146,23 @@ impl Client {
             Self::Cluster(cluster) => cluster.execute(deadline, command).await,
         }
     }
+
+    /// Returns a slot of each server that has keys.
+    pub(crate) async fn places(&self, deadline: Deadline) -> Result<Vec<u16>, TransportError> {
+        match self {
+            Self::Node(_) => Ok(vec![0]),
+            Self::Cluster(cluster) => cluster.places(deadline).await,
+        }
+    }
+
+    /// Executes a command without keys at the server of a slot.
+    pub(crate) async fn execute_at<T: FromRedisValue>(
+        &self,
+        place: u16,
+        deadline: Deadline,
+        command: Command<'_>,
+    ) -> Result<T, TransportError> {
+        let (reply, _) = self.node_of(place).execute(deadline, command).await?;
+        Ok(reply)
+    }
 }

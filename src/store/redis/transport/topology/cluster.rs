@@ -221,6 +221,23 @@ impl Cluster {
         pings.join_all().await.into_iter().collect()
     }
 
+    /// Returns a slot of each node with slots.
+    pub(crate) async fn places(
+        self: &Arc<Self>,
+        deadline: Deadline,
+    ) -> Result<Vec<u16>, TransportError> {
+        self.ensure_slots(deadline).await?;
+        let mut seen = HashSet::new();
+        let places: Vec<u16> = self.read(|map| {
+            let owners = (0..).zip(&map.slots);
+            let owned =
+                owners.filter_map(|(slot, owner)| Some((slot, Arc::as_ptr(owner.as_ref()?))));
+            owned.filter(|(_, owner)| seen.insert(*owner)).map(|(slot, _)| slot).collect()
+        });
+        // While the slots are unknown, any node answers, or its error says why none can.
+        Ok(if places.is_empty() { vec![0] } else { places })
+    }
+
     /// Returns a probe for each node with slots.
     fn probes(&self) -> Vec<Probe> {
         let mut owners: Vec<Arc<ClusterNode>> = vec![];

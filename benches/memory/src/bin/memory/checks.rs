@@ -1,0 +1,167 @@
+//! Checks: in one thread, in two, and with many keys.
+
+use std::{
+    hint::black_box,
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use governor::clock::{DefaultClock, MonotonicClock};
+use memory::{
+    ONE, QUICK, SLOW, limiter,
+    peers::{Approximate, Check, Least, governor},
+    shuffled_keys,
+};
+use tower_ratelimit::{Algorithm, Quota};
+
+use crate::{
+    interleaved::{Series, interleaved},
+    nanos,
+};
+
+const ROUNDS: usize = 21;
+const PASSES: usize = 5;
+
+/// The names of the subjects, in the order of [`in_turns`].
+const SUBJECTS: [&str; 6] = [
+    "token bucket",
+    "fixed window",
+    "governor",
+    "governor, system clock",
+    "pingora-limits",
+    "the least possible",
+];
+
+pub(super) fn print_checks() {
+    println!("A check of 10,000 String keys, 1 thread: ns of its processor, median of {ROUNDS}");
+    println!("governor's own clock is the counter of the processor; pingora-limits is approximate");
+    let clocks = interleaved(ROUNDS, |which| match which {
+        0 => nanos(100_000, || (0..100_000).for_each(|_| _ = black_box(Instant::now()))),
+        _ => {
+            let clock = quanta::Clock::new();
+            nanos(100_000, || (0..100_000).for_each(|_| _ = black_box(clock.now())))
+        }
+    });
+    let [system, counter] = clocks.map(|series: Series| series.median());
+    println!("  one reading of the system clock {system:.1}, of the counter {counter:.1}");
+    let keys = shuffled_keys(10_000);
+    for (label, quota) in [("full", QUICK), ("draining", SLOW), ("empty", ONE)] {
+        let all = in_turns(quota, |subject| {
+            pass(subject, &keys);
+            nanos(PASSES * keys.len(), || (0..PASSES).for_each(|_| pass(subject, &keys)))
+        });
+        print(label, &all);
+        let [ours, .., theirs, _, _] = &all;
+        let less = (ours.median() - system) / (theirs.median() - system);
+        println!("    token bucket, beside the same clock, less one reading each: {less:.2}");
+    }
+    println!("  the other algorithms, draining");
+    for (label, algorithm) in [
+        ("sliding window", Algorithm::sliding_window()),
+        ("sliding window, 10 buckets", Algorithm::SlidingWindow { buckets: 10 }),
+        ("sliding log", Algorithm::sliding_log()),
+        ("leaky bucket", Algorithm::leaky_bucket()),
+    ] {
+        let [series] = interleaved(5, |_| {
+            let subject = limiter(algorithm, SLOW);
+            pass(&subject, &keys);
+            nanos(PASSES * keys.len(), || (0..PASSES).for_each(|_| pass(&subject, &keys)))
+        });
+        println!("    {label:<28} {:6.1}", series.median());
+    }
+}
+
+pub(super) fn print_threads() {
+    println!();
+    println!("A check in 2 threads: ns by the clock of the wall, median of {ROUNDS}");
+    for (label, count, quota) in
+        [("10,000 keys", 10_000, SLOW), ("denied", 10_000, ONE), ("one key", 1, SLOW)]
+    {
+        let keys = shuffled_keys(count);
+        let passes = 100_000 / count;
+        let all = in_turns(quota, |subject| in_threads(subject, &keys, passes, 2));
+        print(label, &all);
+    }
+}
+
+pub(super) fn print_keys() {
+    println!();
+    println!("A check by the number of keys, 1 thread, in turns: ns of its processor");
+    for count in [10_000, 100_000, 1_000_000] {
+        let keys = shuffled_keys(count);
+        let [ours, theirs] = interleaved(3, |which| {
+            let subject: Box<dyn Check> = match which {
+                0 => Box::new(large(count, SLOW)),
+                _ => Box::new(governor(SLOW, DefaultClock::default())),
+            };
+            pass(&*subject, &keys);
+            nanos(keys.len(), || pass(&*subject, &keys))
+        });
+        let (ours, theirs) = (ours.median(), theirs.median());
+        println!("  {count:>9} keys  ours {ours:6.1}  governor {theirs:6.1}");
+    }
+    println!("A new key in a full store: ns of its processor");
+    for max_keys in [10_000, 100_000] {
+        let subject = large(max_keys, Quota::per_hour(10));
+        let keys = shuffled_keys(3 * max_keys);
+        let (first, later) = keys.split_at(max_keys);
+        pass(&subject, first);
+        let [series] = interleaved(1, |_| nanos(later.len(), || pass(&subject, later)));
+        println!("  {max_keys:>9} keys  ours {:6.1}", series.median());
+    }
+}
+
+fn large(max_keys: usize, quota: Quota) -> tower_ratelimit::Limiter {
+    let store = tower_ratelimit::MemoryStore::with_max_keys(max_keys);
+    tower_ratelimit::Limiter::new("default", store, Algorithm::token_bucket(), quota)
+}
+
+/// Measures a new limiter of each kind in each round.
+fn in_turns(quota: Quota, measure: impl Fn(&dyn Check) -> f64) -> [Series; SUBJECTS.len()] {
+    interleaved(ROUNDS, |which| match which {
+        0 => measure(&limiter(Algorithm::token_bucket(), quota)),
+        1 => measure(&limiter(Algorithm::fixed_window(), quota)),
+        2 => measure(&governor(quota, DefaultClock::default())),
+        3 => measure(&governor(quota, MonotonicClock)),
+        4 => measure(&Approximate::new(quota)),
+        _ => measure(&Least::new(quota)),
+    })
+}
+
+fn print(label: &str, all: &[Series; SUBJECTS.len()]) {
+    println!("  {label}");
+    let governor = &all[2];
+    for (name, series) in SUBJECTS.iter().zip(all) {
+        let ratio = series.ratio_to(governor).summary();
+        println!("    {name:<28} {:6.1}  {ratio} x governor", series.median());
+    }
+}
+
+fn pass(subject: &dyn Check, keys: &[String]) {
+    for key in keys {
+        black_box(subject.check(black_box(key)));
+    }
+}
+
+/// Checks all keys in each thread, each beginning with another key.
+fn in_threads(subject: &dyn Check, keys: &[String], passes: usize, threads: usize) -> f64 {
+    pass(subject, keys);
+    let barrier = &Barrier::new(threads);
+    let run = |thread: usize| {
+        let (tail, head) = keys.split_at(thread * keys.len() / threads);
+        barrier.wait();
+        let start = Instant::now();
+        for _ in 0..passes {
+            pass(subject, head);
+            pass(subject, tail);
+        }
+        start.elapsed()
+    };
+    let slowest = thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        let times = handles.into_iter().map(|handle| handle.join().expect("no panic"));
+        times.max().unwrap_or(Duration::ZERO)
+    });
+    slowest.as_nanos() as f64 / (passes * keys.len()) as f64
+}

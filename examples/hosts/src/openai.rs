@@ -1,0 +1,31 @@
+//! async-openai: all requests of a client wait for one quota, also the repetitions of its retry
+//! layer, because the limit is inside of that.
+
+use std::time::Duration;
+
+use async_openai::{
+    Client,
+    config::OpenAIConfig,
+    error::OpenAIError,
+    middleware::{HttpRequestFactory, ReqwestService, retry::OpenAIRetryLayer},
+};
+use tower::ServiceBuilder;
+use tower_ratelimit::{Limiter, RateLimitLayer, key};
+
+/// Returns a client whose requests wait for up to a minute. A request that would have to wait for
+/// longer gets a `429` of the layer, like one of the vendor.
+pub fn client(config: OpenAIConfig, limiter: Limiter) -> Client<OpenAIConfig> {
+    let limit =
+        RateLimitLayer::custom(limiter, key::Global, |rejection, _: &HttpRequestFactory| {
+            Ok::<reqwest::Response, OpenAIError>(
+                rejection.to_response().map(|body| body.into_bytes()).into(),
+            )
+        });
+    let service = ServiceBuilder::new()
+        .layer(OpenAIRetryLayer::default())
+        .map_result(|result: Result<Result<_, OpenAIError>, OpenAIError>| result?)
+        .layer(limit.max_wait(Duration::from_secs(60)))
+        .map_response(Ok::<reqwest::Response, OpenAIError>)
+        .service(ReqwestService::new(reqwest::Client::new()));
+    Client::with_config(config).with_http_service(service)
+}

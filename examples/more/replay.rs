@@ -1,0 +1,427 @@
+//! Tries limits on the traffic of a log: which requests and keys would have been denied, or would
+//! have waited, by the time stamps of the log.
+//!
+//! ```text
+//! cargo run --release -p more-examples --example replay -- --sample > access.log
+//! cargo run --release -p more-examples --example replay -- access.log
+//! cargo run --release -p more-examples --example replay -- access.log --quota 100/min \
+//!     --quota "10/s burst 50" --svg replay.svg
+//! ```
+//!
+//! The decisions are those of `MemoryStore`, under tokio's paused time: each thread sets its clock
+//! to the time stamp of each request.
+
+#[path = "replay/candidate.rs"]
+mod candidate;
+#[path = "replay/counts.rs"]
+mod counts;
+#[path = "replay/fields.rs"]
+mod fields;
+#[path = "replay/input.rs"]
+mod input;
+#[path = "replay/order.rs"]
+mod order;
+#[path = "replay/report.rs"]
+mod report;
+#[path = "replay/sample.rs"]
+mod sample;
+#[path = "replay/stamp.rs"]
+mod stamp;
+#[path = "replay/svg.rs"]
+mod svg;
+#[path = "replay/traffic.rs"]
+mod traffic;
+
+use std::{
+    fs,
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    pin::pin,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    task::{Context, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use tower_ratelimit::{Algorithm, Key, Quota};
+
+use self::{
+    candidate::Candidate,
+    fields::{Bad, Format, Parsed, Reader},
+    input::Line,
+    order::{Batch, Sorter},
+    traffic::Traffic,
+};
+
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::fixed_window(),
+    Algorithm::sliding_window(),
+    Algorithm::sliding_log(),
+    Algorithm::token_bucket(),
+    Algorithm::leaky_bucket(),
+];
+
+/// Batches of requests on their way to a thread.
+const QUEUE: usize = 4;
+
+/// The first bad lines are shown.
+const BAD_SHOWN: usize = 3;
+
+/// Tries limits on the traffic of a log, by its time stamps
+#[derive(Parser)]
+#[command(name = "replay")]
+#[command(after_help = "\
+Logs: common and combined (Apache, nginx), JSON lines, CSV with a header; also compressed with
+gzip. Without --quota, only the traffic is shown: how many requests the keys send at most within a
+second, a minute and an hour, which is what a limit is chosen by.")]
+struct Flags {
+    /// The logs, in the order of their time; - is standard input
+    #[arg(value_name = "FILE", required_unless_present = "sample")]
+    files: Vec<PathBuf>,
+
+    /// The field that is the key: ip, user, path, or one of JSON or CSV, such
+    /// as request.user; several, joined by commas, are one key
+    #[arg(long, value_name = "FIELDS", default_value = "ip", verbatim_doc_comment)]
+    key: String,
+
+    /// A quota to try, such as 100/min or "10/s burst 50"; can be repeated
+    #[arg(long, value_name = "QUOTA")]
+    quota: Vec<Quota>,
+
+    /// An algorithm to try; can be repeated [default: all]
+    #[arg(long, value_name = "NAME")]
+    algorithm: Vec<Algorithm>,
+
+    /// Let requests wait for up to this time, in seconds, before they are
+    /// denied; in a leaky bucket requests wait in any case
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, verbatim_doc_comment)]
+    max_wait: f64,
+
+    /// The format of the lines
+    #[arg(long, value_enum, default_value_t = Format::Auto, hide_possible_values = true)]
+    format: Format,
+
+    /// The field with the time stamp, in JSON and CSV
+    #[arg(long, value_name = "FIELD")]
+    time: Option<String>,
+
+    /// The field with the address of the client, in JSON and CSV
+    #[arg(long, value_name = "FIELD")]
+    ip: Option<String>,
+
+    /// Keep requests with stamps of whole seconds at the begin of their second;
+    /// by default they are spread over it, in their order
+    #[arg(long, verbatim_doc_comment)]
+    no_spread: bool,
+
+    /// The number of keys to list that are denied most
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    top: usize,
+
+    /// The number of keys in memory, for each limit
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    max_keys: u32,
+
+    /// Draw the traffic and the denials into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Print a sample log, in the combined format, and exit
+    #[arg(long)]
+    sample: bool,
+}
+
+/// What was read.
+#[derive(Default)]
+struct Lines {
+    lines: u64,
+    bad: [u64; Bad::ALL.len()],
+    /// The first bad lines: file, number, reason, begin.
+    shown: Vec<String>,
+    late: u64,
+    stray: u64,
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    match run(&flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: &Flags) -> Result<(), String> {
+    if flags.sample {
+        return print(&sample::log());
+    }
+    let (specs, notes) = specs(flags)?;
+    let mut traffic = None;
+    let (lines, mut tried) = replay(flags, specs, &mut traffic)?;
+    let traffic = traffic.expect("the first thread counts it");
+    tried.sort_by_key(|(index, _)| *index);
+    let tried: Vec<_> = tried.into_iter().map(|(_, candidate)| candidate).collect();
+    print(&report::text(flags, &lines, &traffic, &tried, &notes))?;
+    if let Some(path) = &flags.svg {
+        let drawing = svg::draw(flags, &traffic, &tried);
+        fs::write(path, drawing).map_err(|error| format!("--svg {}: {error}", path.display()))?;
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// Prints text; that nobody reads it any more, as in `| head`, is no failure.
+fn print(text: &str) -> Result<(), String> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// A limit to try.
+#[derive(Clone, Copy)]
+struct Spec {
+    /// Its place in the report.
+    index: usize,
+    quota: Quota,
+    algorithm: Algorithm,
+    max_keys: usize,
+    max_wait: Duration,
+}
+
+impl Spec {
+    fn candidate(&self) -> Result<Candidate, String> {
+        let Self { quota, algorithm, max_keys, max_wait, .. } = *self;
+        let candidate = Candidate::new(quota, algorithm, max_keys, max_wait);
+        candidate.map_err(|error| format!("--quota: {error}"))
+    }
+}
+
+/// Returns the limits to try, and why some combinations are left out.
+fn specs(flags: &Flags) -> Result<(Vec<Spec>, Vec<String>), String> {
+    let max_wait = Duration::try_from_secs_f64(flags.max_wait)
+        .map_err(|_| "--max-wait: it is no time; write seconds, such as 0.5".to_owned())?;
+    let algorithms = if flags.algorithm.is_empty() { &ALGORITHMS[..] } else { &flags.algorithm };
+    let (mut specs, mut notes) = (vec![], vec![]);
+    for &quota in &flags.quota {
+        let mut left_out = vec![];
+        for &algorithm in algorithms {
+            let (index, max_keys) = (specs.len(), flags.max_keys as usize);
+            let spec = Spec { index, quota, algorithm, max_keys, max_wait };
+            match spec.candidate() {
+                Ok(_) => specs.push(spec),
+                Err(_) if flags.algorithm.is_empty() => left_out.push(algorithm.name()),
+                Err(error) => return Err(error),
+            }
+        }
+        if !left_out.is_empty() {
+            let names = left_out.join(", ");
+            notes.push(format!("{quota}: only buckets have a burst; without {names}"));
+        }
+    }
+    Ok((specs, notes))
+}
+
+/// The limits that were tried, with their places in the report.
+type Tried = Vec<(usize, Candidate)>;
+
+/// Reads the logs in this thread, and tries the limits in others.
+fn replay(
+    flags: &Flags,
+    specs: Vec<Spec>,
+    traffic: &mut Option<Traffic>,
+) -> Result<(Lines, Tried), String> {
+    let threads = thread::available_parallelism().map_or(2, usize::from);
+    let threads = threads.min(specs.len().max(1));
+    let mut parts: Vec<Vec<Spec>> = (0..threads).map(|_| vec![]).collect();
+    for spec in specs {
+        parts[spec.index % threads].push(spec);
+    }
+    thread::scope(|scope| {
+        let (mut senders, mut workers) = (vec![], vec![]);
+        for (number, part) in parts.into_iter().enumerate() {
+            let (sender, receiver) = sync_channel(QUEUE);
+            senders.push(sender);
+            let traffic = (number == 0).then(|| Traffic::new(flags.max_keys as usize));
+            workers.push(scope.spawn(move || work(&part, traffic, &receiver)));
+        }
+        let lines = read(flags, &senders);
+        drop(senders);
+        let mut tried = vec![];
+        for worker in workers {
+            let (part, counted) = worker.join().expect("a thread does not panic")?;
+            tried.extend(part);
+            *traffic = traffic.take().or(counted);
+        }
+        Ok((lines?, tried))
+    })
+}
+
+/// Tries limits on all requests, under the time of the log.
+fn work(
+    specs: &[Spec],
+    mut traffic: Option<Traffic>,
+    batches: &Receiver<Arc<Batch>>,
+) -> Result<(Tried, Option<Traffic>), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .map_err(|error| error.to_string())?;
+    runtime.block_on(async {
+        let tried = specs.iter().map(|spec| Ok((spec.index, spec.candidate()?)));
+        let mut tried = tried.collect::<Result<Tried, String>>()?;
+        // The clock of a store begins at 0, here at 1970: windows of a minute begin as in Redis.
+        let (mut now, mut first) = (0, None);
+        let start = tokio::time::Instant::now();
+        while let Ok(batch) = batches.recv() {
+            for event in &batch.events {
+                if event.micros > now {
+                    advance(Duration::from_micros((event.micros - now) as u64));
+                    now = event.micros;
+                }
+                let second = event.micros.div_euclid(1_000_000);
+                let second = (second - *first.get_or_insert(second)) as u64;
+                let text = batch.key(event);
+                if let Some(traffic) = &mut traffic {
+                    traffic.add(event.micros, event.hash, text);
+                }
+                let key = Key::from_text(text).expect("a key was written");
+                for (_, candidate) in &mut tried {
+                    let decided = candidate.decide(&key, event.hash, second).await;
+                    decided.map_err(|error| error.to_string())?;
+                }
+            }
+            assert_eq!(start.elapsed().as_micros(), now as u128, "the clock is that of the log");
+        }
+        Ok((tried, traffic))
+    })
+}
+
+/// Advances the paused clock of this thread. The future does so when it is first polled. Then it
+/// yields to other tasks: there are none, and a turn of the scheduler costs as much as a decision.
+fn advance(duration: Duration) {
+    let advance = pin!(tokio::time::advance(duration));
+    let _ = advance.poll(&mut Context::from_waker(Waker::noop()));
+}
+
+/// Reads the logs, and hands their requests to the threads in order.
+fn read(flags: &Flags, senders: &[SyncSender<Arc<Batch>>]) -> Result<Lines, String> {
+    let mut reader =
+        Reader::new(flags.format, &flags.key, flags.time.as_deref(), flags.ip.as_deref());
+    let mut sorter = Sorter::new(!flags.no_spread);
+    let (mut lines, mut key) = (Lines::default(), String::new());
+    let mut progress = Progress::new(flags);
+    let hand_on = |sorter: &mut Sorter| {
+        let batch = Arc::new(sorter.take());
+        // A thread that has failed reports why.
+        senders.iter().for_each(|sender| drop(sender.send(batch.clone())));
+    };
+    let mut problem = None;
+    for path in &flags.files {
+        let failed = |error: io::Error| format!("{}: {error}", path.display());
+        let mut input = input::open(path, &progress.bytes).map_err(failed)?;
+        reader.begin_file(flags.format);
+        let mut number = 0u64;
+        loop {
+            // A file that ends too soon, such as a gzip file that is being written.
+            let line = match input.next() {
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(error) => {
+                    lines.shown.push(format!("{} after line {number}: {error}", path.display()));
+                    break;
+                }
+            };
+            number += 1;
+            key.clear();
+            let (parsed, text) = match line {
+                Line::Text(text) => (reader.read(text, &mut key), text),
+                Line::TooLong => (Parsed::Bad(Bad::TooLong), &b""[..]),
+            };
+            match parsed {
+                Parsed::Request(stamp) => {
+                    if sorter.add(stamp, &key) {
+                        hand_on(&mut sorter);
+                    }
+                }
+                Parsed::Nothing => {}
+                Parsed::Bad(bad) => {
+                    lines.bad[bad as usize] += 1;
+                    if lines.bad.iter().sum::<u64>() <= BAD_SHOWN as u64 {
+                        lines.shown.push(shown(path, number, bad, text));
+                    }
+                }
+            }
+            lines.lines += 1;
+            progress.show(lines.lines);
+        }
+        problem = problem.or(reader.missing());
+    }
+    sorter.finish();
+    hand_on(&mut sorter);
+    (lines.late, lines.stray) = (sorter.late, sorter.stray);
+    progress.end();
+    let requests = lines.lines - lines.bad.iter().sum::<u64>();
+    match problem {
+        Some(problem) if requests <= flags.files.len() as u64 => Err(problem),
+        _ => Ok(lines),
+    }
+}
+
+/// Describes a bad line, without its control characters.
+fn shown(path: &std::path::Path, number: u64, bad: Bad, text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let begin: String = text.chars().take(60).flat_map(char::escape_debug).collect();
+    let dots = if text.chars().nth(60).is_some() { ".." } else { "" };
+    format!("{}:{number}: {}: {begin}{dots}", path.display(), bad.text())
+}
+
+/// The progress, on a terminal.
+struct Progress {
+    bytes: Arc<AtomicU64>,
+    size: Option<u64>,
+    start: Instant,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn new(flags: &Flags) -> Self {
+        let sizes = flags.files.iter().map(|path| Some(fs::metadata(path).ok()?.len()));
+        Self {
+            bytes: Arc::default(),
+            size: sizes.sum::<Option<u64>>().filter(|size| *size > 0),
+            start: Instant::now(),
+            is_shown: io::stderr().is_terminal(),
+        }
+    }
+
+    fn show(&mut self, lines: u64) {
+        if !self.is_shown || !lines.is_multiple_of(131_072) {
+            return;
+        }
+        let rate = lines as f64 / self.start.elapsed().as_secs_f64() / 1e6;
+        let millions = lines as f64 / 1e6;
+        let bar = self.size.map_or_else(String::new, |size| {
+            let part = (self.bytes.load(Relaxed) as f64 / size as f64).min(1.0);
+            let full = (part * 30.0) as usize;
+            format!("[{}{}] {:3.0} %  ", "#".repeat(full), ".".repeat(30 - full), part * 100.0)
+        });
+        eprint!("\r{bar}{millions:.1} million lines, {rate:.1} million per second ");
+    }
+
+    fn end(&self) {
+        if self.is_shown {
+            eprint!("\r{:78}\r", "");
+        }
+    }
+}

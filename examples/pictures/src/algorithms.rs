@@ -1,0 +1,213 @@
+//! What each algorithm admits, delays and denies of the same requests.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+
+use crate::{
+    arrivals::{Fate, Outcome, Scenario, scenarios},
+    svg::{Axis, MARGIN, Picture, WIDTH},
+};
+
+const BINS: usize = 50;
+
+/// Draws one algorithm under all scenarios.
+pub async fn algorithm(name: &str, algorithm: Algorithm) -> String {
+    let label = format!("{name}: what it admits, delays and denies of four sequences of requests");
+    let mut picture = Picture::new(&format!("{name}, 10 per second"), label);
+    let mut legend = vec![("allowed", "admitted")];
+    if matches!(algorithm, Algorithm::LeakyBucket) {
+        legend.push(("waited", "admitted after a delay"));
+    }
+    legend.push(("denied", "denied"));
+    picture.legend(&legend);
+    for scenario in scenarios() {
+        panel(&mut picture, &scenario, &Outcome::of(&scenario, algorithm).await);
+    }
+    picture.finish()
+}
+
+fn panel(picture: &mut Picture, scenario: &Scenario, outcome: &Outcome) {
+    let denied = outcome.count(|fate| matches!(fate, Fate::Denied(_)));
+    let admitted = scenario.times.len() - denied;
+    let (window, name) = scenario.window;
+    let most = outcome.most_within(window);
+    let [admitted, denied, most] = [admitted, denied, most].map(grouped);
+    let result = format!("{admitted} admitted, {denied} denied; at most {most} in any {name}");
+    picture.heading(scenario.title, &result);
+    let mut bins = [[0.0_f64; 3]; BINS];
+    for fate in &outcome.fates {
+        let (row, at) = match fate {
+            Fate::Admitted(at) => (0, at),
+            Fate::Waited(at) => (1, at),
+            Fate::Denied(at) => (2, at),
+        };
+        let bin = (at / scenario.seconds * BINS as f64 + 1e-6) as usize;
+        if bin < BINS {
+            bins[bin][row] += 1.0;
+        }
+    }
+    let up = bins.iter().map(|bin| bin[0] + bin[1]).fold(0.0, f64::max);
+    let down = bins.iter().map(|bin| bin[2]).fold(0.0, f64::max);
+    let most = f64::max(up, down).max(1.0);
+    let scale = 66.0 / most;
+    let axis = Axis::wide(scenario.seconds);
+    let zero = picture.y + up * scale + 4.0;
+    let width = axis.width / BINS as f64;
+    for (i, bin) in bins.iter().enumerate() {
+        let x = axis.x + width * i as f64 + 1.0;
+        let heights = bin.map(|count| count * scale);
+        for (height, y, class) in [
+            (heights[0], zero - heights[0], "allowed"),
+            (heights[1], zero - heights[0] - heights[1], "waited"),
+            (heights[2], zero, "denied"),
+        ] {
+            if height > 0.0 {
+                picture.rect(x, y, width - 2.0, height.max(1.5), class);
+            }
+        }
+    }
+    let bottom = zero + down * scale;
+    axis.draw(picture, zero, bottom, 1);
+    picture.y = bottom + 28.0;
+}
+
+/// Returns a number below a million with a comma between the thousands.
+fn grouped(number: usize) -> String {
+    match (number / 1_000, number % 1_000) {
+        (0, rest) => rest.to_string(),
+        (thousands, rest) => format!("{thousands},{rest:03}"),
+    }
+}
+
+/// Compares what the algorithms let through in one window when a client aims at the boundary.
+pub async fn boundary() -> String {
+    let scenario = &scenarios()[2];
+    let mut picture = Picture::new(
+        "A client that aims at the boundary",
+        "The most requests in any second, by algorithm, when a client aims at the boundary",
+    );
+    picture.y += 22.0;
+    picture.text(MARGIN, picture.y, "", "The most requests in any second; the limit is 10");
+    let rows = [
+        ("fixed window", Algorithm::fixed_window()),
+        ("token bucket", Algorithm::token_bucket()),
+        ("sliding window", Algorithm::sliding_window()),
+        ("sliding log", Algorithm::sliding_log()),
+        ("leaky bucket", Algorithm::leaky_bucket()),
+    ];
+    bars(&mut picture, scenario, &rows).await;
+    picture.finish()
+}
+
+/// How the units of a sliding window come back, by its number of buckets.
+pub async fn buckets() -> String {
+    let mut picture = Picture::new(
+        "What the buckets of a sliding window do",
+        "10 units are used at once; they return later and more slowly with fewer buckets",
+    );
+    picture.y += 22.0;
+    picture.text(MARGIN, picture.y, "", "10 requests at 0.5 s use up 10 per second: units left");
+    let window = |buckets| Algorithm::SlidingWindow { buckets };
+    for (name, algorithm) in [
+        ("1 bucket", window(1)),
+        ("4 buckets", window(4)),
+        ("10 buckets", window(10)),
+        ("sliding log", Algorithm::sliding_log()),
+    ] {
+        let limiter = Limiter::new("api", MemoryStore::new(), algorithm, Quota::per_second(10));
+        picture.y += 22.0;
+        let axis = Axis { x: 160.0, width: WIDTH - 160.0 - MARGIN, seconds: 3.0 };
+        let zero = picture.y + 44.0;
+        picture.text(MARGIN, zero - 14.0, "ink", name);
+        let start = Instant::now();
+        let mut points = vec![];
+        for ms in (0..=3_000_u32).step_by(10) {
+            sleep_until(start + Duration::from_millis(ms.into())).await;
+            if ms == 500 {
+                let decision = limiter.check_n("client", 10).await.expect("memory decides");
+                assert!(decision.is_allowed());
+            }
+            let left = limiter.peek("client").await.expect("memory decides").remaining();
+            points.push((axis.at(f64::from(ms) / 1_000.0), zero - 4.0 * left as f64));
+        }
+        picture.path(&points, "line");
+        axis.draw(&mut picture, zero, zero, 1);
+        picture.y = zero + 24.0;
+    }
+    picture.finish()
+}
+
+async fn bars(picture: &mut Picture, scenario: &Scenario, rows: &[(&str, Algorithm)]) {
+    const LEFT: f64 = 190.0;
+    let unit = (WIDTH - LEFT - MARGIN - 40.0) / 20.0;
+    let top = picture.y + 16.0;
+    picture.y = top;
+    for (name, algorithm) in rows {
+        let most = Outcome::of(scenario, *algorithm).await.most_within(scenario.window.0);
+        picture.y += 34.0;
+        picture.text(MARGIN, picture.y, "ink", name);
+        picture.rect(LEFT, picture.y - 16.0, unit * most as f64, 20.0, "allowed");
+        picture.text(LEFT + unit * most as f64 + 8.0, picture.y, "ink", &most.to_string());
+    }
+    let x = LEFT + unit * 10.0;
+    picture.line((x, top + 8.0), (x, picture.y + 12.0), "limit");
+    picture.y += 8.0;
+}
+
+/// The balance of a token bucket over time.
+pub async fn balance() -> String {
+    let mut picture = Picture::new(
+        "One instant per key describes a token bucket",
+        "The units left in a token bucket of 5 per second with a burst of 10, over 6 seconds",
+    );
+    picture.legend(&[("allowed", "admitted"), ("denied", "denied")]);
+    picture.heading("Units left: 5 per second, burst 10", "");
+    let quota = Quota::per_second(5).burst(10);
+    let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let axis = Axis { x: 60.0, width: WIDTH - 60.0 - MARGIN, seconds: 6.0 };
+    let (top, scale) = (picture.y + 8.0, 13.0);
+    let zero = top + 10.0 * scale;
+    for units in [0, 5, 10] {
+        let y = zero - f64::from(units) * scale;
+        picture.line((axis.x, y), (axis.x + axis.width, y), "grid");
+        picture.anchored(axis.x - 10.0, y + 6.0, "", "end", &units.to_string());
+    }
+    let mut points = vec![];
+    let mut dots = vec![];
+    let start = Instant::now();
+    let mut requests: Vec<f64> = vec![];
+    requests.extend((0..12).map(|i| 1.0 + 0.06 * f64::from(i)));
+    requests.extend((0..24).map(|i| 3.0 + 0.07 * f64::from(i)));
+    for ms in (0..=6_000_u32).step_by(20) {
+        let now = f64::from(ms) / 1_000.0;
+        sleep_until(start + Duration::from_millis(ms.into())).await;
+        let left = units(&limiter).await;
+        points.push((axis.at(now), zero - left * scale));
+        while requests.first().is_some_and(|at| *at <= now + 1e-9) {
+            requests.remove(0);
+            let is_allowed = limiter.check("client").await.expect("memory decides").is_allowed();
+            let left = units(&limiter).await;
+            points.push((axis.at(now), zero - left * scale));
+            dots.push((axis.at(now), zero - left * scale, is_allowed));
+        }
+    }
+    picture.path(&points, "line");
+    for (x, y, is_allowed) in dots {
+        if is_allowed {
+            picture.circle(x, y, 3.5, "allowed");
+        } else {
+            picture.rect(x - 2.0, zero + 5.0, 4.0, 14.0, "denied");
+        }
+    }
+    axis.draw(&mut picture, zero, zero + 16.0, 1);
+    picture.y = zero + 46.0;
+    picture.finish()
+}
+
+/// Returns the units left with their fraction: the time until the bucket is full says them exactly.
+async fn units(limiter: &Limiter) -> f64 {
+    let state = limiter.peek("client").await.expect("memory decides");
+    10.0 - 5.0 * state.reset_after().as_secs_f64()
+}

@@ -1,0 +1,197 @@
+//! The design of the pictures: one width, one palette for light and dark, and a few shapes. It
+//! knows no limiter.
+
+use std::fmt::{Display, Write};
+
+/// A picture is as wide as a column of text, so that its text is legible on a phone, too.
+pub const WIDTH: f64 = 600.0;
+pub const MARGIN: f64 = 24.0;
+
+const STYLE: &str = "\
+text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:18px;\
+fill:#57606a}
+.title{font-size:20px;font-weight:600;fill:#1f2328}
+.ink{fill:#1f2328}
+.page{fill:#fff;stroke:#d1d9e0}
+.axis{stroke:#afb8c1;stroke-width:1.5;fill:none}
+.grid{stroke:#d1d9e0;stroke-dasharray:3 4;fill:none}
+.limit{stroke:#1f2328;stroke-width:1.5;stroke-dasharray:6 4;fill:none}
+.box{fill:#f6f8fa;stroke:#afb8c1}
+.line{stroke:#0969da;stroke-width:2.5;fill:none}
+.soft{stroke:#8c959f;stroke-width:2;fill:none}
+.allowed{fill:#0969da}
+.other{fill:#80b3f0}
+.waited{fill:#e0a100}
+.denied{fill:#cf222e}
+.shade{fill:#cf222e;opacity:.09}
+@media (prefers-color-scheme:dark){
+text{fill:#9198a1}
+.title,.ink{fill:#f0f6fc}
+.page{fill:#0d1117;stroke:#3d444d}
+.axis{stroke:#656c76}
+.grid{stroke:#3d444d}
+.limit{stroke:#f0f6fc}
+.box{fill:#151b23;stroke:#656c76}
+.line{stroke:#4493f8}
+.soft{stroke:#767e89}
+.allowed{fill:#4493f8}
+.other{fill:#1f4f8f}
+.waited{fill:#d29922}
+.denied{fill:#f85149}
+.shade{fill:#f85149;opacity:.15}
+}";
+
+/// A picture that grows downwards.
+pub struct Picture {
+    label: String,
+    body: String,
+    /// Where the next row begins.
+    pub y: f64,
+}
+
+impl Picture {
+    /// `label` is the text for readers that do not see the picture.
+    pub fn new(title: &str, label: impl Into<String>) -> Self {
+        let mut picture = Self { label: label.into(), body: String::new(), y: 40.0 };
+        picture.text(MARGIN, picture.y, "title", title);
+        picture.y += 14.0;
+        picture
+    }
+
+    /// Adds squares of colours with their meanings.
+    pub fn legend(&mut self, items: &[(&str, &str)]) {
+        let mut x = MARGIN;
+        self.y += 20.0;
+        for (class, text) in items {
+            self.rect(x, self.y - 12.0, 12.0, 12.0, class);
+            self.text(x + 18.0, self.y, "", text);
+            x += 44.0 + 9.6 * text.len() as f64;
+        }
+        self.y += 14.0;
+    }
+
+    /// Adds a heading and a line below it.
+    pub fn heading(&mut self, title: &str, result: &str) {
+        self.y += 30.0;
+        self.text(MARGIN, self.y, "ink", title);
+        if !result.is_empty() {
+            self.y += 23.0;
+            self.text(MARGIN, self.y, "", result);
+        }
+        self.y += 10.0;
+    }
+
+    pub fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
+        self.anchored(x, y, class, "start", text);
+    }
+
+    pub fn anchored(&mut self, x: f64, y: f64, class: &str, anchor: &str, text: &str) {
+        let text = text.replace('&', "&amp;").replace('<', "&lt;");
+        let class = if class.is_empty() { String::new() } else { format!(r#" class="{class}""#) };
+        let anchor =
+            if anchor == "start" { String::new() } else { format!(r#" text-anchor="{anchor}""#) };
+        self.add(format_args!(
+            r#"<text x="{}" y="{}"{class}{anchor}>{text}</text>"#,
+            number(x),
+            number(y)
+        ));
+    }
+
+    pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str) {
+        self.add(format_args!(
+            r#"<rect x="{}" y="{}" width="{}" height="{}" class="{class}"/>"#,
+            number(x),
+            number(y),
+            number(width),
+            number(height)
+        ));
+    }
+
+    pub fn circle(&mut self, x: f64, y: f64, radius: f64, class: &str) {
+        self.add(format_args!(
+            r#"<circle cx="{}" cy="{}" r="{}" class="{class}"/>"#,
+            number(x),
+            number(y),
+            number(radius)
+        ));
+    }
+
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+        self.path(&[from, to], class);
+    }
+
+    pub fn path(&mut self, points: &[(f64, f64)], class: &str) {
+        let mut d = String::new();
+        for (i, (x, y)) in points.iter().enumerate() {
+            let command = if i == 0 { 'M' } else { 'L' };
+            let _ = write!(d, "{command}{} {}", number(*x), number(*y));
+        }
+        self.add(format_args!(r#"<path d="{d}" class="{class}"/>"#));
+    }
+
+    /// A line with a point at its end.
+    pub fn arrow(&mut self, from: (f64, f64), to: (f64, f64)) {
+        self.line(from, to, "soft");
+        let length = ((to.0 - from.0).powi(2) + (to.1 - from.1).powi(2)).sqrt();
+        let (dx, dy) = ((to.0 - from.0) / length, (to.1 - from.1) / length);
+        let wing =
+            |side: f64| (to.0 - 9.0 * dx - side * 5.0 * dy, to.1 - 9.0 * dy + side * 5.0 * dx);
+        self.path(&[wing(1.0), to, wing(-1.0)], "soft");
+    }
+
+    fn add(&mut self, element: impl Display) {
+        let _ = writeln!(self.body, "{element}");
+    }
+
+    /// Returns the file. The background is part of it, because a page can be dark although the
+    /// system is light.
+    pub fn finish(self) -> String {
+        let height = number(self.y + 18.0);
+        let (inner_width, inner_height) = (number(WIDTH - 1.0), number(self.y + 17.0));
+        let Self { label, body, .. } = self;
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+             viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{label}</title>\n\
+             <style>\n{STYLE}\n</style>\n\
+             <rect x=\".5\" y=\".5\" width=\"{inner_width}\" height=\"{inner_height}\" rx=\"8\" \
+             class=\"page\"/>\n{body}</svg>\n"
+        )
+    }
+}
+
+/// Two digits are more than a screen shows.
+fn number(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+/// A time axis with the chart above it.
+pub struct Axis {
+    pub x: f64,
+    pub width: f64,
+    pub seconds: f64,
+}
+
+impl Axis {
+    pub fn wide(seconds: f64) -> Self {
+        Self { x: MARGIN, width: WIDTH - 2.0 * MARGIN, seconds }
+    }
+
+    pub fn at(&self, seconds: f64) -> f64 {
+        self.x + self.width * seconds / self.seconds
+    }
+
+    /// Draws the axis at `y`, and the seconds under it.
+    pub fn draw(&self, picture: &mut Picture, y: f64, labels: f64, step: usize) {
+        picture.line((self.x, y), (self.x + self.width, y), "axis");
+        for second in (0..=self.seconds as usize).step_by(step) {
+            let x = self.at(second as f64);
+            picture.line((x, y), (x, y + 5.0), "axis");
+            let (anchor, x) = match second {
+                0 => ("start", x),
+                _ if second as f64 == self.seconds => ("end", x),
+                _ => ("middle", x),
+            };
+            picture.anchored(x, labels + 22.0, "", anchor, &format!("{second} s"));
+        }
+    }
+}

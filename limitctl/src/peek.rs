@@ -1,0 +1,112 @@
+//! `peek`: what is left of the quota of a key, and the explanation if it has no state.
+
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use tower_ratelimit::{Algorithm, Key, config::Limit};
+
+use crate::{
+    flags::Shared,
+    limits::{self, Named},
+    report::{Failure, NEVER_SEEN, is_seen, limit_json, merged, rest, state_json, verdict},
+    text::{Tone, headings, table},
+};
+
+pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
+    let limits = limits::limits(flags, false)?;
+    let store = limits::store(flags)?;
+    let mut rows = vec![headings(&[
+        "limit",
+        "algorithm",
+        "quota",
+        "now",
+        "remaining",
+        "next unit in",
+        "all back in",
+    ])];
+    let mut found = vec![];
+    let mut seen = false;
+    for (name, limit) in &limits {
+        let limiter =
+            limit.limiter(name, store.clone()).map_err(|it| Failure::usage(it.to_string()))?;
+        let state = limiter.peek(key).await?;
+        seen |= is_seen(&state);
+        let plain = |text: &str| (text.to_owned(), Tone::Plain);
+        let settings = [plain(name), plain(limit.algorithm().name())];
+        let quota = plain(&limit.quota().to_string());
+        rows.push(
+            settings.into_iter().chain([quota, verdict(&state)]).chain(rest(&state)).collect(),
+        );
+        found.push(merged(limit_json(name, limit), state_json(&state)));
+    }
+    match flags.json {
+        true => println!(
+            "{}",
+            json!({ "command": "peek", "key": key.as_str(), "seen": seen, "limits": found })
+        ),
+        false => print!("key {key}\n{}", table(&rows, &[4])),
+    }
+    if seen {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("{}", never_seen(flags, key, &limits).await?);
+    Ok(NEVER_SEEN.into())
+}
+
+/// Returns why a key may have no state. The most frequent reasons are a mistyped key, and settings
+/// that are not those of the service.
+pub async fn never_seen(
+    flags: &Shared,
+    key: &Key<'_>,
+    limits: &[Named],
+) -> Result<String, Failure> {
+    for (name, limit) in limits {
+        if let Some(other) = other_algorithm(flags, key, name, limit).await? {
+            return Ok(format!(
+                "never seen under {}, but {name} has counted {key} with {other}: the service uses \
+                 another algorithm than this command; correct the file or --algorithm",
+                limit.algorithm().name()
+            ));
+        }
+    }
+    let names: Vec<_> = limits.iter().map(|(name, _)| name.as_str()).collect();
+    Ok(format!(
+        "never seen: no state of the key {key} under {}: it is mistyped, or has sent nothing since \
+         its quota was restored; `limitctl top` lists the keys with state",
+        names.join(", ")
+    ))
+}
+
+/// Returns the algorithm under which the limit has state of a key.
+async fn other_algorithm(
+    flags: &Shared,
+    key: &Key<'_>,
+    name: &str,
+    limit: &Limit,
+) -> Result<Option<&'static str>, Failure> {
+    let store = limits::store(flags)?;
+    for algorithm in [
+        Algorithm::fixed_window(),
+        Algorithm::sliding_window(),
+        Algorithm::sliding_log(),
+        Algorithm::token_bucket(),
+        Algorithm::leaky_bucket(),
+    ] {
+        if algorithm.name() == limit.algorithm().name() {
+            continue;
+        }
+        let quota = limit.quota().burst(limit.quota().limit());
+        let Ok(limit) = Limit::try_new(algorithm, quota) else { continue };
+        // The name is free again when the limiter is dropped.
+        let Ok(limiter) = limit.limiter(name, store.clone()) else { continue };
+        if is_seen(&limiter.peek(key).await?) {
+            return Ok(Some(algorithm.name()));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the states of a key as JSON.
+pub fn as_json(name: &str, limit: &Limit, state: Value) -> Value {
+    merged(limit_json(name, limit), state)
+}

@@ -1,0 +1,328 @@
+//! The commands against a private Redis: what they print, as text and JSON, and their exit codes.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../tests/support/server.rs"]
+mod server;
+
+use std::{fs, net::IpAddr, process::Command, time::Duration};
+
+use serde_json::Value;
+use server::RedisServer;
+use tempfile::TempDir;
+use tower_ratelimit::{Algorithm, Key, Limiter, Quota, RedisStore, key, store::RedisConfig};
+
+const LIMITS: &str = "
+[limits.api]
+algorithm = 'token-bucket'
+quota = '3/h'
+
+[limits.login]
+algorithm = 'sliding-log'
+quota = '5/h'
+";
+
+/// A server, and a file with limits.
+struct Site {
+    server: RedisServer,
+    folder: TempDir,
+}
+
+/// What the program has printed.
+struct Output {
+    code: i32,
+    text: String,
+    errors: String,
+}
+
+impl Output {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+}
+
+impl Site {
+    fn new() -> Self {
+        let site = Self { server: RedisServer::start(), folder: tempfile::tempdir().unwrap() };
+        fs::write(site.file(), LIMITS).unwrap();
+        site
+    }
+
+    fn file(&self) -> String {
+        self.folder.path().join("limits.toml").to_str().unwrap().to_owned()
+    }
+
+    fn url(&self) -> String {
+        format!("{}?deadline=30s", self.server.url())
+    }
+
+    /// Runs the program with the store and the file of this site.
+    fn run(&self, args: &[&str]) -> Output {
+        run(args, &[("RATE_LIMIT_STORE", &self.url()), ("RATE_LIMIT_FILE", &self.file())])
+    }
+
+    fn store(&self) -> RedisStore {
+        let config = RedisConfig::from_url(&self.url()).unwrap();
+        RedisStore::new(config.denial_ttl(Duration::ZERO)).unwrap()
+    }
+
+    /// The limiter `api` of the service.
+    fn api(&self) -> Limiter {
+        Limiter::new("api", self.store(), Algorithm::token_bucket(), Quota::per_hour(3))
+    }
+}
+
+fn run(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_limitctl"));
+    command.env_remove("RATE_LIMIT_STORE").env_remove("RATE_LIMIT_FILE");
+    let output = command.args(args).envs(variables.iter().copied()).output().unwrap();
+    Output {
+        code: output.status.code().unwrap(),
+        text: String::from_utf8(output.stdout).unwrap(),
+        errors: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+async fn use_up(limiter: &Limiter, key: Key<'static>) {
+    while limiter.check(&key).await.unwrap().is_allowed() {}
+}
+
+#[tokio::test]
+async fn a_peek_shows_what_is_left_under_each_limit() {
+    let site = Site::new();
+    let _ = site.api().check(key::header("x-api-key").key("k1")).await.unwrap();
+    let found = site.run(&["peek", "header:x-api-key=k1"]);
+    let words: Vec<Vec<_>> =
+        found.text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(found.code, 0, "{}", found.errors);
+    assert_eq!(words[0], ["key", "header:x-api-key=k1"]);
+    assert_eq!(words[2][..5], ["api", "token-bucket", "3/h", "allowed", "2"]);
+    assert_eq!(words[3][..6], ["login", "sliding-log", "5/h", "never", "seen", "5"]);
+    assert!(!found.text.contains('\x1b'), "colours without a terminal: {:?}", found.text);
+}
+
+#[tokio::test]
+async fn a_peek_as_json_has_times_in_seconds_and_changes_nothing() {
+    let site = Site::new();
+    let address: IpAddr = "2001:db8::7".parse().unwrap();
+    use_up(&site.api(), key::PeerIp.key(address)).await;
+    for _ in 0..2 {
+        let found = site.run(&["--json", "--limit", "api", "peek", "ip:2001:db8::ffff"]);
+        let json = found.json();
+        assert_eq!(found.code, 0, "{}", found.errors);
+        assert_eq!(json["command"], "peek");
+        assert_eq!(json["key"], "ip=2001:db8::/64");
+        assert_eq!(json["seen"], true);
+        let [limit] = &**json["limits"].as_array().unwrap() else { panic!("{json}") };
+        assert_eq!(limit["limit"], "api");
+        assert_eq!(limit["algorithm"], "token-bucket");
+        assert_eq!(limit["quota"], "3/h");
+        assert_eq!(limit["allowed"], false);
+        assert_eq!(limit["remaining"], 0);
+        assert_eq!(limit["blocked_for"], Value::Null);
+        let retry_after = limit["retry_after"].as_f64().unwrap();
+        assert!(retry_after > 0.0 && retry_after <= 1_200.0, "{retry_after}");
+    }
+}
+
+#[tokio::test]
+async fn a_mistyped_key_was_never_seen() {
+    let site = Site::new();
+    let _ = site.api().check(key::header("x-api-key").key("k1")).await.unwrap();
+    for command in ["peek", "unblock", "reset"] {
+        let found = site.run(&["--limit", "api", command, "header:x-api-key=k2"]);
+        assert_eq!(found.code, 3, "{command}");
+        assert!(
+            found.errors.contains("never seen: no state of the key header:x-api-key=k2 under api"),
+            "{}",
+            found.errors
+        );
+        assert!(found.errors.contains("mistyped"), "{}", found.errors);
+    }
+    let found = site.run(&["--limit", "api", "--json", "peek", "header:x-api-key=k2"]);
+    assert_eq!((found.code, &found.json()["seen"]), (3, &Value::Bool(false)));
+    // A block is possible before the first request, but says so.
+    let found = site.run(&["--limit", "api", "block", "--for", "10m", "header:x-api-key=k2"]);
+    assert_eq!(found.code, 0);
+    assert!(found.errors.contains("never seen: no state"), "{}", found.errors);
+}
+
+#[tokio::test]
+async fn a_wrong_algorithm_is_named() {
+    let site = Site::new();
+    let _ = site.api().check("alice").await.unwrap();
+    let flags = ["--limit", "api", "--algorithm", "sliding-log", "--quota", "3/h"];
+    let found = site.run(&[&flags[..], &["peek", "text:alice"]].concat());
+    assert_eq!(found.code, 3);
+    assert!(found.errors.contains("api has counted alice with token-bucket"), "{}", found.errors);
+}
+
+#[tokio::test]
+async fn a_block_holds_until_it_is_lifted() {
+    let site = Site::new();
+    let api = site.api();
+    let _ = api.check("alice").await.unwrap();
+    let dry = site.run(&["--limit", "api", "--dry-run", "block", "--for", "1h30m", "text:alice"]);
+    assert!(dry.text.contains("would be blocked for 1 h 30 min; now allowed"), "{}", dry.text);
+    assert!(dry.text.contains("nothing was changed"), "{}", dry.text);
+    assert!(api.peek("alice").await.unwrap().blocked_for().is_none());
+
+    let blocked = site.run(&["--limit", "api", "block", "text:alice", "--for", "1h30m"]);
+    assert_eq!(blocked.code, 0, "{}", blocked.errors);
+    assert!(blocked.text.starts_with("api: alice is blocked for 1 h"), "{}", blocked.text);
+    assert!(api.check("alice").await.unwrap().is_blocked());
+    let shorter = site.run(&["--limit", "api", "block", "text:alice", "--for", "1m"]);
+    assert!(shorter.text.contains("which is longer"), "{}", shorter.text);
+
+    let lifted = site.run(&["--limit", "api", "unblock", "text:alice"]);
+    assert_eq!(lifted.code, 0, "{}", lifted.errors);
+    assert!(lifted.text.starts_with("api: alice is unblocked, 2 remaining\n"), "{}", lifted.text);
+    assert!(api.check("alice").await.unwrap().is_allowed());
+    let again = site.run(&["--limit", "api", "unblock", "text:alice"]);
+    assert!(again.text.contains("was not blocked"), "{}", again.text);
+}
+
+#[tokio::test]
+async fn a_reset_lets_a_client_go() {
+    let site = Site::new();
+    let api = site.api();
+    let address: IpAddr = "203.0.113.7".parse().unwrap();
+    let client = key::PeerIp.key(address).and(&Key::scoped("route", "/users/{id}"));
+    use_up(&api, client.clone()).await;
+    let parts = ["ip:203.0.113.7", "route:/users/{id}"];
+    let dry = site.run(&[&["--limit", "api", "--dry-run", "--json", "reset"], &parts[..]].concat());
+    let json = dry.json();
+    assert_eq!((&json["dry_run"], &json["limits"][0]["changed"]), (&true.into(), &false.into()));
+    assert_eq!(json["limits"][0]["after"], Value::Null);
+    assert!(!api.check(&client).await.unwrap().is_allowed());
+
+    let reset = site.run(&[&["--limit", "api", "--json", "reset"], &parts[..]].concat());
+    let json = reset.json();
+    assert_eq!(reset.code, 0, "{}", reset.errors);
+    assert_eq!(json["key"], "ip=203.0.113.7|route=/users/%7Bid%7D");
+    assert_eq!(json["limits"][0]["before"]["remaining"], 0);
+    assert_eq!(json["limits"][0]["after"]["remaining"], 3);
+    assert!(api.check(&client).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn the_top_has_the_blocked_keys_and_those_with_the_least_remaining_first() {
+    let site = Site::new();
+    let api = site.api();
+    for (name, requests) in [("a", 1), ("b", 3), ("c", 2)] {
+        for _ in 0..requests {
+            let _ = api.check(name).await.unwrap();
+        }
+    }
+    api.block("d", Duration::from_secs(600)).await.unwrap();
+    let found = site.run(&["--limit", "api", "top", "--count", "3"]);
+    assert_eq!(found.code, 0, "{}", found.errors);
+    assert!(found.text.contains("4 keys with state, by a scan of all keys"), "{}", found.text);
+    let keys: Vec<_> = found.text.lines().skip(2).map(|line| &line[..1]).collect();
+    assert_eq!(keys, ["d", "b", "c"]);
+
+    let found = site.run(&["--json", "top", "--max-scans", "0"]);
+    let json = found.json();
+    assert_eq!(json["limits"][0]["complete"], false);
+    assert_eq!(json["limits"][1]["limit"], "login");
+}
+
+#[tokio::test]
+async fn a_ping_names_the_permission_that_is_missing() {
+    let site = Site::new();
+    let ok = site.run(&["ping"]);
+    assert_eq!(ok.code, 0, "{}", ok.errors);
+    assert!(ok.text.starts_with("ok: "), "{}", ok.text);
+
+    let rights = "on >secret ~ratelimit:* resetchannels -@all +evalsha +eval +time +mget \
+                  +getrange +strlen +setrange +del +pexpireat";
+    let mut acl = redis::cmd("ACL");
+    acl.arg(&["SETUSER", "limiter"]).arg(rights.split_whitespace().collect::<Vec<_>>());
+    acl.exec(&mut site.server.connection()).unwrap();
+    let url = format!("{}&user=limiter&pass=secret", site.url());
+    let failed = run(&["--store", &url, "ping"], &[]);
+    assert_eq!(failed.code, 1);
+    assert!(failed.errors.contains("ACL SETUSER limiter +set"), "{}", failed.errors);
+    assert!(!failed.errors.contains("secret"), "{}", failed.errors);
+
+    let failed = run(&["--store", &url, "--json", "ping"], &[]);
+    assert!(failed.json()["error"].as_str().unwrap().contains("+set"));
+    let file = site.file();
+    let failed = run(&["--store", &url, "--limits", &file, "top"], &[]);
+    assert_eq!(failed.code, 1);
+    assert!(failed.errors.contains("scan"), "{}", failed.errors);
+}
+
+#[test]
+fn a_wrong_command_line_names_the_flag_and_what_to_write() {
+    let site = Site::new();
+    let file = site.file();
+    for (args, parts) in [
+        (&["peek", "text:alice"][..], &["--limits: no limits", "RATE_LIMIT_FILE"][..]),
+        (&["ping"], &["--store: no URL", "RATE_LIMIT_STORE"]),
+        (&["--store", "memory:", "ping"], &["--store: counts in memory"]),
+        (&["--store", "redis://h/?dedline=1s", "ping"], &["--store: ", "`dedline` is unknown"]),
+        (&["--limits", &file, "peek", "alice"], &["the key \"alice\"", "text:TEXT"]),
+        (&["--limits", &file, "reset", "text:a"], &["--limit: ", "several limits", "api, login"]),
+        (&["--limits", &file, "--limit", "apl", "top"], &["no limit \"apl\"", "api, login"]),
+        (&["--limits", "/nowhere", "top"], &["--limits /nowhere: "]),
+        (&["block", "text:alice"], &["--for <TIME>"]),
+        (&["block", "text:alice", "--for", "ten"], &["--for <TIME>", "write for example"]),
+        (
+            &["--limit", "api", "--algorithm", "leaky", "--quota", "1/s", "top"],
+            &["--algorithm", "leaky-bucket"],
+        ),
+        (&["--algorithm", "leaky-bucket", "--quota", "1/s", "top"], &["--limit: "]),
+        (&["--hashed-with", "NO_SUCH_VARIABLE", "peek", "text:a"], &["--hashed-with: "]),
+    ] {
+        let output = run(args, &[]);
+        assert_eq!(output.code, 2, "{args:?}: {}", output.errors);
+        for part in parts {
+            assert!(output.errors.contains(part), "{args:?}: {}", output.errors);
+        }
+    }
+}
+
+#[test]
+fn a_mistake_in_the_file_is_reported_with_its_line() {
+    let site = Site::new();
+    fs::write(site.file(), LIMITS.replace("3/h", "3/fortnight")).unwrap();
+    let output = site.run(&["top"]);
+    assert_eq!(output.code, 2);
+    assert!(output.errors.contains("line 4") && output.errors.contains("fortnight"));
+}
+
+#[tokio::test]
+async fn the_file_can_be_json_or_the_table_alone() {
+    let site = Site::new();
+    let _ = site.api().check("alice").await.unwrap();
+    let json = r#"{"limits": {"api": {"algorithm": "token-bucket", "quota": "3/h"}}}"#;
+    let table = "api = { algorithm = 'token-bucket', quota = '3/h' }";
+    for (name, text) in [("limits.json", json), ("table.toml", table)] {
+        let path = site.folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        let found = site.run(&["--limits", path.to_str().unwrap(), "--json", "peek", "text:alice"]);
+        assert_eq!(found.json()["limits"][0]["remaining"], 2, "{}", found.errors);
+    }
+}
+
+#[test]
+fn the_help_fits_into_100_columns() {
+    for args in [&["--help"][..], &["top", "--help"], &["block", "--help"]] {
+        let help = run(args, &[]).text;
+        assert!(help.contains("Usage: "), "{help}");
+        let long: Vec<_> = help.lines().filter(|line| line.chars().count() > 100).collect();
+        assert!(long.is_empty(), "{long:?}");
+    }
+}
+
+#[test]
+fn a_server_that_is_down_is_a_failure_of_redis() {
+    let mut site = Site::new();
+    site.server.kill();
+    for args in [&["ping"][..], &["--limit", "api", "reset", "text:alice"], &["top"]] {
+        let url = format!("{}?deadline=200ms", site.server.url());
+        let output = site.run(&[&["--store", &url], args].concat());
+        assert_eq!(output.code, 1, "{args:?}: {}", output.errors);
+        assert!(output.errors.starts_with("error: "), "{}", output.errors);
+    }
+}

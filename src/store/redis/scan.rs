@@ -1,0 +1,139 @@
+//! `KeyScan`: the keys of a limiter in Redis, for operators. No decision uses it.
+
+use std::{fmt, vec};
+
+use super::{
+    backend::Backend,
+    transport::{ANSWER_TIMEOUT, Command, Deadline, TransportError},
+};
+use crate::{algorithm::Algorithm, error::StoreError, keys::Key};
+
+/// The keys that one command looks at: it occupies the server for less than a millisecond.
+const KEYS_PER_COMMAND: usize = 1_000;
+
+/// A scan over the keys of a limiter in Redis, for a page or a tool for operators: made by
+/// [`RedisStore::scan`](crate::RedisStore::scan).
+///
+/// It looks at *all* keys of the servers, in steps of about 1,000 keys with the command `SCAN`, for
+/// which the user at the server needs the permission `+scan`. Do not scan to serve a request.
+///
+/// A key that has state during the whole scan is found, perhaps more than once. A key that gets
+/// state or loses it meanwhile may be found or not, and so may the keys of a slot of a cluster that
+/// moves meanwhile.
+///
+/// # Examples
+///
+/// ```no_run
+/// use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::connect("redis://127.0.0.1/").await?;
+/// let api = Limiter::new("api", store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
+///
+/// let mut scan = store.scan("api", Algorithm::token_bucket());
+/// while let Some(keys) = scan.next().await? {
+///     for key in keys {
+///         println!("{key}: {} left", api.peek(&key).await?.remaining());
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct KeyScan {
+    backend: Backend,
+    /// What is in front of each key, without the brace.
+    head: String,
+    /// The servers that are left, after the first step.
+    places: Option<vec::IntoIter<u16>>,
+    /// The server that is being scanned, and its cursor.
+    position: Option<(u16, u64)>,
+}
+
+impl KeyScan {
+    pub(super) fn new(backend: Backend, limiter: &str, algorithm: Algorithm) -> Self {
+        let head = [&backend.prefix, ":", limiter, ":", algorithm.name(), ":"].concat();
+        Self { backend, head, places: None, position: None }
+    }
+
+    /// Makes one step: returns the keys that it has found, often none, or `None` if all servers
+    /// were scanned. A step looks at about 1,000 keys of a server.
+    ///
+    /// # Errors
+    ///
+    /// If the server does not answer within a second, or the user lacks the permission `+scan`. The
+    /// next call repeats the step.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time; the next call repeats the step.
+    // Not an iterator: a step needs the answer of a server.
+    #[allow(clippy::should_implement_trait)]
+    pub async fn next(&mut self) -> Result<Option<Vec<Key<'static>>>, StoreError> {
+        self.step().await.map_err(|error| self.backend.monitor.explain(error).into_store_error())
+    }
+
+    async fn step(&mut self) -> Result<Option<Vec<Key<'static>>>, TransportError> {
+        let deadline = Deadline::new(ANSWER_TIMEOUT);
+        let client = &self.backend.client;
+        let places = match &mut self.places {
+            Some(places) => places,
+            None => self.places.insert(client.places(deadline).await?.into_iter()),
+        };
+        let Some((place, cursor)) = self.position.or_else(|| Some((places.next()?, 0))) else {
+            return Ok(None);
+        };
+        self.position = Some((place, cursor));
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern(&self.head));
+        scan.arg("COUNT").arg(KEYS_PER_COMMAND);
+        let (cursor, names): (u64, Vec<Vec<u8>>) =
+            client.execute_at(place, deadline, Command::new(&scan)).await?;
+        self.position = Some((place, cursor)).filter(|_| cursor != 0);
+        Ok(Some(names.iter().filter_map(|name| key_in(name, &self.head)).collect()))
+    }
+}
+
+impl fmt::Debug for KeyScan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyScan").field("head", &self.head).finish_non_exhaustive()
+    }
+}
+
+/// Returns the pattern of the names with this head. A prefix can contain any character.
+fn pattern(head: &str) -> String {
+    let mut pattern = String::with_capacity(head.len() + 3);
+    for character in head.chars() {
+        if "*?[]^\\".contains(character) {
+            pattern.push('\\');
+        }
+        pattern.push(character);
+    }
+    pattern + "{*}"
+}
+
+/// Returns the key in a name that `Backend::key` has made.
+fn key_in(name: &[u8], head: &str) -> Option<Key<'static>> {
+    let key = name.strip_prefix(head.as_bytes())?.strip_prefix(b"{")?.strip_suffix(b"}")?;
+    let key = if key == b"%" { "" } else { str::from_utf8(key).ok()? };
+    Key::from_text(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_matches_the_prefix_to_the_letter() {
+        assert_eq!(pattern("ratelimit:api:"), "ratelimit:api:{*}");
+        assert_eq!(pattern("a*[b]\\?:"), "a\\*\\[b\\]\\\\\\?:{*}");
+    }
+
+    #[test]
+    fn a_key_is_found_in_its_name() {
+        let found = |name: &str| key_in(name.as_bytes(), "p:api:a:").map(|key| key.to_string());
+        assert_eq!(found("p:api:a:{ip=192.0.2.1}"), Some("ip=192.0.2.1".to_owned()));
+        assert_eq!(found("p:api:a:{%}"), Some(String::new()));
+        assert_eq!(found("p:api:a:{a b}"), None);
+        assert_eq!(found("p:api:a:{a}:reserved"), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! The pages of `docs/`: their titles and lengths, the index, the modules of the guide, and all
+//! links to files and headings.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const INDEX: &str = include_str!("../docs/README.md");
+const GUIDE: &str = include_str!("../src/guide.rs");
+
+/// Measurements are tables, which are looked up rather than read.
+const LONG: [&str; 1] = ["benchmarks"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns the names of the pages and their texts.
+fn pages() -> Vec<(String, String)> {
+    let files = fs::read_dir(root().join("docs")).unwrap().map(|file| file.unwrap().path());
+    let is_page = |file: &PathBuf| file.extension().is_some_and(|it| it == "md");
+    let mut pages: Vec<_> = files
+        .filter(is_page)
+        .map(|file| {
+            let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
+            (name, fs::read_to_string(file).unwrap())
+        })
+        .collect();
+    pages.sort();
+    pages
+}
+
+/// Returns the lines outside of code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// Returns the anchor of a heading, as GitHub and rustdoc make it.
+fn anchor(heading: &str) -> String {
+    let is_part = |char: &char| char.is_alphanumeric() || "-_ ".contains(*char);
+    heading.chars().filter(is_part).collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
+}
+
+/// Returns the targets of inline links and of definitions.
+fn targets(text: &str) -> Vec<String> {
+    let mut targets = vec![];
+    for line in prose(text) {
+        let inline = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        targets.extend(inline.map(String::from));
+        if let Some((_, target)) = line.strip_prefix('[').and_then(|rest| rest.split_once("]: ")) {
+            targets.push(target.to_owned());
+        }
+    }
+    targets
+}
+
+/// Returns the names in `[text][name]`.
+fn references(text: &str) -> BTreeSet<String> {
+    let names = prose(text).flat_map(|line| line.split("][").skip(1));
+    names.filter_map(|rest| Some(rest.split_once(']')?.0.to_owned())).collect()
+}
+
+#[test]
+fn each_page_has_a_title_and_a_place_in_the_index_and_in_the_guide() {
+    for (name, text) in pages() {
+        if name == "README" {
+            continue;
+        }
+        assert!(INDEX.contains(&format!("({name}.md)")), "docs/README.md does not list {name}");
+        let file = format!("\"../docs/{name}.md\"");
+        assert!(
+            name == "playground" || GUIDE.contains(&file),
+            "src/guide.rs does not contain {name}"
+        );
+        if LONG.contains(&&*name) {
+            continue;
+        }
+        assert!(text.starts_with("# "), "docs/{name}.md has no title");
+        let titles = prose(&text).filter(|line| line.starts_with("# ")).count();
+        assert_eq!(titles, 1, "docs/{name}.md");
+        let words = text.split_whitespace().count();
+        assert!(words <= 2_000, "docs/{name}.md has {words} words: split it");
+    }
+}
+
+#[test]
+fn all_links_lead_somewhere() {
+    let mut files = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
+    files.extend(pages().into_iter().map(|(name, _)| root().join(format!("docs/{name}.md"))));
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for target in targets(&text) {
+            if target.contains("://") || !target.contains(['.', '#']) {
+                continue;
+            }
+            let (path, heading) = target.split_once('#').unwrap_or((&target, ""));
+            let linked =
+                if path.is_empty() { file.clone() } else { file.parent().unwrap().join(path) };
+            assert!(linked.exists(), "{}: {target}", file.display());
+            if !heading.is_empty() {
+                let text = fs::read_to_string(&linked).unwrap();
+                assert!(anchors(&text).contains(heading), "{}: {target}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn all_references_are_defined_and_used() {
+    for (name, text) in pages().into_iter().filter(|(name, _)| name != "README") {
+        let used = references(&text);
+        let defined: BTreeSet<_> = prose(&text)
+            .filter_map(|line| Some(line.strip_prefix('[')?.split_once("]: ")?.0.to_owned()))
+            .collect();
+        assert_eq!(used, defined, "docs/{name}.md");
+    }
+}

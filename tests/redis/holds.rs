@@ -1,0 +1,193 @@
+//! Permits over Redis: renewals, processes that die, servers that lose their memory or hang, and
+//! the calls that ends take.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use tokio::{runtime, task::JoinSet};
+use tower_ratelimit::{Algorithm, Limiter, Permit, Quota, RedisStore, store::KeyState};
+
+use crate::support::{
+    self,
+    load::{eventually, until},
+    recorder::{Recorder, observed},
+    server::RedisServer,
+};
+
+/// As short as a lifetime can be, times four: the first renewal is due after 50 ms.
+const LIFETIME: Duration = Duration::from_millis(400);
+
+const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm::FixedWindow,
+    Algorithm::SlidingLog,
+    Algorithm::sliding_window(),
+    Algorithm::token_bucket(),
+];
+
+fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
+    let name = format!("tokens-{algorithm}");
+    Limiter::new(&name, store.clone(), algorithm, Quota::per_day(10)).hold_lifetime(LIFETIME)
+}
+
+async fn hold(limiter: &Limiter, units: u64) -> Permit {
+    limiter.hold("alice", units).await.unwrap().unwrap()
+}
+
+async fn state(limiter: &Limiter) -> KeyState {
+    limiter.peek("alice").await.unwrap()
+}
+
+async fn until_held(limiter: &Limiter, held: u64, remaining: u64) {
+    until(&format!("{held} held, {remaining} left"), async || {
+        let state = limiter.peek("alice").await;
+        state.is_ok_and(|state| (state.held(), state.remaining()) == (held, remaining))
+    })
+    .await;
+}
+
+/// The time to live of the key, in milliseconds.
+fn time_to_live(server: &RedisServer, limiter: &Limiter) -> i64 {
+    let algorithm = limiter.algorithm();
+    let key = format!("ratelimit:{}:{algorithm}:{{alice}}", limiter.name());
+    redis::cmd("PTTL").arg(key).query(&mut server.connection()).unwrap()
+}
+
+#[tokio::test]
+async fn units_stay_held_as_long_as_their_permit() {
+    let server = RedisServer::start();
+    let store = support::forgetful_store(&server).await;
+    let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm));
+    let mut permits = vec![];
+    for limiter in &limiters {
+        permits.push(hold(limiter, 8).await);
+    }
+    tokio::time::sleep(3 * LIFETIME).await; // of a real server
+    for (limiter, permit) in limiters.iter().zip(permits) {
+        assert!(!permit.is_expired());
+        assert_eq!((state(limiter).await.held(), state(limiter).await.remaining()), (8, 2));
+        permit.settle(3);
+        until_held(limiter, 0, 7).await;
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_dies_frees_its_units_after_one_lifetime() {
+    let server = Arc::new(RedisServer::start());
+    let store = support::forgetful_store(&server).await;
+    for algorithm in ALGORITHMS {
+        let limiter = limiter(&store, algorithm);
+        let (url, name) = (server.url(), limiter.name().to_owned());
+        let dying = std::thread::spawn(move || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let permit = runtime.block_on(async {
+                let store = support::connected(support::config(&url)).await;
+                let other = Limiter::new(&name, store, algorithm, Quota::per_day(10));
+                hold(&other.hold_lifetime(LIFETIME), 8).await
+            });
+            mem::forget(permit);
+        });
+        tokio::task::spawn_blocking(|| dying.join().unwrap()).await.unwrap();
+        assert_eq!(state(&limiter).await.held(), 8, "{algorithm}");
+        // They count as used then.
+        until_held(&limiter, 0, 2).await;
+        assert!(time_to_live(&server, &limiter) > 0);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_has_lost_its_memory_holds_the_units_again_within_a_renewal() {
+    let server = RedisServer::start();
+    let recorder = Recorder::new();
+    let store = observed(support::forgetful_store(&server).await, recorder.clone());
+    for algorithm in ALGORITHMS {
+        let limiter = limiter(&store, algorithm);
+        let permit = hold(&limiter, 8).await;
+        recorder.take();
+        redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+        until_held(&limiter, 8, 2).await;
+        assert!(!permit.is_expired());
+        permit.settle(3);
+        until_held(&limiter, 0, 7).await;
+        let events = recorder.take_of("hold lost");
+        assert_eq!(events.len(), 1, "{algorithm}: {events:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_permit_says_that_it_has_expired() {
+    let server = RedisServer::start();
+    let recorder = Recorder::new();
+    let store = observed(support::forgetful_store(&server).await, recorder.clone());
+    let limiter = limiter(&store, Algorithm::token_bucket());
+    let permit = hold(&limiter, 8).await;
+    server.freeze();
+    until("the permit has expired", async || permit.is_expired()).await;
+    tokio::time::sleep(2 * LIFETIME).await; // the server has no time meanwhile
+    server.thaw();
+    until("the store says so", async || !recorder.take_of("hold expired").is_empty()).await;
+    until_held(&limiter, 0, 2).await;
+    permit.settle(9); // one more than was spent
+    until_held(&limiter, 0, 1).await;
+}
+
+#[tokio::test]
+async fn the_ends_of_many_keys_share_calls() {
+    let server = RedisServer::start();
+    let store = support::forgetful_store(&server).await;
+    let limiter = limiter(&store, Algorithm::token_bucket()).hold_lifetime(Duration::from_secs(60));
+    let mut permits = JoinSet::new();
+    for user in 0..500 {
+        let limiter = limiter.clone();
+        permits.spawn(async move { limiter.hold(format!("user-{user}"), 8).await });
+    }
+    let permits = permits.join_all().await;
+    let before = server.calls("evalsha") + server.calls("eval");
+    drop(permits);
+    until("all permits have ended", async || {
+        limiter.peek("user-499").await.unwrap().held() == 0
+            && limiter.peek("user-0").await.unwrap().held() == 0
+    })
+    .await;
+    let peeks = server.calls("evalsha") + server.calls("eval") - before;
+    assert!(peeks < 250, "{peeks} calls for 500 ends");
+}
+
+#[tokio::test]
+async fn a_hold_whose_caller_has_gone_returns_its_units() {
+    let server = RedisServer::start();
+    let config = support::config(&server.url()).deadline(Duration::from_millis(100));
+    let store = support::connected(config.denial_ttl(Duration::ZERO)).await;
+    for algorithm in ALGORITHMS {
+        let limiter = limiter(&store, algorithm).hold_lifetime(Duration::from_secs(60));
+        eventually(async || limiter.peek("alice").await).await;
+        server.freeze();
+        let holding = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.hold("alice", 8).await.map(|_| ()) }
+        });
+        assert!(holding.await.unwrap().is_err(), "the server does not answer");
+        server.thaw();
+        until_held(&limiter, 0, 10).await;
+        assert!(time_to_live(&server, &limiter) < 0, "{algorithm}: nothing is left");
+    }
+}
+
+#[tokio::test]
+async fn a_log_is_not_rewritten_for_a_hold_and_takes_the_fast_path_again() {
+    let server = RedisServer::start();
+    let store = support::forgetful_store(&server).await;
+    let quota = Quota::per_day(1_000);
+    let limiter = Limiter::new("log", store, Algorithm::SlidingLog, quota);
+    for _ in 0..200 {
+        let _ = limiter.check("alice").await.unwrap();
+    }
+    for used in [0, 3] {
+        let permit = hold(&limiter, 500).await;
+        permit.settle(used);
+        until_held(&limiter, 0, 800 - used).await;
+    }
+    for left in (700..797).rev() {
+        assert_eq!(limiter.check("alice").await.unwrap().remaining(), left);
+    }
+    let denied = limiter.check_n("alice", 701).await.unwrap();
+    assert!(!denied.is_allowed() && denied.retry_after().is_some());
+}
