@@ -37,6 +37,7 @@ pages! {{
     keys "keys" "../docs/keys.md"
     layers "layers" "../docs/layers.md"
     limitctl "limitctl" "../docs/limitctl.md"
+    llm "llm" "../docs/llm.md"
     monitoring "monitoring" "../docs/monitoring.md"
     on_call "on-call" "../docs/on-call.md"
     outgoing "outgoing" "../docs/outgoing.md"

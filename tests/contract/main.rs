@@ -5,6 +5,7 @@
 mod support;
 
 mod block;
+mod budgets;
 mod changes;
 mod charge;
 mod limiter;

@@ -11,6 +11,7 @@ fn the_help_of_each_example_fits_into_100_columns() {
         "configured",
         "failover",
         "grpc",
+        "llm_gateway",
         "outbound",
         "plans",
         "playground",

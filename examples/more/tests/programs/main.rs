@@ -8,6 +8,7 @@ mod configured;
 mod failover;
 mod grpc;
 mod help;
+mod llm_gateway;
 mod outbound;
 mod plans;
 mod playground;
