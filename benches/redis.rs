@@ -401,12 +401,12 @@ impl Bench {
         print_pair_ratios(&one, &combined, &separate);
     }
 
-    /// A hold and its end, beside a check that takes the way of the engine: one of several limits.
+    /// A hold and its end, beside a check that takes the way of the engine.
     fn print_holds(&self) {
         println!();
         println!(
-            "CPU of the server, us, {TASKS} in flight, {MANY_KEYS} keys: a hold and its end, beside \
-             a check that may wait"
+            "CPU of the server, us, {TASKS} in flight, {MANY_KEYS} keys: a hold and its end, \
+             beside a check that may wait"
         );
         for (algorithm, quota, keys) in [
             (Algorithm::token_bucket(), PLENTY, MANY_KEYS),

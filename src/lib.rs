@@ -167,12 +167,14 @@ pub mod http {
     //! | handle requests without a key | [`MissingKey`] |
     //! | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
     //! | settle what a request holds, in the service | [`Settle`] |
+    //! | settle it by the response | [`Meter`] and [`Usage`], for [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by) |
     //! | name the body of a limited service | [`ResponseBody`] |
     //!
     //! The page on [responses](crate::guide::http) shows them.
 
     pub use crate::middleware::{
-        Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody, Settle,
+        Headers, Meter, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody, Settle,
+        Usage,
     };
 }
 

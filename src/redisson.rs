@@ -480,8 +480,8 @@ impl RateLimiter {
     /// of these are released.
     ///
     /// The oldest permits of all clients are released first, so that later ones still count for
-    /// their full interval. If that releases a part of an acquire, the rest counts until its interval
-    /// is over, even if its request is dropped.
+    /// their full interval. If that releases a part of an acquire, the rest counts until its
+    /// interval is over, even if its request is dropped.
     ///
     /// More than 1,000 acquires take several round trips within one deadline.
     ///

@@ -123,10 +123,10 @@ impl Limiters {
     /// | a limit without changes | none |
     /// | a limit that is no longer contained | the new limits are rejected: see [`reload_keeping_removed`](Limiters::reload_keeping_removed) |
     ///
-    /// Requests that are waiting keep their instants, as [`Limiter::try_acquire`] describes. A permit
-    /// that was held by another algorithm returns nothing to the new one. Other processes apply the
-    /// limits when they reload. While two quotas alternate on a key in Redis, each check applies its
-    /// own.
+    /// Requests that are waiting keep their instants, as [`Limiter::try_acquire`] describes. A
+    /// permit that was held by another algorithm returns nothing to the new one. Other processes
+    /// apply the limits when they reload. While two quotas alternate on a key in Redis, each check
+    /// applies its own.
     ///
     /// Observers of the store, metrics and the log get each change, and whether the limits were
     /// rejected. If the file cannot be read as `Limits`, report the error yourself: there is

@@ -188,6 +188,11 @@ impl Holds {
         self.parts.is_empty()
     }
 
+    /// Returns whether nothing is held any more.
+    pub(crate) fn have_ended(&self) -> bool {
+        self.parts.iter().all(|part| part.guard.is_none())
+    }
+
     pub(crate) fn is_expired(&self) -> bool {
         let guards = self.parts.iter().filter_map(|part| part.guard.as_ref());
         guards.into_iter().any(|guard| guard.is_expired())

@@ -147,8 +147,8 @@ where
                     call.proceed(acquire, Poll::Ready(readiness))
                 }
                 StateProj::Calling { future } => {
-                    let Call { shared, charge, .. } = call;
-                    return future.poll(cx).map_ok(|it| shared.protocol.respond(it, charge));
+                    let result = ready!(future.poll(cx));
+                    return Poll::Ready(call.respond::<Req>(result));
                 }
                 StateProj::Rejecting { rejecting } => return Pin::new(rejecting).poll(cx).map(Ok),
             };
@@ -288,6 +288,25 @@ impl<S, P> Call<S, P> {
                 Step::Return(Err(error))
             }
             Poll::Pending => Step::AwaitReadiness(acquire.or_else(|| self.charge.take_acquire())),
+        }
+    }
+
+    /// Converts the response of the service. A request that fails ends what it holds, as used.
+    #[inline]
+    fn respond<Req>(
+        &mut self,
+        result: Result<S::Response, S::Error>,
+    ) -> Result<P::Response, S::Error>
+    where
+        S: Service<Req>,
+        P: Protocol<Req, S::Response>,
+    {
+        match result {
+            Ok(response) => Ok(self.shared.protocol.respond(response, &mut self.charge)),
+            Err(error) => {
+                drop(self.charge.holds.take());
+                Err(error)
+            }
         }
     }
 }

@@ -3,21 +3,27 @@
 
 mod body;
 mod grpc;
+mod guard;
 mod handler;
 mod headers;
 mod mapped;
+mod meter;
 mod problem;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Extensions, HeaderMap, Request, Response, request::Parts, response};
+use http::{Extensions, HeaderMap, Method, Request, Response, request::Parts, response};
 
-pub(crate) use self::mapped::{BoxError, MapRejection};
 pub use self::{
     body::{RejectionBody, ResponseBody},
     headers::Headers,
+    meter::{Meter, Usage},
 };
-use self::{headers::HeaderWriter, mapped::Mapped};
+use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
+pub(crate) use self::{
+    mapped::{BoxError, MapRejection},
+    meter::MakeMeter,
+};
 use crate::{
     limiter::{AnyLimiter, Charge},
     middleware::{
@@ -26,6 +32,7 @@ use crate::{
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
         rule::Rule,
+        settle::{Expects, RequestHolds},
     },
 };
 
@@ -39,6 +46,7 @@ pub struct Http {
     pub(crate) headers: HeaderWriter,
     pub(crate) extensions: bool,
     pub(crate) settle_handle: bool,
+    pub(crate) settle_by: Option<MakeMeter>,
     pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
 }
@@ -59,6 +67,7 @@ impl Http {
             headers,
             extensions: false,
             settle_handle: false,
+            settle_by: None,
             map_rejection: None,
             charge_when: None,
         }
@@ -88,7 +97,7 @@ impl ProtocolBase for Http {
 
     fn holds_costs(&self) -> bool {
         // A rule says which costs are estimates.
-        self.charge_when.is_some() || self.settle_handle && self.pricing.limiter().is_some()
+        self.charge_when.is_some() || self.settles() && self.pricing.limiter().is_some()
     }
 
     fn shares_holds(&self) -> bool {
@@ -123,7 +132,14 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         if self.settle_handle
             && let Some(holds) = &state.holds
         {
-            head.extensions.insert(holds.handle());
+            head.extensions.insert(holds.handle().clone());
+        }
+        if let Some(holds) = &mut state.holds {
+            holds.expects = match head.method {
+                Method::HEAD => Expects::NoBody,
+                Method::CONNECT => Expects::Tunnel,
+                _ => Expects::Body,
+            };
         }
     }
 
@@ -141,11 +157,17 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
                 response.extensions_mut().insert(decision.clone());
             }
         }
+        let mut guard = None;
         match state.holds.take() {
+            None => {}
             Some(holds) if !is_charged => holds.cancel(),
-            holds => drop(holds),
+            Some(holds) => {
+                let (head, body) = response.into_parts();
+                guard = self.guard(holds, &head);
+                response = Response::from_parts(head, body);
+            }
         }
-        response.map(ResponseBody::service)
+        response.map(|body| ResponseBody::service(body, guard))
     }
 
     fn reject(
@@ -171,6 +193,20 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 }
 
 impl Http {
+    /// Returns whether a hold can be settled with another number of units than it holds.
+    fn settles(&self) -> bool {
+        self.settle_handle || self.settle_by.is_some()
+    }
+
+    /// Returns the guard that ends the holds with the body, if something can settle them until
+    /// then. Otherwise they end here.
+    fn guard(&self, holds: RequestHolds, head: &response::Parts) -> Option<Box<BodyGuard>> {
+        if !self.settles() || !holds.is_open() {
+            return None;
+        }
+        BodyGuard::new(holds, self.settle_by.as_ref(), head)
+    }
+
     fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {
         if !self.extensions {
             return;

@@ -14,7 +14,7 @@ use crate::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        http::{BoxError, Headers, Http, MapRejection, RejectionBody},
+        http::{BoxError, Headers, Http, MakeMeter, MapRejection, Meter, RejectionBody},
         pricing::IntoMatch,
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
@@ -300,10 +300,12 @@ impl RateLimitLayer {
     /// In a layer with a key extractor, the [cost](RateLimitLayer::cost) is the estimate that is
     /// held. A [`Rule`] says which costs are [estimates](crate::Charge::estimate).
     ///
-    /// The service can settle from any clone of the handle, until its response is there. What is
-    /// not settled then counts as used; so does everything if there is no response, because the
-    /// service fails or the client disconnects. With [`charge_when`](RateLimitLayer::charge_when),
-    /// all costs are estimates, and a response that is not charged returns what is not settled.
+    /// The service can settle from any clone of the handle, until the end of the response body: see
+    /// [`settle_by`](RateLimitLayer::settle_by) for its end. What is not settled then counts as
+    /// used; so does everything if there is no response, because the service fails or the client
+    /// disconnects. To settle later than that, call [`keep`](crate::http::Settle::keep). With
+    /// [`charge_when`](RateLimitLayer::charge_when), all costs are estimates, and a response that
+    /// is not charged returns what is not settled.
     ///
     /// The handle is there for each request. Settling does nothing if the request was not counted,
     /// because:
@@ -349,6 +351,68 @@ impl RateLimitLayer {
     /// ```
     pub fn settle_handle(self, on: bool) -> Self {
         self.with(|http| http.settle_handle = on)
+    }
+
+    /// Sets how the response says what its request has used. The layer then settles what the
+    /// request holds. The closure receives the head of each response, and returns its
+    /// [`Meter`](crate::http::Meter): a [`Usage`](crate::http::Usage) if the head contains the
+    /// numbers, or a type that sees the data and the trailers of the body.
+    ///
+    /// In a layer with a key extractor, the [cost](RateLimitLayer::cost) is the estimate that is
+    /// held. A [`Rule`] says which costs are [estimates](crate::Charge::estimate). The closure is
+    /// called only if the request holds units.
+    ///
+    /// The layer settles once, at the end of the body. If a client disconnects or a body fails, the
+    /// layer settles what the meter has seen.
+    ///
+    /// | response | its end |
+    /// |---|---|
+    /// | with a body | its last frame, or its drop |
+    /// | without a body: to `HEAD`, and 204 and 304 | the drop of the empty body |
+    /// | 101, and a successful one to `CONNECT` | the response, unless the service calls [`keep`](crate::http::Settle::keep) |
+    /// | none, because the service fails or the request is dropped | the error, or the drop; the estimate counts as used |
+    ///
+    /// With [`settle_handle`](RateLimitLayer::settle_handle), the service can settle first; the
+    /// layer then settles the other limiters. If a closure or a meter panics, the estimate counts
+    /// as used. A response that is not [charged](RateLimitLayer::charge_when) has no meter.
+    ///
+    /// # Examples
+    ///
+    /// A service that reports the tokens in a header:
+    ///
+    /// ```
+    /// use http::{Request, Response, request::Parts};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_ratelimit::{
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Usage, key,
+    /// };
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quota = Quota::per_day(100_000);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let layer = RateLimitLayer::new(&tokens, key::Global)
+    ///     .cost(|_: &Parts| 500)
+    ///     .settle_by(|response| {
+    ///         let used = response.headers.get("x-tokens-used")?.to_str().ok()?.parse().ok()?;
+    ///         Some(Usage::of("tokens", used))
+    ///     });
+    ///
+    /// let service = layer.layer(service_fn(async |_: Request<String>| {
+    ///     Response::builder().header("x-tokens-used", "180").body("42".to_owned())
+    /// }));
+    /// let response = service.oneshot(Request::new("What is 6 x 7?".to_owned())).await?;
+    /// assert_eq!(tokens.peek("global").await?.held(), 500);
+    /// drop(response); // sent, or cut off
+    /// assert_eq!(tokens.peek("global").await?.remaining(), 99_820);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn settle_by<M: Meter>(
+        self,
+        meter: impl Fn(&response::Parts) -> M + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|http| http.settle_by = Some(MakeMeter::new(meter)))
     }
 
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the

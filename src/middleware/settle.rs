@@ -3,7 +3,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use crate::{error::Error, limiter::Holds, sync::lock};
@@ -12,9 +12,18 @@ use crate::{error::Error, limiter::Holds, sync::lock};
 /// request.
 ///
 /// A layer with [`settle_handle`](crate::RateLimitLayer::settle_handle) inserts it into the
-/// extensions of requests. What is not settled when the response is there counts as used.
+/// extensions of requests. What is not settled at the end of the response body counts as used.
 #[derive(Clone)]
-pub struct Settle(Arc<Mutex<Holds>>);
+pub struct Settle(Arc<Mutex<SharedHolds>>);
+
+/// What a request holds, for its owner and for all handles. The drop of the last of them ends the
+/// rest, as used.
+#[derive(Debug)]
+struct SharedHolds {
+    holds: Holds,
+    /// Whether the end of the request ends nothing.
+    is_kept: bool,
+}
 
 impl Settle {
     /// Ends the hold of the limiter of this name: `used` units were used. Unused units are
@@ -30,16 +39,47 @@ impl Settle {
     /// [`Error::HoldEnded`] if they were settled before, or if the request has ended.
     pub fn settle(&self, limiter: &str, used: u64) -> Result<(), Error> {
         // Ended without the lock: observers can call anything.
-        let parts = lock(&self.0).take(limiter)?;
+        let parts = lock(&self.0).holds.take(limiter)?;
         parts.into_iter().for_each(|part| part.end(used));
         Ok(())
+    }
+
+    /// Keeps the units beyond the end of the response, for work that outlives it, such as a
+    /// WebSocket or a background task. They are held until they are settled, or until the last
+    /// clone of the handle is dropped, which counts them as used. The layer settles nothing then;
+    /// a response that is not [charged](crate::RateLimitLayer::charge_when) still returns them.
+    ///
+    /// After the end of the request, this does nothing.
+    ///
+    /// # Examples
+    ///
+    /// A WebSocket, whose connection begins with the response:
+    ///
+    /// ```
+    /// use axum::{Extension, response::Response};
+    /// use tower_ratelimit::http::Settle;
+    ///
+    /// async fn connect(Extension(settle): Extension<Settle>) -> Response {
+    ///     settle.keep();
+    ///     tokio::spawn(async move {
+    ///         let messages = 12; // those of the connection
+    ///         if let Err(error) = settle.settle("messages", messages) {
+    ///             eprintln!("{error}");
+    ///         }
+    ///     });
+    /// #   Response::default()
+    ///     // ..
+    /// }
+    /// ```
+    pub fn keep(&self) {
+        lock(&self.0).is_kept = true;
     }
 
     /// Returns whether units of the request count as used already: see
     /// [`Permit::is_expired`](crate::Permit::is_expired).
     #[must_use]
     pub fn is_expired(&self) -> bool {
-        lock(&self.0).is_expired()
+        lock(&self.0).holds.is_expired()
     }
 }
 
@@ -49,31 +89,57 @@ impl fmt::Debug for Settle {
     }
 }
 
-/// The owner of what a request holds. The drop ends what is not settled, as used.
+/// The owner of what a request holds. The drop ends what is not settled, as used, unless the
+/// service keeps it.
 #[derive(Debug)]
-pub(crate) struct RequestHolds(Settle);
+pub(crate) struct RequestHolds {
+    handle: Settle,
+    pub(crate) expects: Expects,
+}
+
+/// What the method of a request says about its response, if that is successful.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expects {
+    Body,
+    NoBody,
+    Tunnel,
+}
 
 impl RequestHolds {
     pub(crate) fn new(holds: Holds) -> Self {
-        Self(Settle(Arc::new(Mutex::new(holds))))
+        let shared = SharedHolds { holds, is_kept: false };
+        Self { handle: Settle(Arc::new(Mutex::new(shared))), expects: Expects::Body }
     }
 
-    pub(crate) fn handle(&self) -> Settle {
-        self.0.clone()
+    pub(crate) fn handle(&self) -> &Settle {
+        &self.handle
+    }
+
+    /// Returns whether the end of the request has anything to end.
+    pub(crate) fn is_open(&self) -> bool {
+        let shared = self.lock();
+        !shared.is_kept && !shared.holds.have_ended()
     }
 
     /// Ends what is still held: the units were not used.
     pub(crate) fn cancel(self) {
-        self.take_all().end(|_| 0);
+        let holds = self.lock().holds.take_all();
+        holds.end(|_| 0);
     }
 
-    fn take_all(&self) -> Holds {
-        lock(&self.0.0).take_all()
+    fn lock(&self) -> MutexGuard<'_, SharedHolds> {
+        lock(&self.handle.0)
     }
 }
 
 impl Drop for RequestHolds {
     fn drop(&mut self) {
-        drop(self.take_all());
+        let mut shared = self.lock();
+        if !shared.is_kept {
+            let holds = shared.holds.take_all();
+            // Ended without the lock: observers can call anything.
+            drop(shared);
+            drop(holds);
+        }
     }
 }

@@ -15,4 +15,5 @@ mod reload;
 mod responses;
 mod rule;
 mod service;
+mod settle;
 mod testing;

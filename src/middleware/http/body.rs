@@ -3,12 +3,14 @@
 use std::{
     convert::Infallible,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+
+use super::guard::BodyGuard;
 
 /// The complete body of a rejection. Text and bytes can be converted into it.
 ///
@@ -73,14 +75,15 @@ pin_project! {
     #[project = KindProj]
     #[derive(Debug)]
     enum Kind<B> {
-        Service { #[pin] body: B },
+        // The guard is boxed, because most responses have none.
+        Service { #[pin] body: B, guard: Option<Box<BodyGuard>> },
         Rejection { #[pin] body: RejectionBody },
     }
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn service(body: B) -> Self {
-        Self { kind: Kind::Service { body } }
+    pub(crate) fn service(body: B, guard: Option<Box<BodyGuard>>) -> Self {
+        Self { kind: Kind::Service { body, guard } }
     }
 
     pub(crate) fn rejection(body: RejectionBody) -> Self {
@@ -90,7 +93,7 @@ impl<B> ResponseBody<B> {
 
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self::service(B::default())
+        Self::service(B::default(), None)
     }
 }
 
@@ -103,21 +106,34 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
-            KindProj::Service { body } => body.poll_frame(cx),
+            KindProj::Service { mut body, guard } => {
+                let Some(open) = guard else { return body.poll_frame(cx) };
+                let frame = ready!(body.as_mut().poll_frame(cx));
+                if open.see(&frame, &*body).is_break() {
+                    *guard = None;
+                }
+                Poll::Ready(frame)
+            }
             KindProj::Rejection { body } => body.poll_frame(cx).map_err(|never| match never {}),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Service { body } => body.is_end_stream(),
+            Kind::Service { body, guard } => {
+                let is_end = body.is_end_stream();
+                if is_end && let Some(guard) = guard {
+                    guard.see_end();
+                }
+                is_end
+            }
             Kind::Rejection { body } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Service { body } => body.size_hint(),
+            Kind::Service { body, .. } => body.size_hint(),
             Kind::Rejection { body } => body.size_hint(),
         }
     }

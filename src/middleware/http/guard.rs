@@ -1,0 +1,122 @@
+//! `BodyGuard`: ends what a request holds with the body of its response, by what the meter of the
+//! response reports. The body itself is in `body.rs`, the meter in `meter.rs`.
+
+use std::{
+    fmt,
+    ops::ControlFlow,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use http::{StatusCode, header::CONTENT_LENGTH, response};
+use http_body::{Body, Frame};
+
+use super::meter::{MakeMeter, Meter};
+use crate::middleware::settle::{Expects, RequestHolds};
+
+/// The owner of what a request holds, in the body of its response. The drop settles what the meter
+/// reports, and ends the rest as used.
+pub(crate) struct BodyGuard {
+    holds: RequestHolds,
+    /// `None` if the layer has none, or if it panicked. The mutex, which is never locked, makes the
+    /// body `Sync`: a meter need not be.
+    meter: Option<Mutex<Box<dyn Meter>>>,
+    /// The data that is not seen yet, if the head contains its length. A server drops a body of
+    /// this length without asking for its end.
+    left: Option<u64>,
+    /// Whether nothing is left to see. Atomic, because the body is only borrowed when a server asks
+    /// for its end, and then drops it without a poll.
+    is_complete: AtomicBool,
+}
+
+impl BodyGuard {
+    /// Returns the guard of a response, or settles immediately if the connection becomes a tunnel.
+    pub(super) fn new(
+        holds: RequestHolds,
+        make_meter: Option<&MakeMeter>,
+        head: &response::Parts,
+    ) -> Option<Box<Self>> {
+        let is_tunnel = head.status == StatusCode::SWITCHING_PROTOCOLS
+            || holds.expects == Expects::Tunnel && head.status.is_success();
+        let has_no_body = holds.expects == Expects::NoBody
+            || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
+        let length = head.headers.get(CONTENT_LENGTH);
+        let left = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        let is_complete = is_tunnel || has_no_body || left == Some(0);
+        let meter = make_meter.map(|make| Mutex::new(make.call(head)));
+        let guard = Self { holds, meter, left, is_complete: AtomicBool::new(is_complete) };
+        (!is_tunnel).then(|| Box::new(guard))
+    }
+
+    /// Shows a polled frame to the meter. Breaks if it is the last one: a server need not poll
+    /// again.
+    pub(super) fn see<B: Body>(
+        &mut self,
+        polled: &Option<Result<Frame<B::Data>, B::Error>>,
+        body: &B,
+    ) -> ControlFlow<()>
+    where
+        B::Data: AsRef<[u8]>,
+    {
+        let frame = match polled {
+            Some(Ok(frame)) => frame,
+            None => return self.end(true),
+            Some(Err(_)) => return self.end(false),
+        };
+        if let Some(trailers) = frame.trailers_ref() {
+            self.with_meter(|meter| meter.trailers(trailers));
+            return self.end(true);
+        }
+        if let Some(data) = frame.data_ref().map(AsRef::as_ref) {
+            self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
+            self.with_meter(|meter| meter.data(data));
+        }
+        if body.is_end_stream() {
+            return self.end(true);
+        }
+        // Trailers can follow, but a server need not ask for them.
+        let is_complete = self.left == Some(0) || body.size_hint().exact() == Some(0);
+        *self.is_complete.get_mut() = is_complete;
+        ControlFlow::Continue(())
+    }
+
+    /// Remembers that the body has reported its end.
+    pub(super) fn see_end(&self) {
+        self.is_complete.store(true, Relaxed);
+    }
+
+    fn end(&mut self, is_complete: bool) -> ControlFlow<()> {
+        *self.is_complete.get_mut() = is_complete;
+        ControlFlow::Break(())
+    }
+
+    /// Calls the meter. A meter that panics is not called again.
+    fn with_meter<T>(&mut self, call: impl FnOnce(&mut dyn Meter) -> T) -> Option<T> {
+        let mut meter = self.meter.take()?;
+        let result = call(&mut **meter.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.meter = Some(meter);
+        Some(result)
+    }
+}
+
+impl Drop for BodyGuard {
+    fn drop(&mut self) {
+        if !self.holds.is_open() {
+            return;
+        }
+        let is_complete = *self.is_complete.get_mut();
+        let usage = self.with_meter(|meter| meter.usage(is_complete)).flatten();
+        for (limiter, used) in usage.iter().flat_map(|usage| usage.iter()) {
+            // An error: the service has settled it, or the request does not hold it.
+            drop(self.holds.handle().settle(limiter, used));
+        }
+    }
+}
+
+impl fmt::Debug for BodyGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BodyGuard").field("holds", &self.holds).finish_non_exhaustive()
+    }
+}
