@@ -41,7 +41,7 @@ pub use self::{
     memory::{MemoryStore, WhenFull},
 };
 pub(crate) use self::{
-    hold::{Hold, HoldGuard},
+    hold::{Hold, HoldGuard, LatestSettings},
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},

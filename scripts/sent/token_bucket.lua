@@ -1,10 +1,10 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 6985ee711033afd28f4989089ceccf39ab07c30b
+-- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
+-- EVALSHA names the text below this line 2d05537d9de0c92d845851feaeb8858c7a22ac28
 local action, items = ARGV[1], ARGV[#ARGV]
-local can_be_denied = action == 'check' or action == 'peek'
-local commits = action == 'check' or action == 'spend'
+local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
+local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
@@ -82,12 +82,136 @@ local at, debt, excess, unit, period, lump, last
 
 local function create_engine()
   local cost, max_wait
+  local lifetime, grid = 0, 0
+local held
+local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
+local HELD_SIZE, SLOT_SIZE, most_held = 25, 14, '-151'
+local get, state_length
+local first_held
+local clock = now
+
+local function held_total()
+  local sum = 0
+  for _, slot in ipairs(held.slots) do
+    sum = sum + slot.units
+  end
+  return math.min(sum, 2 ^ 53)
+end
+
+local function packed_holds(count)
+  local slots = held.slots
+  local parts = {struct.pack(HEAD, 72, count, held.epoch, held.at, held.skew)}
+  for i = 1, count do
+    local slot = slots[i]
+    parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
+  end
+  return table.concat(parts) .. struct.pack('<BB', count, 72)
+end
+
+local function open_holds()
+  local tail = get(most_held, '-1')
+  local count = string.byte(tail, -2) or 0
+  local size = HELD_SIZE + SLOT_SIZE * count
+  local position, _, epoch, at, skew = #tail - size + 1
+  if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
+    fail(key)
+  end
+  _, _, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
+  local slots = {}
+  for _ = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack(SLOT, tail, position)
+    if units > 0 then
+      slots[#slots + 1] = {ends = ends, units = units}
+    end
+  end
+  local before = state_length() - size
+  held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+end
+
+local function inside(from, to)
+  from, to = tonumber(from), tonumber(to)
+  from = from < 0 and math.max(from + held.length, 0) or from
+  return from, math.min(to < 0 and to + held.length or to, held.length - 1)
+end
+
+local function skew_at()
+  return clock + held.skew < held.at and held.at - clock or held.skew
+end
+
+local function touch()
+  held.skew = skew_at()
+  held.at, held.changed = clock + held.skew, true
+end
+
+local function add_slot(ends, units)
+  local slots, i = held.slots, 1
+  while slots[i] and slots[i].ends < ends do
+    i = i + 1
+  end
+  if slots[i] and slots[i].ends == ends then
+    slots[i].units = slots[i].units + units
+  else
+    table.insert(slots, i, {ends = ends, units = units})
+  end
+  if #slots > MAX_SLOTS then
+    local nearest = 1
+    for j = 2, MAX_SLOTS do
+      if slots[j + 1].ends - slots[j].ends < slots[nearest + 1].ends - slots[nearest].ends then
+        nearest = j
+      end
+    end
+    local joined = table.remove(slots, nearest)
+    slots[nearest].units = slots[nearest].units + joined.units
+  end
+end
+
+local function hold(units, lifetime, grid)
+  if not held then
+    held = {slots = {}, count = 0, length = state_length()}
+  end
+  if #held.slots == 0 then
+    held.epoch, held.at, held.skew = clock, clock, 0
+  end
+  touch()
+  local ends = math.ceil((held.at + lifetime) / grid) * grid
+  add_slot(ends, units)
+  return ends
+end
+
+local function take(ends, units)
+  touch()
+  local left = {}
+  for _, slot in ipairs(held.slots) do
+    if slot.ends >= ends then
+      local taken = math.min(slot.units, units)
+      slot.units, units = slot.units - taken, units - taken
+    end
+    if slot.units > 0 then
+      left[#left + 1] = slot
+    end
+  end
+  held.slots = left
+end
+
+local drain
+local function held_until(expires)
+  local slots = held.slots
+  local last = slots[1] and slots[#slots].ends - skew_at() or 0
+  return math.max(expires or clock, last) + drain(held_total())
+end
 
 local function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state
 end
 
-local function get(from, to)
+function get(from, to)
+  if held then
+    from, to = inside(from, to)
+    if from > to then
+      return ''
+    end
+  end
   if block then
     from, to = tonumber(from), tonumber(to)
     return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
@@ -95,7 +219,20 @@ local function get(from, to)
   return call('GETRANGE', key, from, to)
 end
 
+function state_length()
+  return held and held.length or block and #block.state or call('STRLEN', key)
+end
+
 local function put(state, expires)
+  if held then
+    held.length = #state
+    if #held.slots > 0 then
+      state, expires = state .. packed_holds(#held.slots), held_until(expires)
+      held.count, held.changed = #held.slots, false
+    else
+      held = nil
+    end
+  end
   if block then
     block.state, block.expires, block.changed = state, expires, true
   elseif state == '' then
@@ -106,11 +243,19 @@ local function put(state, expires)
 end
 
 local function patch(from, bytes, expires)
+  if held then
+    from, expires = tonumber(from), expires and held_until(expires)
+    if from + #bytes > held.length then
+      held.length, held.count = from + #bytes, math.max(held.count, #held.slots)
+      bytes, held.changed = bytes .. packed_holds(held.count), false
+    end
+  end
   if block then
     local state = block.state
     from = tonumber(from)
     local rest = string.sub(state, from + #bytes + 1)
-    put(string.sub(state, 1, from) .. bytes .. rest, expires or block.expires)
+    block.state, block.changed = string.sub(state, 1, from) .. bytes .. rest, true
+    block.expires = expires or block.expires
     return
   end
   call('SETRANGE', key, from, bytes)
@@ -156,6 +301,24 @@ local function close_block()
   else
     call('SET', key, value, 'KEEPTTL')
   end
+end
+
+local capacity = burst
+
+local function hold_back(units)
+  burst = capacity - units
+end
+
+local function fits_beside(units)
+  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
+end
+
+function drain(units)
+  return math.ceil(math.min(units * new_unit, max_debt) / new_lump) * new_period
+end
+
+local function size_of()
+  return size
 end
 
 local function is_foreign()
@@ -269,7 +432,7 @@ end
 
 local refund
 if returns then
-  function refund(instant, units, kept)
+  function refund(instant, units)
     local back = units * unit
     if instant then
       local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
@@ -277,7 +440,7 @@ if returns then
         local lumps = math.floor((now - instant) / new_period) + 1
         refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
       end
-      back = math.max(back - math.max(refilled - kept * unit, 0), 0)
+      back = math.max(back - refilled, 0)
     end
     if back > 0 then
       lower(back)
@@ -299,9 +462,16 @@ local found, stale
 local first_found
 
 local ENTRY = 16
+local read_size = tonumber(size_text)
 
 local function forget()
-  first_found = nil
+  first_found, held = nil, nil
+end
+
+local function has_holds()
+  local own = size_of(found)
+  local is_longer = #found > own or own > read_size and state_length() > own
+  return string.byte(found) == 72 or is_longer and get('-1', '-1') == 'H'
 end
 
 local function load()
@@ -311,6 +481,10 @@ local function load()
   elseif block and not block.state then
     found = nil
     return
+  end
+  if not held and has_holds() then
+    open_holds()
+    found = get('0', size_text)
   end
   found = found ~= '' and decode(found, true) or nil
   first_found = first_found or found or ''
@@ -322,6 +496,10 @@ end
 
 local function expiry_after(reset)
   return expiry and expiry(reset) or now + reset
+end
+
+local function expiry_now()
+  return expiry_after(reset_after())
 end
 
 local function tails()
@@ -399,7 +577,7 @@ local function reserving()
 
   local function reserve(head, before, instant, cost, more, reset)
     local entry = struct.pack('<dd', instant, cost)
-    local length = block and #block.state or call('STRLEN', key)
+    local length = state_length()
     local newest, newest_cost = 0, 0
     if length >= 2 * size + ENTRY then
       newest, newest_cost = struct.unpack('<dd', get(length - ENTRY, -1))
@@ -452,7 +630,7 @@ if returns then
       if instant and instant > now then
         tails.lower(entries, instant, units)
       else
-        refund(instant, units, release[3])
+        refund(instant, units)
       end
     end
     local behind, reset = tails.recount(entries), reset_after()
@@ -487,12 +665,8 @@ local function store(before, instant)
 end
 local wait, too_long
 
-local function plan()
+local function plan_loaded()
   wait, too_long = 0, 0
-  if block and not block.state then
-    block = nil
-  end
-  load()
   if block and not block.state then
     wait = block.ends - now
     too_long = wait - max_wait
@@ -507,25 +681,155 @@ local function plan()
     initial()
   end
   local full
-  wait, full = earliest(can_be_denied and cost or -math.huge)
+  hold_back(held and held_total() or 0)
+  local fits = not held or not can_be_denied or fits_beside(cost)
+  wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then
     local rest = block.ends - now
     wait, full = math.max(wait, rest), full and full > rest and full or 0
   end
-  too_long = math.max(wait - max_wait, full or 0)
+  too_long = fits and math.max(wait - max_wait, full or 0) or math.huge
 end
+
+local function spend_at(instant, units)
+  local saved = {now, cost, max_wait, can_be_denied, returns}
+  now, cost, max_wait, can_be_denied, returns = instant, units, 0, false, false
+  load()
+  plan_loaded()
+  local before = wait > 0 and encode(true, cost)
+  commit(now + wait, cost)
+  store(before, now + wait)
+  now, cost, max_wait, can_be_denied, returns = unpack(saved, 1, 5)
+end
+
+local function expire_holds()
+  local time = clock + skew_at()
+  local first = held.slots[1]
+  if not first or first.ends > time then
+    return false
+  end
+  block = block or {ends = 0, state = call('GETRANGE', key, '0', '-1')}
+  touch()
+  while first and first.ends <= time do
+    table.remove(held.slots, 1)
+    spend_at(first.ends - held.skew, first.units)
+    first = held and held.slots[1]
+  end
+  if held and held.changed then
+    local state = get('0', '-1')
+    held.count, held.changed = #held.slots, false
+    block.state = state .. (#held.slots > 0 and packed_holds(#held.slots) or '')
+  end
+  forget()
+  return true
+end
+
+local is_behind
+
+local function open_key()
+  load()
+  is_behind = held and held.slots[1] and clock + held.skew < held.at
+  local time = clock + (held and held.slots[1] and skew_at() or 0)
+  if held and expire_holds() then
+    load()
+  end
+  if is_behind and held then
+    touch()
+  end
+  return time
+end
+
+local function plan()
+  if block and not block.state then
+    block = nil
+  end
+  open_key()
+  if not first_held then
+    local slots = held and #held.slots or 0
+    first_held = slots > 0 and packed_holds(slots) or ''
+  end
+  plan_loaded()
+end
+
+local function described(state)
+  state = (first_held or '') .. state
+  return block and block.ends > now and in_block(state) or state
+end
+
+local function store_holds()
+  if not held or not held.changed then
+    return
+  end
+  local expires, slots = expiry_now(), held.slots
+  if #slots == 0 and held.length <= 1024 or held.length == 0 then
+    put(get('0', '-1'), expires)
+    return
+  end
+  local count = math.max(held.count, #slots)
+  local bytes = packed_holds(count)
+  held.count, held.changed = count, false
+  expires = held_until(expires)
+  if block then
+    block.state = string.sub(block.state, 1, held.length) .. bytes
+    block.expires, block.changed = expires, true
+    return
+  end
+  call('SETRANGE', key, held.length, bytes)
+  call('PEXPIREAT', key, expire_at(expires))
+end
+
+local ENDED, LOST, EXPIRED, RENEWED = 1, 2, 3, 4
+
+local function change_hold(time, epoch, ends, units, used, lifetime, grid)
+  local has_expired = ends <= time
+  local is_known = held and #held.slots > 0 and held.epoch == epoch
+  if is_known and not has_expired then
+    take(ends, units)
+  end
+  if has_expired then
+    return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
+  elseif lifetime > 0 then
+    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
+  end
+  return is_known and ENDED or LOST, 0, used
+end
+
+local function change_holds(changes)
+  block, first_held, cost, max_wait = nil, nil, 0, 0
+  forget()
+  local time = open_key()
+  local results, spent = {}, 0
+  for i, change in ipairs(changes) do
+    local result, ends, units = change_hold(time, unpack(change, 1, 6))
+    results[i] = struct.pack('<ddd', result, held and held.epoch or 0, ends)
+    spent = spent + units
+  end
+  if spent > 0 then
+    spend_at(now, spent)
+  end
+  if held and held.changed then
+    load()
+    plan_loaded()
+    store_holds()
+  end
+  if block then
+    close_block()
+  end
+  return table.concat(results)
+end
+
 local finish
 
 if returns then
   local function releases()
     if action == 'refund' then
-      return {{nil, cost, 0}}
+      return {{nil, cost}}
     elseif blocks then
       return {}
     end
     local all = {}
-    for position = 1, #items, 24 do
-      all[#all + 1] = {struct.unpack('<ddd', items, position)}
+    for position = 1, #items, 16 do
+      all[#all + 1] = {struct.unpack('<dd', items, position)}
     end
     return all
   end
@@ -535,13 +839,15 @@ if returns then
     returns = false
     plan()
     returns = true
-    local state = found_state()
-    return block and in_block(state) or state
+    return described(found_state())
   end
 
   function finish()
     if found then
       release(step_back(), releases())
+      store_holds()
+    elseif held and (blocks or is_behind) then
+      put('')
     end
     if blocks then
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
@@ -554,18 +860,25 @@ if returns then
 else
   function finish(admitted, wait)
     local before
-    if commits and admitted then
+    local holds = lifetime > 0
+    if commits and admitted and not holds then
       before = wait > 0 and encode(true, cost)
       commit(now + wait, cost)
     end
-    local state = found_state()
-    if commits and (admitted or stale) then
-      store(before, now + wait)
-      if block then
-        close_block()
-      end
+    local state = described(found_state())
+    if holds and admitted then
+      hold(cost, lifetime, grid)
     end
-    return block and in_block(state) or state
+    if commits and (stale or admitted and not holds) then
+      store(before, now + wait)
+    elseif not commits or not admitted and not is_behind then
+      return state
+    end
+    store_holds()
+    if block then
+      close_block()
+    end
+    return state
   end
 end
   local function decide()
@@ -574,11 +887,12 @@ end
   end
 
   local function decide_all(runs)
-    block = nil
+    block, first_held = nil, nil
     forget()
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
+      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then
@@ -589,7 +903,7 @@ end
     return state
   end
 
-  return {decide_all = decide_all, reserve_all = reserve_all}
+  return {change_holds = change_holds, decide_all = decide_all, reserve_all = reserve_all}
 end
 
 local created
@@ -602,6 +916,22 @@ if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
+end
+
+if action == 'holds' then
+  local position, reply = 1, {now}
+  for i = 1, #KEYS do
+    local count, changes = nil, {}
+    count, position = struct.unpack('<I2', items, position)
+    for j = 1, count do
+      changes[j] = {struct.unpack('<dddddd', items, position)}
+      position = position + 48
+    end
+    key = KEYS[i]
+    local ok, result = pcall(engine().change_holds, changes)
+    reply[i + 1] = ok and result or failure(key, result)
+  end
+  return reply
 end
 
 local function read_all()
@@ -663,11 +993,14 @@ local function apply(found, used, ...)
 end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
+if action == 'hold' then
+  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
+end
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and position <= #items then
+    if not blocks and action ~= 'hold' and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil

@@ -19,8 +19,8 @@ use crate::{
     observe::LimiterObservers,
     quota::Quota,
     store::{
-        AnyStore, Hold, HoldGuard, LimitRequest, Name, Released, Settings, Store, StoreFuture,
-        StoreRequest,
+        AnyStore, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released, Settings, Store,
+        StoreFuture, StoreRequest,
     },
 };
 
@@ -251,8 +251,9 @@ impl Limiter {
     ///
     /// While a permit is held, its process renews the hold several times per lifetime. If no
     /// renewal arrives for that long, because the process crashed or was stopped, the units count
-    /// as used. A process that continues after a longer pause exceeds the quota by what it uses
-    /// then: choose a lifetime well above the longest pause. In memory, holds need no renewal.
+    /// as used. A new hold lives for a quarter of the lifetime, until its first renewal. A process
+    /// that continues after a longer pause exceeds the quota by what it uses then: choose more than
+    /// four times the longest pause. In memory, holds need no renewal.
     ///
     /// # Panics
     ///
@@ -461,8 +462,11 @@ impl Limiter {
         receipt: HoldReceipt,
     ) -> Box<dyn HoldGuard> {
         let Inner { store, hold_lifetime, observers, .. } = &*self.0;
+        let limiter = self.clone();
+        let latest = move || limiter.current().settings.clone();
         store.as_dyn().keep_hold(Hold {
             settings: self.current().settings.clone(),
+            latest: LatestSettings(Arc::new(latest)),
             observers: (**observers).clone(),
             key: key.clone().into_owned(),
             units,

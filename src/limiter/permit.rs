@@ -26,8 +26,9 @@ use crate::{
 /// | drop | all of them |
 ///
 /// Unused units are returned exactly, in every algorithm, however long the permit was held. The
-/// calls return immediately and cannot fail: with a [`MemoryStore`](crate::MemoryStore) the call
-/// itself returns the units, with a `RedisStore` a background task does.
+/// calls return immediately: with a [`MemoryStore`](crate::MemoryStore) the call itself returns the
+/// units, with a `RedisStore` a background task does. If Redis executes the end of a permit and the
+/// reply is lost, or does not answer until the hold expires, the units count as used.
 ///
 /// A permit cannot be cloned. To end it from several places, such as a stream and its timeout,
 /// share it behind a lock.
@@ -210,8 +211,9 @@ pub(crate) struct HeldUnits {
 
 impl HeldUnits {
     fn new(limiter: Limiter, key: Key<'static>, units: u64, guard: Box<dyn HoldGuard>) -> Self {
-        report_hold_began(limiter.observers(), limiter.name(), &key, units);
-        Self { limiter, key, units, guard: Some(guard) }
+        let held = Self { limiter, key, units, guard: Some(guard) };
+        report_hold_began(held.limiter.observers(), held.limiter.name(), &held.key, units);
+        held
     }
 
     /// Returns the units to be ended elsewhere. What remains has ended.

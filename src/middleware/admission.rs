@@ -112,15 +112,18 @@ impl<P: ProtocolBase> Shared<P> {
         self.evaluate_wait(answer, max_wait, state)
     }
 
-    /// Evaluates an immediate answer about one limit. A request with a reservation takes a slot.
+    /// Evaluates an immediate answer about one limit. A request that waits, for its reservation or
+    /// for holds to end, takes a slot.
     fn evaluate_wait(
         &self,
         answer: StoreFuture<Outcome>,
         max_wait: MaxWait,
         state: &mut ChargeState,
     ) -> Next {
-        let has_reservation = |outcome: &Outcome| outcome.decision.is_allowed();
-        if !answer.now().is_some_and(has_reservation) {
+        let waits = |Outcome { decision, .. }: &Outcome| {
+            decision.is_allowed() || decision.waits_for_holds()
+        };
+        if !answer.now().is_some_and(waits) {
             return self.evaluate(answer, max_wait, None, state);
         }
         if let Some(slot) = self.wait_queue.enter(&state.charge) {

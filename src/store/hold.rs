@@ -13,7 +13,10 @@ use crate::{
 /// The units of a key that an admitted request holds.
 #[derive(Clone, Debug)]
 pub struct Hold {
+    /// Those of the decision.
     pub(crate) settings: Arc<Settings>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) latest: LatestSettings,
     /// The observers of the limiter.
     pub(crate) observers: Observers,
     pub(crate) key: Key<'static>,
@@ -24,7 +27,27 @@ pub struct Hold {
     pub(crate) receipt: HoldReceipt,
 }
 
+/// Returns the settings that the limiter has now: with those of the decision, a change of a hold
+/// would undo a change of the quota.
+#[derive(Clone)]
+pub struct LatestSettings(pub(crate) Arc<dyn Fn() -> Arc<Settings> + Send + Sync>);
+
+impl fmt::Debug for LatestSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LatestSettings")
+    }
+}
+
 impl Hold {
+    /// Takes the settings of now, unless another algorithm counts now.
+    #[cfg(feature = "redis")]
+    pub(crate) fn update_settings(&mut self) {
+        let latest = (self.latest.0)();
+        if latest.params.kind() == self.settings.params.kind() {
+            self.settings = latest;
+        }
+    }
+
     /// Returns the end of the hold, with `used` units.
     pub(crate) fn end(&self, used: u64) -> HoldChange {
         let action = HoldAction::End { used: units(used) };

@@ -7,6 +7,7 @@ use std::{
     pin::{Pin, pin},
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use axum::{
@@ -713,4 +714,21 @@ async fn a_server_of_tonic_settles_by_its_trailers() {
     assert_eq!(status.code(), tonic::Code::NotFound);
     assert_eq!(until_ended(&recorder).await, [15]);
     server.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_may_wait_waits_until_a_hold_has_ended() {
+    let limiter = in_memory(Quota::per_day(10));
+    let permit = limiter.hold(key::Global.key(), 10).await.unwrap().unwrap();
+    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(Duration::from_secs(5));
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
+    let waiting = tokio::spawn(service.clone().oneshot(get(&[])));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!waiting.is_finished());
+    permit.settle(9);
+    assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
+    let denied = service.oneshot(get(&[])).await.unwrap();
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
 }

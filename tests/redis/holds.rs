@@ -191,3 +191,24 @@ async fn a_log_is_not_rewritten_for_a_hold_and_takes_the_fast_path_again() {
     let denied = limiter.check_n("alice", 701).await.unwrap();
     assert!(!denied.is_allowed() && denied.retry_after().is_some());
 }
+
+#[tokio::test]
+async fn the_end_of_a_permit_keeps_what_a_changed_quota_has_counted() {
+    let server = RedisServer::start();
+    let store = support::forgetful_store(&server).await;
+    for algorithm in ALGORITHMS {
+        let name = format!("changed-{algorithm}");
+        let limiter = Limiter::new(&name, store.clone(), algorithm, Quota::per_second(10));
+        let limiter = limiter.hold_lifetime(LIFETIME);
+        let [cancelled, settled] = [hold(&limiter, 2).await, hold(&limiter, 3).await];
+        limiter.set_quota(Quota::per_day(100)).unwrap();
+        limiter.spend("alice", 60).await.unwrap();
+        cancelled.cancel();
+        settled.settle(1);
+        until("both have ended", async || state(&limiter).await.held() == 0).await;
+        // A bucket of ten had debts of its own, so that less may be left of it.
+        let left = state(&limiter).await.remaining();
+        assert!(left <= 39, "{algorithm}: {left} are left");
+        assert!(time_to_live(&server, &limiter) > 60_000, "{algorithm}");
+    }
+}

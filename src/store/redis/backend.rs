@@ -9,12 +9,12 @@ use crate::{
     decision::Receipt,
     keys::Key,
     observe::{Event, Observers},
-    store::{Hold, HoldGuard, Settings, denials::Denials},
+    store::{Hold, HoldGuard, LatestSettings, Settings, denials::Denials},
 };
 
-/// The time for which the end of a hold is sent whose caller has gone. A hold that was never
-/// renewed lives for a quarter of its lifetime, which is a day at most, and most often less.
-const LATE_HOLD: Duration = Duration::from_secs(60);
+/// The time for which the end of a hold is sent whose caller has gone, as for other jobs in the
+/// background. An end that comes too late changes nothing.
+const LATE_HOLD: Duration = Duration::from_secs(3_600);
 
 #[derive(Clone)]
 pub(super) struct Backend {
@@ -52,7 +52,9 @@ impl Backend {
                 let (settings, key) = (settings.clone(), key.clone().into_owned());
                 let (observers, lifetime) = (Observers::default(), LATE_HOLD);
                 let receipt = **receipt;
-                let hold = Hold { settings, observers, key, units, lifetime, receipt };
+                let same = settings.clone();
+                let latest = LatestSettings(Arc::new(move || same.clone()));
+                let hold = Hold { settings, latest, observers, key, units, lifetime, receipt };
                 self.holds.cancel(hold);
                 return true;
             }

@@ -4,13 +4,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt, mem,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
+use redis::ServerErrorKind;
 use tokio::{
     runtime::Handle,
     sync::Notify,
+    task::JoinSet,
     time::{Instant, sleep, timeout_at},
 };
 
@@ -29,8 +34,8 @@ use crate::{
     sync::lock,
 };
 
-/// The first lifetime is a quarter of that of the limiter: if the reply to the call that holds is
-/// lost, the units stay held for as long.
+/// A new hold lives for a quarter of the lifetime of its limiter, so that units whose reply is lost
+/// are held no longer than that.
 pub(super) const FIRST_PART: u32 = 4;
 /// A hold is renewed when half of what it may live has passed: an answer that fails is repeated in
 /// time.
@@ -41,10 +46,16 @@ const PAUSE: Duration = Duration::from_millis(50);
 const GATHER: Duration = Duration::from_millis(5);
 /// The id of a hold that no guard keeps.
 const NO_ID: u64 = 0;
-/// The time until the renewal of a hold that has expired.
+/// A hold that has expired is not renewed.
 const NEVER: Duration = Duration::from_secs(365 * 86_400);
-/// The most keys of a call, as for checks.
+/// The most keys of a call, and the most changes, as for checks.
 const MAX_KEYS: usize = 64;
+const MAX_CHANGES: usize = 512;
+/// The most calls under way: in a cluster, each has one key.
+const MAX_CALLS: usize = 16;
+/// The time after which the runtime of a task that was woken is taken as stopped, as for other
+/// tasks in the background.
+const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 /// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are
 /// dropped: their units count as used when the holds expire.
 const MAX_ENDED: usize = 100_000;
@@ -60,6 +71,8 @@ struct KeeperInner {
     /// The prefix of all keys in Redis.
     prefix: Arc<str>,
     denials: Denials,
+    /// Set when a server turns out to be a cluster: then each call has one key.
+    is_clustered: AtomicBool,
     /// The requests of the process that wait for units.
     queues: Arc<RetryQueues>,
 }
@@ -72,6 +85,10 @@ struct Holds {
     ended: Vec<Ended>,
     next_id: u64,
     has_task: bool,
+    /// The number of the last task, and the time at which it was first woken since it last looked
+    /// for work: one whose runtime stands still is replaced.
+    generation: u64,
+    woken: Option<Instant>,
 }
 
 /// A hold whose permit is held.
@@ -115,9 +132,7 @@ impl Holds {
             self.renewals.insert((due, id));
         }
     }
-}
 
-impl Holds {
     fn renewed(&mut self, id: u64, receipt: HoldReceipt, began: Instant, lifetime: Duration) {
         self.renew_at(id, began + lifetime / RENEWED_AFTER);
         if let Some(live) = self.live.get_mut(&id) {
@@ -126,7 +141,23 @@ impl Holds {
         } else if let Some(ended) = self.ended.iter_mut().find(|ended| ended.id == id) {
             // Its permit has ended meanwhile. The units are those of the new receipt.
             ended.hold.receipt = receipt;
+            ended.expires = began + lifetime;
         }
+    }
+
+    /// Returns the number of a new task, if one is needed.
+    fn next_task(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        let is_overdue = self.renewals.first().is_some_and(|(due, _)| *due + MAX_STANDSTILL < now);
+        let is_late = |since: Instant| now.saturating_duration_since(since) > MAX_STANDSTILL;
+        let stands = self.woken.is_some_and(is_late) || is_overdue;
+        if self.has_task && !stands {
+            self.woken.get_or_insert(now);
+            return None;
+        }
+        (self.has_task, self.woken) = (true, None);
+        self.generation += 1;
+        Some(self.generation)
     }
 
     fn expired(&mut self, id: u64) {
@@ -145,7 +176,16 @@ impl Keeper {
         queues: Arc<RetryQueues>,
     ) -> Self {
         let (holds, changed) = (Mutex::default(), Notify::new());
-        Self(Arc::new(KeeperInner { holds, changed, client, prefix, denials, queues }))
+        let is_clustered = AtomicBool::new(false);
+        Self(Arc::new(KeeperInner {
+            holds,
+            changed,
+            client,
+            prefix,
+            denials,
+            is_clustered,
+            queues,
+        }))
     }
 
     /// Keeps a hold until its guard ends it.
@@ -170,16 +210,16 @@ impl Keeper {
         self.push(NO_ID, hold, 0, expires);
     }
 
+    /// Takes a hold out, which is not renewed any more.
+    fn take(&self, id: u64) -> Option<Live> {
+        let holds = &mut *lock(&self.0.holds);
+        let live = holds.live.remove(&id)?;
+        holds.renewals.remove(&(live.due, id));
+        Some(live)
+    }
+
     fn end_kept(&self, id: u64, used: u64) {
-        let live = {
-            let holds = &mut *lock(&self.0.holds);
-            let live = holds.live.remove(&id);
-            if let Some(live) = &live {
-                holds.renewals.remove(&(live.due, id));
-            }
-            live
-        };
-        if let Some(Live { hold, expires, .. }) = live {
+        if let Some(Live { hold, expires, .. }) = self.take(id) {
             self.push(id, hold, used, expires);
         }
     }
@@ -200,21 +240,25 @@ impl Keeper {
         holds.live.get(&id).is_some_and(|live| live.expires <= Instant::now())
     }
 
-    /// Wakes the task, or starts it.
+    /// Wakes the task, or starts one.
     fn start(&self) {
         self.0.changed.notify_one();
         let Some(runtime) = Handle::try_current().ok().or_else(|| self.0.client.runtime()) else {
             return; // the next call starts it
         };
-        if !mem::replace(&mut lock(&self.0.holds).has_task, true) {
-            let task = Task { keeper: self.clone(), is_done: false };
-            runtime.spawn(run(task));
+        if let Some(generation) = lock(&self.0.holds).next_task() {
+            runtime.spawn(run(Task { keeper: self.clone(), generation, is_done: false }));
         }
     }
 
-    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one.
-    fn take_due(&self) -> (Vec<Sent>, Option<Instant>) {
+    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one;
+    /// nothing if another task has replaced this one.
+    fn take_due(&self, generation: u64) -> Option<(Vec<Sent>, Option<Instant>)> {
         let holds = &mut *lock(&self.0.holds);
+        if holds.generation != generation {
+            return None; // another task does the work
+        }
+        holds.woken = None;
         let now = Instant::now();
         let mut due: Vec<Sent> = vec![];
         for Ended { id, hold, used, expires, change } in holds.ended.drain(..) {
@@ -232,7 +276,8 @@ impl Keeper {
             due.push(Sent { hold, action, subject: Subject::Renewed(id) });
             holds.renew_at(id, now + ANSWER_TIMEOUT); // unless an answer arrives
         }
-        (due, holds.renewals.first().map(|(at, _)| *at))
+        due.iter_mut().for_each(|sent| sent.hold.update_settings());
+        Some((due, holds.renewals.first().map(|(at, _)| *at)))
     }
 
     /// Does what the answer to a change demands.
@@ -267,8 +312,14 @@ impl Keeper {
         let Sent { hold, subject, .. } = sent;
         let holds = &mut *lock(&self.0.holds);
         match subject {
-            // A renewal can be repeated: the units are found by the old receipt, too.
-            Subject::Renewed(id) => holds.renew_at(id, Instant::now() + PAUSE),
+            // A renewal can be repeated: the units are found by the old receipt, too. But if the
+            // state is lost and so is the reply, each one holds them again, so not at once.
+            Subject::Renewed(id) => {
+                let now = Instant::now();
+                let left = holds.live.get(&id).map_or(PAUSE, |live| live.expires - now);
+                let pause = if may_have_run { left / 4 } else { PAUSE };
+                holds.renew_at(id, now + pause.max(PAUSE));
+            }
             // Repeated, an end would take the units of another hold.
             Subject::Ended { .. } if may_have_run => {}
             Subject::Ended { id, used, expires, change } => {
@@ -287,6 +338,7 @@ pub(super) fn lifetime(lifetime: Duration) -> Lifetime {
 /// The task of a keeper. If its runtime ends, the next call starts another one.
 struct Task {
     keeper: Keeper,
+    generation: u64,
     is_done: bool,
 }
 
@@ -295,7 +347,10 @@ impl Task {
     /// another task.
     fn end(&mut self) {
         let holds = &mut *lock(&self.keeper.0.holds);
-        if holds.live.is_empty() && holds.ended.is_empty() {
+        let is_replaced = holds.generation != self.generation;
+        if is_replaced {
+            self.is_done = true;
+        } else if holds.live.is_empty() && holds.ended.is_empty() {
             (holds.has_task, self.is_done) = (false, true);
         }
     }
@@ -303,8 +358,9 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        if !self.is_done {
-            lock(&self.keeper.0.holds).has_task = false;
+        let holds = &mut *lock(&self.keeper.0.holds);
+        if !self.is_done && holds.generation == self.generation {
+            holds.has_task = false;
         }
     }
 }
@@ -314,7 +370,7 @@ async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
     while !task.is_done {
         sleep(GATHER).await;
-        let (due, next) = keeper.take_due();
+        let Some((due, next)) = keeper.take_due(task.generation) else { return };
         if due.is_empty() {
             match next {
                 Some(next) => {
@@ -324,35 +380,50 @@ async fn run(mut task: Task) {
             }
             continue;
         }
-        let mut has_failed = false;
-        for call in calls(due, keeper.0.client.is_cluster()) {
-            has_failed |= !send(keeper, call).await;
-        }
-        if has_failed {
+        let by_key = keeper.0.client.is_cluster() || keeper.0.is_clustered.load(Relaxed);
+        if !send_all(keeper, calls(due, by_key)).await {
             sleep(PAUSE).await;
         }
     }
+}
+
+/// Executes calls, some of them side by side. Returns false if some have to be tried again.
+async fn send_all(keeper: &Keeper, calls: Vec<Call>) -> bool {
+    let (mut sends, mut is_done) = (JoinSet::new(), true);
+    for call in calls {
+        if sends.len() == MAX_CALLS {
+            is_done &= matches!(sends.join_next().await, Some(Ok(true)));
+        }
+        let keeper = keeper.clone();
+        sends.spawn(async move { send(&keeper, call).await });
+    }
+    while let Some(sent) = sends.join_next().await {
+        is_done &= matches!(sent, Ok(true));
+    }
+    is_done
 }
 
 /// The changes of some keys, which one call carries.
 type Call = BTreeMap<String, Vec<Sent>>;
 
 /// Divides changes into calls: each of keys of one limiter, and in a cluster of one key.
-fn calls(due: Vec<Sent>, is_cluster: bool) -> Vec<Call> {
+fn calls(due: Vec<Sent>, by_key: bool) -> Vec<Call> {
     let mut limiters: HashMap<usize, Vec<Sent>> = HashMap::new();
     for sent in due {
         limiters.entry(Arc::as_ptr(&sent.hold.settings) as usize).or_default().push(sent);
     }
-    let max_keys = if is_cluster { 1 } else { MAX_KEYS };
+    let max_keys = if by_key { 1 } else { MAX_KEYS };
     let mut calls = vec![];
     for all in limiters.into_values() {
-        let mut call = Call::new();
+        let (mut call, mut count) = (Call::new(), 0);
         for sent in all {
             let key = sent.hold.key.as_str().to_owned();
-            if call.len() == max_keys && !call.contains_key(&key) {
+            if call.len() == max_keys && !call.contains_key(&key) || count == MAX_CHANGES {
                 calls.push(mem::take(&mut call));
+                count = 0;
             }
             call.entry(key).or_default().push(sent);
+            count += 1;
         }
         calls.push(call);
     }
@@ -387,7 +458,9 @@ async fn send(keeper: &Keeper, call: Call) -> bool {
     let results = match results {
         Ok(results) => results,
         Err(error) => {
-            let may_have_run = error.may_have_run();
+            let is_split = error.server_kind() == Some(ServerErrorKind::CrossSlot);
+            keeper.0.is_clustered.fetch_or(is_split, Relaxed);
+            let may_have_run = error.may_have_run() && !is_split;
             call.into_values().flatten().for_each(|sent| keeper.failed(sent, may_have_run));
             return false;
         }
@@ -399,10 +472,10 @@ async fn send(keeper: &Keeper, call: Call) -> bool {
                 let both = sent.into_iter().zip(replies);
                 both.for_each(|(sent, reply)| keeper.answered(sent, began, reply));
             }
-            // The script has begun with the key.
-            Err(_) => {
+            Err(error) => {
                 is_done = false;
-                sent.into_iter().for_each(|sent| keeper.failed(sent, true));
+                let may_have_run = TransportError::of_redis(error).may_have_run();
+                sent.into_iter().for_each(|sent| keeper.failed(sent, may_have_run));
             }
         }
     }
@@ -422,6 +495,13 @@ impl HoldGuard for RedisHold {
 
     fn is_expired(&self) -> bool {
         self.keeper.is_expired(self.id)
+    }
+}
+
+/// Without an end, the units count as used when the hold expires.
+impl Drop for RedisHold {
+    fn drop(&mut self) {
+        drop(self.keeper.take(self.id));
     }
 }
 
