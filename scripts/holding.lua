@@ -25,6 +25,7 @@ local function expire_holds()
   touch()
   while first and first.ends <= time do
     table.remove(held.slots, 1)
+    held.changed = true
     spend_at(first.ends - held.skew, first.units)
     first = held and held.slots[1]
   end
