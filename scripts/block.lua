@@ -32,6 +32,7 @@ end
 
 -- Stores a state, with what is held; if both are empty, deletes the key.
 local function put(state, expires)
+  is_fresh = false
   if held then
     held.length = #state
     if #held.slots > 0 then
@@ -52,6 +53,7 @@ end
 
 -- Replaces bytes of the state from an index on, and its expiry if there is a new one.
 local function patch(from, bytes, expires)
+  is_fresh = false
   if held then
     from, expires = tonumber(from), expires and held_until(expires)
     if from + #bytes > held.length then -- the state grows

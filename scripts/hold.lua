@@ -9,8 +9,11 @@
 -- them, and whether they are `changed`, and not stored yet.
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
-local HELD_SIZE, SLOT_SIZE, most_held = 25, 14, '-151' -- the size with all slots
+local HELD_SIZE, SLOT_SIZE = 25, 14
+local MOST_SIZE, most_text = 151, '-151' -- with all slots
 local get, state_length -- see block.lua
+local whole -- see reservations.lua and log.lua
+local is_fresh -- whether nothing was stored since the state was loaded
 local first_held -- before the first request
 local clock = now -- `now` is earlier while expired units are spent
 
@@ -33,9 +36,8 @@ local function packed_holds(count)
   return table.concat(parts) .. struct.pack('<BB', count, 72)
 end
 
--- Reads what is held, at the end of the value.
-local function open_holds()
-  local tail = get(most_held, '-1')
+-- Reads what is held, from the end of the value. Returns the state, if all of it has been read.
+local function open_holds(tail)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
   local position, _, epoch, at, skew = #tail - size + 1
@@ -51,8 +53,10 @@ local function open_holds()
       slots[#slots + 1] = {ends = ends, units = units}
     end
   end
-  local before = state_length() - size
+  local is_all = #tail < MOST_SIZE
+  local before = (is_all and #tail or state_length()) - size
   held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+  return is_all and string.sub(tail, 1, before)
 end
 
 -- Converts a range of the state into one of the value that has holds behind it.
@@ -99,7 +103,8 @@ end
 -- Holds units for a lifetime. Returns the end of their slot.
 local function hold(units, lifetime, grid)
   if not held then
-    held = {slots = {}, count = 0, length = state_length()}
+    local state = whole()
+    held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
   if #held.slots == 0 then
     held.epoch, held.at, held.skew = clock, clock, 0

@@ -80,9 +80,9 @@ local function store_holds()
   if not held or not held.changed then
     return
   end
-  local expires, slots = expiry_now(), held.slots
-  if #slots == 0 and held.length <= 1024 or held.length == 0 then
-    put(get('0', '-1'), expires)
+  local expires, slots, state = expiry_now(), held.slots, whole()
+  if state or #slots == 0 and held.length <= 1024 or held.length == 0 then
+    put(state or get('0', '-1'), expires)
     return
   end
   local count = math.max(held.count, #slots)

@@ -18,25 +18,36 @@ local function forget()
   first_found, held = nil, nil
 end
 
--- Returns whether anything is held, behind the state or without one. The cost of a reservation,
--- which can stand there, too, never ends with that letter.
-local function has_holds()
+-- Reads what is held, behind the state or without one. The cost of a reservation, which can stand
+-- there, too, never ends with that letter.
+local function find_holds()
   local own = size_of(found)
   local is_longer = #found > own or own > read_size and state_length() > own
-  return string.byte(found) == 72 or is_longer and get('-1', '-1') == 'H'
+  if string.byte(found) ~= 72 and not is_longer then
+    return
+  end
+  local tail = get(most_text, '-1')
+  if string.byte(tail, -1) == 72 then
+    local state = open_holds(tail)
+    found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
+  end
+end
+
+-- Returns the state, if all of it has been read.
+function whole()
+  return is_fresh and (not found and '' or #found <= size_of(found) and found)
 end
 
 local function load()
-  found, stale = get('0', size_text), false
+  found, stale, is_fresh = get('0', size_text), false, true
   if open_block(string.byte(found)) then
     found = get('0', size_text)
   elseif block and not block.state then
     found = nil
     return
   end
-  if not held and has_holds() then
-    open_holds()
-    found = get('0', size_text)
+  if not held then
+    find_holds()
   end
   found = found ~= '' and decode(found, true) or nil
   first_found = first_found or found or ''

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line aec46db3643fb709c065c898a13644f9148bf87b
+-- EVALSHA names the text below this line 5e7c75f5323d8c43712aab074f02f991e8039e3e
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -184,8 +184,11 @@ local function create_engine()
   local lifetime, grid = 0, 0
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
-local HELD_SIZE, SLOT_SIZE, most_held = 25, 14, '-151'
+local HELD_SIZE, SLOT_SIZE = 25, 14
+local MOST_SIZE, most_text = 151, '-151'
 local get, state_length
+local whole
+local is_fresh
 local first_held
 local clock = now
 
@@ -207,8 +210,7 @@ local function packed_holds(count)
   return table.concat(parts) .. struct.pack('<BB', count, 72)
 end
 
-local function open_holds()
-  local tail = get(most_held, '-1')
+local function open_holds(tail)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
   local position, _, epoch, at, skew = #tail - size + 1
@@ -224,8 +226,10 @@ local function open_holds()
       slots[#slots + 1] = {ends = ends, units = units}
     end
   end
-  local before = state_length() - size
+  local is_all = #tail < MOST_SIZE
+  local before = (is_all and #tail or state_length()) - size
   held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+  return is_all and string.sub(tail, 1, before)
 end
 
 local function inside(from, to)
@@ -267,7 +271,8 @@ end
 
 local function hold(units, lifetime, grid)
   if not held then
-    held = {slots = {}, count = 0, length = state_length()}
+    local state = whole()
+    held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
   if #held.slots == 0 then
     held.epoch, held.at, held.skew = clock, clock, 0
@@ -323,6 +328,7 @@ function state_length()
 end
 
 local function put(state, expires)
+  is_fresh = false
   if held then
     held.length = #state
     if #held.slots > 0 then
@@ -342,6 +348,7 @@ local function put(state, expires)
 end
 
 local function patch(from, bytes, expires)
+  is_fresh = false
   if held then
     from, expires = tonumber(from), expires and held_until(expires)
     if from + #bytes > held.length then
@@ -598,7 +605,7 @@ local function load()
     tail = get(tail_text, '-1')
   end
   if not held and string.byte(tail, -1) == 72 then
-    open_holds()
+    open_holds(string.sub(tail, -MOST_SIZE))
     tail = get(tail_text, '-1')
   end
   found, stale, committed, merges = tail ~= '', false, false, false
@@ -629,6 +636,8 @@ local function found_state()
   end)
   return condensed(cuts)
 end
+
+function whole() end
 
 local function expiry_now()
   return length > 0 and expiry_of(last, skew, window) or now
@@ -779,6 +788,7 @@ local function expire_holds()
   touch()
   while first and first.ends <= time do
     table.remove(held.slots, 1)
+    held.changed = true
     spend_at(first.ends - held.skew, first.units)
     first = held and held.slots[1]
   end
@@ -827,9 +837,9 @@ local function store_holds()
   if not held or not held.changed then
     return
   end
-  local expires, slots = expiry_now(), held.slots
-  if #slots == 0 and held.length <= 1024 or held.length == 0 then
-    put(get('0', '-1'), expires)
+  local expires, slots, state = expiry_now(), held.slots, whole()
+  if state or #slots == 0 and held.length <= 1024 or held.length == 0 then
+    put(state or get('0', '-1'), expires)
     return
   end
   local count = math.max(held.count, #slots)

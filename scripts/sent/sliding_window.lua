@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line 6cdad228d536f82a0e1d55dc9f90a1509ddc186d
+-- EVALSHA names the text below this line 5549b52991fff5abd419b85de0481b2e25dcb2ff
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -133,8 +133,11 @@ local function create_engine()
   local lifetime, grid = 0, 0
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
-local HELD_SIZE, SLOT_SIZE, most_held = 25, 14, '-151'
+local HELD_SIZE, SLOT_SIZE = 25, 14
+local MOST_SIZE, most_text = 151, '-151'
 local get, state_length
+local whole
+local is_fresh
 local first_held
 local clock = now
 
@@ -156,8 +159,7 @@ local function packed_holds(count)
   return table.concat(parts) .. struct.pack('<BB', count, 72)
 end
 
-local function open_holds()
-  local tail = get(most_held, '-1')
+local function open_holds(tail)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
   local position, _, epoch, at, skew = #tail - size + 1
@@ -173,8 +175,10 @@ local function open_holds()
       slots[#slots + 1] = {ends = ends, units = units}
     end
   end
-  local before = state_length() - size
+  local is_all = #tail < MOST_SIZE
+  local before = (is_all and #tail or state_length()) - size
   held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+  return is_all and string.sub(tail, 1, before)
 end
 
 local function inside(from, to)
@@ -216,7 +220,8 @@ end
 
 local function hold(units, lifetime, grid)
   if not held then
-    held = {slots = {}, count = 0, length = state_length()}
+    local state = whole()
+    held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
   if #held.slots == 0 then
     held.epoch, held.at, held.skew = clock, clock, 0
@@ -272,6 +277,7 @@ function state_length()
 end
 
 local function put(state, expires)
+  is_fresh = false
   if held then
     held.length = #state
     if #held.slots > 0 then
@@ -291,6 +297,7 @@ local function put(state, expires)
 end
 
 local function patch(from, bytes, expires)
+  is_fresh = false
   if held then
     from, expires = tonumber(from), expires and held_until(expires)
     if from + #bytes > held.length then
@@ -566,23 +573,33 @@ local function forget()
   first_found, held = nil, nil
 end
 
-local function has_holds()
+local function find_holds()
   local own = size_of(found)
   local is_longer = #found > own or own > read_size and state_length() > own
-  return string.byte(found) == 72 or is_longer and get('-1', '-1') == 'H'
+  if string.byte(found) ~= 72 and not is_longer then
+    return
+  end
+  local tail = get(most_text, '-1')
+  if string.byte(tail, -1) == 72 then
+    local state = open_holds(tail)
+    found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
+  end
+end
+
+function whole()
+  return is_fresh and (not found and '' or #found <= size_of(found) and found)
 end
 
 local function load()
-  found, stale = get('0', size_text), false
+  found, stale, is_fresh = get('0', size_text), false, true
   if open_block(string.byte(found)) then
     found = get('0', size_text)
   elseif block and not block.state then
     found = nil
     return
   end
-  if not held and has_holds() then
-    open_holds()
-    found = get('0', size_text)
+  if not held then
+    find_holds()
   end
   found = found ~= '' and decode(found, true) or nil
   first_found = first_found or found or ''
@@ -810,6 +827,7 @@ local function expire_holds()
   touch()
   while first and first.ends <= time do
     table.remove(held.slots, 1)
+    held.changed = true
     spend_at(first.ends - held.skew, first.units)
     first = held and held.slots[1]
   end
@@ -858,9 +876,9 @@ local function store_holds()
   if not held or not held.changed then
     return
   end
-  local expires, slots = expiry_now(), held.slots
-  if #slots == 0 and held.length <= 1024 or held.length == 0 then
-    put(get('0', '-1'), expires)
+  local expires, slots, state = expiry_now(), held.slots, whole()
+  if state or #slots == 0 and held.length <= 1024 or held.length == 0 then
+    put(state or get('0', '-1'), expires)
     return
   end
   local count = math.max(held.count, #slots)

@@ -14,7 +14,7 @@ local function load()
     tail = get(tail_text, '-1')
   end
   if not held and string.byte(tail, -1) == 72 then
-    open_holds()
+    open_holds(string.sub(tail, -MOST_SIZE))
     tail = get(tail_text, '-1')
   end
   found, stale, committed, merges = tail ~= '', false, false, false
@@ -45,6 +45,9 @@ local function found_state()
   end)
   return condensed(cuts)
 end
+
+-- Returns nothing: few logs are read as a whole.
+function whole() end
 
 local function expiry_now()
   return length > 0 and expiry_of(last, skew, window) or now

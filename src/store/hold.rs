@@ -30,7 +30,10 @@ pub struct Hold {
 /// Returns the settings that the limiter has now: with those of the decision, a change of a hold
 /// would undo a change of the quota.
 #[derive(Clone)]
-pub struct LatestSettings(pub(crate) Arc<dyn Fn() -> Arc<Settings> + Send + Sync>);
+pub struct LatestSettings(
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate)  Arc<dyn Fn() -> Arc<Settings> + Send + Sync>,
+);
 
 impl fmt::Debug for LatestSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

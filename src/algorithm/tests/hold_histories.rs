@@ -524,6 +524,9 @@ impl Promise {
 fn over<B>(history: &History<'_, B>) -> Option<String> {
     let promise = Promise::of(history.setup);
     let granted = history.granted;
+    let Setup { algorithm, scope, .. } = history.setup;
+    // By another length, the window in which a caller has just spent may be over.
+    let forgets_excess = scope.changes && algorithm == Algorithm::FixedWindow;
     for generation in 0..=history.generation {
         let of = |used: &&Use| used.generation == generation;
         let uses: Vec<_> = history.uses.iter().filter(of).collect();
@@ -544,7 +547,7 @@ fn over<B>(history: &History<'_, B>) -> Option<String> {
             let mut sum = 0.0;
             let counts = |used: &&&Use| {
                 let before = if used.is_excess { last.index - 1 } else { last.index };
-                used.index <= before
+                used.index <= before && !(used.is_excess && forgets_excess)
             };
             let mut seen = VecDeque::new();
             for used in uses.iter().rev().filter(counts) {
