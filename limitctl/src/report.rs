@@ -54,7 +54,7 @@ pub fn verdict(state: &KeyState) -> Cell {
         (Some(rest), _) => (format!("blocked for {}", time(rest)), Tone::Bad),
         _ if state.allows() => ("allowed".to_owned(), Tone::Good),
         (None, Some(wait)) => (format!("denied for {}", time(wait)), Tone::Bad),
-        (None, None) => ("denied".to_owned(), Tone::Bad),
+        (None, None) => ("denied until permits end".to_owned(), Tone::Bad),
     }
 }
 
@@ -64,7 +64,11 @@ pub fn rest(state: &KeyState) -> [Cell; 3] {
         true => "-".to_owned(),
         false => crate::text::time(time),
     };
-    [number(state.remaining()), after(state.replenish_after()), after(state.reset_after())]
+    let mut remaining = number(state.remaining());
+    if state.held() > 0 {
+        remaining += &format!(" + {} held", number(state.held()));
+    }
+    [remaining, after(state.replenish_after()), after(state.reset_after())]
         .map(|text| (text, Tone::Plain))
 }
 
@@ -82,6 +86,7 @@ pub fn state_json(state: &KeyState) -> Value {
         "seen": is_seen(state),
         "allowed": state.allows(),
         "remaining": state.remaining(),
+        "held": state.held(),
         "replenish_after": state.replenish_after().as_secs_f64(),
         "reset_after": state.reset_after().as_secs_f64(),
         "retry_after": state.retry_after().map(|it| it.as_secs_f64()),

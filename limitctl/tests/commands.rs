@@ -125,6 +125,24 @@ async fn a_peek_as_json_has_times_in_seconds_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_peek_shows_what_permits_hold() {
+    let site = Site::new();
+    let limiter = site.api();
+    let key = key::header("x-api-key").key("k1");
+    let permits = [limiter.hold(&key, 2).await.unwrap(), limiter.hold(&key, 1).await.unwrap()];
+    let peek = ["--limit", "api", "peek", "header:x-api-key=k1"];
+    let found = site.run(&peek);
+    assert!(found.text.contains("denied until permits end"), "{}", found.text);
+    assert!(found.text.contains("0 + 3 held"), "{}", found.text);
+    let json = site.run(&[&["--json"], &peek[..]].concat()).json();
+    assert_eq!(
+        (&json["limits"][0]["held"], &json["limits"][0]["retry_after"]),
+        (&3.into(), &Value::Null)
+    );
+    drop(permits);
+}
+
+#[tokio::test]
 async fn a_mistyped_key_was_never_seen() {
     let site = Site::new();
     let _ = site.api().check(key::header("x-api-key").key("k1")).await.unwrap();
