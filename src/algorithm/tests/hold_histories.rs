@@ -399,15 +399,16 @@ impl<B: Key> History<'_, B> {
         let hold = self.open[which];
         let reply = self.change(&hold, HoldAction::Renew(self.lifetime(life)));
         match reply {
-            // Renewed late, after the skew of its slots was forgotten: the excess of its holder.
+            // Renewed late by the clock of its holder, which takes it for expired and ends no more.
             HoldReply::Renewed(_) if self.now > hold.expires => {
                 self.uses_of(&hold, hold.units, hold.expires);
-                self.open[which].is_lost = true;
+                self.open.swap_remove(which);
             }
             HoldReply::Renewed(receipt) => {
                 self.epoch = receipt.epoch;
                 if !is_lost {
-                    let expires = self.expiry(receipt, life);
+                    // A renewal never shortens a hold.
+                    let expires = self.expiry(receipt, life).max(hold.expires);
                     let hold = &mut self.open[which];
                     (hold.receipt, hold.expires) = (receipt, expires);
                 }
@@ -510,7 +511,8 @@ impl Promise {
                 let is_known = !setup.scope.changes && !setup.scope.steps_back;
                 let opening = last.window.filter(|_| is_known).unwrap_or(last.at);
                 if last.at - time >= opening {
-                    return *limit;
+                    // By another length, the window of this very instant may be over.
+                    return if setup.scope.changes { 2.0 * limit } else { *limit };
                 }
                 true
             }
