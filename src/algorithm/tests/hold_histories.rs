@@ -4,7 +4,11 @@
 
 use std::{collections::VecDeque, env, time::Duration};
 
-use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+use proptest::{
+    prelude::*,
+    sample::Index,
+    test_runner::{RngAlgorithm, TestRng, TestRunner},
+};
 
 use super::{
     super::{
@@ -593,11 +597,22 @@ fn run(
     Ok(over(&history))
 }
 
-/// Runs 300 histories, or the number in the environment variable `HISTORIES`.
+/// Returns a runner whose histories are the same in each run of the tests.
+fn same_each_time(config: ProptestConfig) -> TestRunner {
+    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+}
+
+/// Runs the same 300 histories each time, or as many random ones as the environment variable
+/// `HISTORIES` says.
 fn never_exceeds(algorithms: impl Strategy<Value = Algorithm>) {
-    let cases = env::var("HISTORIES").map_or(300, |number| number.parse().unwrap());
+    let random = env::var("HISTORIES").map(|number| number.parse().unwrap()).ok();
+    let cases = random.unwrap_or(300);
     let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
-    let result = TestRunner::new(config).run(&(setups(algorithms), steps()), |(setup, steps)| {
+    let mut runner = match random {
+        Some(_) => TestRunner::new(config),
+        None => same_each_time(config),
+    };
+    let result = runner.run(&(setups(algorithms), steps()), |(setup, steps)| {
         let over = run(&mut State::Initial, setup, &steps)?;
         prop_assert!(over.is_none(), "{}", over.unwrap());
         Ok(())
@@ -646,8 +661,8 @@ fn without_epochs_holds_are_over_after_a_loss_of_the_state() {
         let strategy = (setups(Just(algorithm)), steps());
         let mut caught = false;
         let config =
-            ProptestConfig { cases: 2_000, failure_persistence: None, ..Default::default() };
-        let result = TestRunner::new(config).run(&strategy, |(mut setup, steps)| {
+            ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() };
+        let result = same_each_time(config).run(&strategy, |(mut setup, steps)| {
             setup.scope = Scope {
                 grants: false,
                 losses: true,
