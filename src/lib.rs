@@ -42,7 +42,7 @@
 //! }
 //! ```
 //!
-//! **A client of somebody else's API**, which allows 20 requests per second. Callers wait for their
+//! **A client of a third-party API**, which allows 20 requests per second. Callers wait for their
 //! turn, in order, over all processes:
 //!
 //! ```no_run

@@ -179,7 +179,7 @@ fn run(flags: &Flags) -> Result<(), String> {
     Ok(())
 }
 
-/// Prints text; that nobody reads it any more, as in `| head`, is no failure.
+/// Prints text. A closed pipe, as in `| head`, is no failure.
 fn print(text: &str) -> Result<(), String> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.to_string()),

@@ -160,7 +160,8 @@ impl Retry {
         }
         let queues = &part.queues;
         let arrival = *self.arrival.get_or_insert_with(|| queues.next_arrival());
-        // Denied now rather than at its deadline: nobody sleeps in vain. Holds return units sooner.
+        // Denied now rather than at its deadline, so that no request sleeps in vain. Holds return
+        // units sooner.
         if denied.held() == 0
             && part.time_behind(queues.units_before(&part.entry, arrival), retry_after) > left
         {

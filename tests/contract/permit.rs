@@ -1,5 +1,5 @@
-//! Permits over either store: units that are held, how they end, and who waits for them. Random
-//! histories are in `settling.rs`.
+//! Permits over either store: units that are held, how they end, and requests that wait for them.
+//! Random histories are in `settling.rs`.
 
 use std::{
     iter,

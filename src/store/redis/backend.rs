@@ -9,7 +9,7 @@ use crate::{
     decision::Receipt,
     keys::Key,
     observe::{Event, Observers},
-    store::{Hold, HoldGuard, LatestSettings, Settings, denials::Denials},
+    store::{Hold, LatestSettings, Settings, denials::Denials},
 };
 
 /// The time for which the end of a hold is sent whose caller has gone, as for other jobs in the
@@ -30,11 +30,6 @@ impl Backend {
     /// Returns the name of a key in Redis.
     pub(super) fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         key_name(&self.prefix, settings, key)
-    }
-
-    /// Keeps a hold until it ends.
-    pub(super) fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        self.holds.keep(hold)
     }
 
     /// Releases in the background the units that a decision has spent for one limit: its caller has

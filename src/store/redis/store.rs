@@ -392,7 +392,7 @@ impl Store for RedisStore {
     }
 
     fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        self.backend.keep_hold(hold)
+        self.backend.holds.keep(hold)
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
