@@ -7,6 +7,7 @@ mod arithmetic;
 mod block;
 mod combine;
 mod counts;
+mod debt;
 mod engine;
 mod fixed_window;
 mod hold;
