@@ -77,6 +77,11 @@ local function time_of(parts, beyond, unit, period, lump)
     LONGEST_REFILL + LONGEST_WINDOW)
 end
 
+-- Returns the time after which a key may expire: later, if `time_of` has returned a shorter time.
+local function known(reset)
+  return reset < LONGEST_REFILL and reset or 2 * reset
+end
+
 -- Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and
 -- what it was rounded up by. So quotas that alternate on one key do not raise the debt with each
 -- conversion.

@@ -179,6 +179,6 @@ local function reset_after()
 end
 
 local function expiry(reset)
-  return round_up(now + reset, grain)
+  return round_up(now + known(reset), grain)
 end
 

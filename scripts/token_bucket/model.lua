@@ -222,6 +222,6 @@ end
 -- The instant at which the key may expire.
 local function expiry(reset)
   local grain = is_short() and grain or 1
-  return round_up(now + reset, grain)
+  return round_up(now + known(reset), grain)
 end
 
