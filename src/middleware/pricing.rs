@@ -251,7 +251,7 @@ impl ChargeState {
     /// `shares`: the service can settle it, even if there is nothing.
     #[inline]
     pub(crate) fn begin_holds(&mut self, shares: bool) {
-        if !shares && !self.charge.has_estimate() {
+        if !shares && !self.charge.holds_units() {
             return;
         }
         let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);

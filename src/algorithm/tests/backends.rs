@@ -170,6 +170,7 @@ fn state(text: &[u8], params: &Params) -> State {
             State::SlidingWindow(Some(reserved(text, size)))
         }
         Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
+        Params::Concurrency(_) => panic!("a state: {text:?}"),
     }
 }
 

@@ -16,16 +16,18 @@ use tokio::{
     runtime::Handle,
     sync::Notify,
     task::JoinSet,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
+    ends::{Ends, OpenEnd},
     key_name::key_name,
     script,
     transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime, units},
+    keys::Key,
     observe::Event,
     store::{
         Hold, HoldGuard, RetryQueues,
@@ -42,7 +44,7 @@ pub(super) const FIRST_PART: u32 = 4;
 const RENEWED_AFTER: u32 = 2;
 /// The pause after a call that the server has not executed, as for other calls in the background.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The delay before a call, which collects ends: no request waits for them.
+/// The delay before a call, which collects ends, if no request waits for them.
 const GATHER: Duration = Duration::from_millis(5);
 /// The id of a hold that no guard keeps.
 const NO_ID: u64 = 0;
@@ -66,6 +68,7 @@ pub(super) struct Keeper(Arc<KeeperInner>);
 
 struct KeeperInner {
     holds: Mutex<Holds>,
+    ends: Ends,
     changed: Notify,
     client: Client,
     /// The prefix of all keys in Redis.
@@ -106,6 +109,7 @@ struct Ended {
     used: u64,
     /// It is not sent later: the units have been spent then.
     expires: Instant,
+    open: OpenEnd,
     /// Lets later checks ask the server, as units may be returned.
     change: Arc<Change>,
 }
@@ -120,7 +124,7 @@ struct Sent {
 
 enum Subject {
     Renewed(u64),
-    Ended { id: u64, used: u64, expires: Instant, change: Arc<Change> },
+    Ended { id: u64, used: u64, expires: Instant, open: OpenEnd, change: Arc<Change> },
 }
 
 impl Holds {
@@ -175,10 +179,11 @@ impl Keeper {
         denials: Denials,
         queues: Arc<RetryQueues>,
     ) -> Self {
-        let (holds, changed) = (Mutex::default(), Notify::new());
+        let (holds, ends, changed) = (Mutex::default(), Ends::default(), Notify::new());
         let is_clustered = AtomicBool::new(false);
         Self(Arc::new(KeeperInner {
             holds,
+            ends,
             changed,
             client,
             prefix,
@@ -225,14 +230,30 @@ impl Keeper {
     }
 
     fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
-        let change = Arc::new(self.0.denials.begin_return(&hold.settings, &hold.key));
+        let KeeperInner { holds, ends, denials, queues, .. } = &*self.0;
+        let change = Arc::new(denials.begin_return(&hold.settings, &hold.key));
+        let key = queues.queue_of(hold.settings.name, &hold.key);
+        let open = ends.begin(key);
+        // Units that count at a time are free when they are returned, and not before.
+        if !hold.settings.params.spends() || queues.is_waited_for(key) {
+            ends.hurry();
+        }
         {
-            let ended = &mut lock(&self.0.holds).ended;
+            let ended = &mut lock(holds).ended;
             if ended.len() < MAX_ENDED {
-                ended.push(Ended { id, hold, used, expires, change });
+                ended.push(Ended { id, hold, used, expires, open, change });
             }
         }
         self.start();
+    }
+
+    /// Returns the hash by which the ends of a key are known.
+    pub(super) fn key_of(&self, limiter: &str, key: &Key<'_>) -> u64 {
+        self.0.queues.queue_of(limiter, key)
+    }
+
+    pub(super) fn ends(&self) -> &Ends {
+        &self.0.ends
     }
 
     fn is_expired(&self, id: u64) -> bool {
@@ -261,11 +282,11 @@ impl Keeper {
         holds.woken = None;
         let now = Instant::now();
         let mut due: Vec<Sent> = vec![];
-        for Ended { id, hold, used, expires, change } in holds.ended.drain(..) {
+        for Ended { id, hold, used, expires, open, change } in holds.ended.drain(..) {
             // Nothing is left to do for one that has expired, unless it has used more than it held.
             if now < expires || used > hold.units {
                 let action = HoldAction::End { used: units(used) };
-                let subject = Subject::Ended { id, used, expires, change };
+                let subject = Subject::Ended { id, used, expires, open, change };
                 due.push(Sent { hold, action, subject });
             }
         }
@@ -284,7 +305,10 @@ impl Keeper {
     fn answered(&self, sent: Sent, began: Instant, reply: HoldReply) {
         let Sent { hold, subject, .. } = sent;
         let epoch = hold.receipt.epoch;
-        let is_end = matches!(subject, Subject::Ended { .. });
+        let ended = match &subject {
+            Subject::Ended { open, .. } => Some(open.key()),
+            Subject::Renewed(_) => None,
+        };
         let (name, held) = (hold.settings.name, hold.units);
         let lost = Event::HoldLost { limiter: name, key: &hold.key, held };
         match (reply, subject) {
@@ -302,8 +326,8 @@ impl Keeper {
             (HoldReply::Lost, _) => hold.observers.report(&lost),
             _ => {}
         }
-        if is_end {
-            self.0.queues.units_returned(name, &hold.key);
+        if let Some(key) = ended {
+            self.0.queues.units_returned(key, true);
         }
     }
 
@@ -322,9 +346,9 @@ impl Keeper {
             }
             // Repeated, an end would take the units of another hold.
             Subject::Ended { .. } if may_have_run => {}
-            Subject::Ended { id, used, expires, change } => {
+            Subject::Ended { id, used, expires, open, change } => {
                 if holds.ended.len() < MAX_ENDED {
-                    holds.ended.push(Ended { id, hold, used, expires, change });
+                    holds.ended.push(Ended { id, hold, used, expires, open, change });
                 }
             }
         }
@@ -369,7 +393,7 @@ impl Drop for Task {
 async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
     while !task.is_done {
-        sleep(GATHER).await;
+        drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let Some((due, next)) = keeper.take_due(task.generation) else { return };
         if due.is_empty() {
             match next {

@@ -1,0 +1,1 @@
+local fast -- none: units are only held
