@@ -20,17 +20,21 @@ use tokio::{
 };
 
 use super::{
-    ends::{Ends, OpenEnd},
+    backend::Backend,
+    batch::Queued,
+    ends::{Ends, OpenEnd, OpenEnds},
+    front::{Entrance, Front},
     key_name::key_name,
     script,
     transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime, units},
+    decision::Outcome,
     keys::Key,
-    observe::Event,
+    observe::{Event, Observers},
     store::{
-        Hold, HoldGuard, RetryQueues,
+        Hold, HoldGuard, LimitRequest, RetryQueues, Settings,
         denials::{Change, Denials},
     },
     sync::lock,
@@ -38,7 +42,7 @@ use crate::{
 
 /// A new hold lives for a quarter of the lifetime of its limiter, so that units whose reply is lost
 /// are held no longer than that.
-pub(super) const FIRST_PART: u32 = 4;
+const FIRST_PART: u32 = 4;
 /// A hold is renewed when half of what it may live has passed: an answer that fails is repeated in
 /// time.
 const RENEWED_AFTER: u32 = 2;
@@ -355,7 +359,68 @@ impl Keeper {
     }
 }
 
-pub(super) fn lifetime(lifetime: Duration) -> Lifetime {
+/// A request that holds units of one key.
+pub(super) struct SingleHold {
+    backend: Backend,
+    front: Front,
+    settings: Arc<Settings>,
+    observers: Observers,
+    key: Key<'static>,
+    cost: u64,
+    lifetime: Option<Duration>,
+    /// The ends of holds of the key that Redis may not know yet.
+    open: OpenEnds,
+}
+
+impl SingleHold {
+    pub(super) fn new(backend: &Backend, front: &Front, limit: &LimitRequest<'_>) -> Self {
+        let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
+        let keeper = &backend.holds;
+        Self {
+            backend: backend.clone(),
+            front: front.clone(),
+            settings: settings.clone(),
+            observers: observers.clone(),
+            key: key.clone().into_owned(),
+            cost,
+            lifetime: hold,
+            open: keeper.ends().open(vec![keeper.key_of(settings.name, key)]),
+        }
+    }
+
+    pub(super) fn enter(&self, deadline: Deadline) -> Entrance {
+        let Self { settings, observers, key, cost, lifetime: hold, .. } = self;
+        let (cost, max_wait, hold) = (*cost, 0.0, *hold);
+        let limit = LimitRequest { settings, observers, key, cost, max_wait, hold };
+        self.front.enter(&limit, &self.backend, deadline)
+    }
+
+    /// Waits for the decision. What this process has returned before the request is there for it.
+    pub(super) async fn decide(
+        self,
+        queued: Queued,
+        deadline: Deadline,
+    ) -> Result<Outcome, TransportError> {
+        let outcome = queued.await?;
+        if self.open.is_empty()
+            || !outcome.decision.waits_for_holds()
+            || deadline.wait_for(self.open.answered()).await.is_none()
+        {
+            return Ok(outcome);
+        }
+        match self.enter(deadline) {
+            Entrance::Queued(queued) => queued.await,
+            Entrance::Alone(_) => Ok(outcome),
+        }
+    }
+}
+
+/// Returns the first lifetime of a hold, until its first renewal.
+pub(super) fn first_lifetime(of_hold: Duration) -> Lifetime {
+    lifetime(of_hold / FIRST_PART)
+}
+
+fn lifetime(lifetime: Duration) -> Lifetime {
     Lifetime::new(lifetime.as_micros() as u64)
 }
 
