@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line 5549b52991fff5abd419b85de0481b2e25dcb2ff
+-- EVALSHA names the text below this line c515ce64e4b5118065cdf0fa0afb2dbe8dd733a5
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -550,7 +550,8 @@ if returns then
       end
       return
     end
-    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+    local ahead = index - slot_of(now)
+    for i = math.min(ahead, 0) + parts + 1, math.max(ahead, 0) + 1, -1 do
       local back = math.min(counts[i], units)
       counts[i] = counts[i] - back
       units = units - back

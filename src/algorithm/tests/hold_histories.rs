@@ -597,27 +597,40 @@ fn run(
     Ok(over(&history))
 }
 
-/// Returns a runner whose histories are the same in each run of the tests.
-fn same_each_time(config: ProptestConfig) -> TestRunner {
-    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+/// The histories of one seed.
+const BATCH: u32 = 300;
+
+/// Returns a runner whose histories are the same for each seed.
+fn runner(seed: u64, cases: u32) -> TestRunner {
+    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// Runs the same 300 histories each time, or as many random ones as the environment variable
-/// `HISTORIES` says.
+/// The same seed each time; or as many random ones as the environment variable `HISTORIES` needs;
+/// or the one that `SEED` says, which a failure prints.
+fn seeds() -> Vec<u64> {
+    let number = |name| env::var(name).map(|number| number.parse::<u64>().unwrap()).ok();
+    match (number("SEED"), number("HISTORIES")) {
+        (Some(seed), _) => vec![seed],
+        (None, Some(histories)) => {
+            (0..histories.div_ceil(BATCH.into())).map(|_| fastrand::u64(..)).collect()
+        }
+        (None, None) => vec![0],
+    }
+}
+
 fn never_exceeds(algorithms: impl Strategy<Value = Algorithm>) {
-    let random = env::var("HISTORIES").map(|number| number.parse().unwrap()).ok();
-    let cases = random.unwrap_or(300);
-    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
-    let mut runner = match random {
-        Some(_) => TestRunner::new(config),
-        None => same_each_time(config),
-    };
-    let result = runner.run(&(setups(algorithms), steps()), |(setup, steps)| {
-        let over = run(&mut State::Initial, setup, &steps)?;
-        prop_assert!(over.is_none(), "{}", over.unwrap());
-        Ok(())
-    });
-    result.unwrap_or_else(|failure| panic!("{failure}"));
+    let strategy = (setups(algorithms), steps());
+    for seed in seeds() {
+        let result = runner(seed, BATCH).run(&strategy, |(setup, steps)| {
+            let over = run(&mut State::Initial, setup, &steps)?;
+            prop_assert!(over.is_none(), "{}", over.unwrap());
+            Ok(())
+        });
+        result.unwrap_or_else(|failure| panic!("SEED={seed}: {failure}"));
+    }
 }
 
 fn bucket(refill: Refill) -> impl Strategy<Value = Algorithm> {
@@ -660,9 +673,7 @@ fn without_epochs_holds_are_over_after_a_loss_of_the_state() {
     ] {
         let strategy = (setups(Just(algorithm)), steps());
         let mut caught = false;
-        let config =
-            ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() };
-        let result = same_each_time(config).run(&strategy, |(mut setup, steps)| {
+        let result = runner(0, 10_000).run(&strategy, |(mut setup, steps)| {
             setup.scope = Scope {
                 grants: false,
                 losses: true,
