@@ -246,7 +246,9 @@ impl Keeper {
         let Some(runtime) = Handle::try_current().ok().or_else(|| self.0.client.runtime()) else {
             return; // the next call starts it
         };
-        if let Some(generation) = lock(&self.0.holds).next_task() {
+        // A runtime that shuts down drops the task at once, which takes the lock.
+        let generation = lock(&self.0.holds).next_task();
+        if let Some(generation) = generation {
             runtime.spawn(run(Task { keeper: self.clone(), generation, is_done: false }));
         }
     }
