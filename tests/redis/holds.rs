@@ -1,10 +1,14 @@
 //! Permits over Redis: renewals, processes that die, servers that lose their memory or hang, and
 //! the calls that ends take.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{future, mem, sync::Arc, time::Duration};
 
 use tokio::{runtime, task::JoinSet};
-use tower_ratelimit::{Algorithm, Limiter, Permit, Quota, RedisStore, store::KeyState};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Algorithm, Charge, Limiter, Permit, Quota, RateLimitLayer, RedisStore, store::KeyState,
+};
+use tower_test::mock;
 
 use crate::support::{
     self,
@@ -91,6 +95,31 @@ async fn a_process_that_dies_frees_its_units_after_one_lifetime() {
         until_held(&limiter, 0, 2).await;
         assert!(time_to_live(&server, &limiter) > 0);
     }
+}
+
+#[test]
+fn a_permit_can_be_dropped_while_its_runtime_shuts_down() {
+    let server = RedisServer::start();
+    let runtime = || runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let first = runtime();
+    let limiter = first.block_on(async {
+        let store = support::forgetful_store(&server).await;
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        // Some of them are dropped after the task that sends the ends, whatever the order.
+        for _ in 0..8 {
+            let permit = hold(&limiter, 1).await;
+            tokio::spawn(async {
+                let _permit = permit;
+                future::pending::<()>().await;
+            });
+        }
+        limiter
+    });
+    drop(first);
+    runtime().block_on(async {
+        hold(&limiter, 1).await.cancel(); // sends the ends, too
+        until_held(&limiter, 0, 2).await;
+    });
 }
 
 #[tokio::test]
@@ -210,5 +239,36 @@ async fn the_end_of_a_permit_keeps_what_a_changed_quota_has_counted() {
         let left = state(&limiter).await.remaining();
         assert!(left <= 39, "{algorithm}: {left} are left");
         assert!(time_to_live(&server, &limiter) > 60_000, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
+    let server = RedisServer::start();
+    let store = support::forgetful_store(&server).await;
+    for algorithm in ALGORITHMS {
+        for (then, left) in [("ready", 2), ("failed", 10), ("dropped", 10)] {
+            let limiter = limiter(&store, algorithm);
+            limiter.reset("alice").await.unwrap();
+            let held = limiter.clone();
+            let rule = move |_: &()| Ok(Charge::new(&held, "alice").estimate(8));
+            let layer = RateLimitLayer::custom_by_rule(rule, |_, ()| false);
+            let (service, mut handle) = mock::pair::<(), bool>();
+            handle.allow(0);
+            let request = tokio::spawn(layer.layer(service).oneshot(()));
+            until_held(&limiter, 8, 2).await;
+            tokio::time::sleep(LIFETIME).await; // of a real server, where it expires in 100 ms
+            assert_eq!(state(&limiter).await.held(), 8, "{algorithm}, {then}");
+            match then {
+                "ready" => {
+                    handle.allow(1);
+                    handle.next_request().await.unwrap().1.send_response(true);
+                }
+                "failed" => handle.send_error("as intended"),
+                _ => request.abort(),
+            }
+            drop(request.await);
+            until_held(&limiter, 0, left).await;
+        }
     }
 }
