@@ -1,7 +1,7 @@
 //! Permits over Redis: renewals, processes that die, servers that lose their memory or hang, and
 //! the calls that ends take.
 
-use std::{future, mem, sync::Arc, time::Duration};
+use std::{cell::RefCell, future, mem, sync::Arc, time::Duration};
 
 use tokio::{runtime, task::JoinSet};
 use tower::{Layer, ServiceExt};
@@ -156,6 +156,39 @@ async fn a_permit_says_that_it_has_expired() {
     until_held(&limiter, 0, 2).await;
     permit.settle(9); // one more than was spent
     until_held(&limiter, 0, 1).await;
+}
+
+#[tokio::test]
+async fn an_end_that_has_no_effect_is_reported() {
+    let recorder = Recorder::new();
+    let (mut hung, mut stopped) = (RedisServer::start(), RedisServer::start());
+    for (server, stops) in [(&mut hung, false), (&mut stopped, true)] {
+        let store = observed(support::forgetful_store(server).await, recorder.clone());
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        let [used, settled] = [hold(&limiter, 2).await, hold(&limiter, 5).await];
+        if stops {
+            server.kill()
+        } else {
+            server.freeze()
+        }
+        drop(used);
+        settled.settle(3);
+        tokio::time::sleep(2 * LIFETIME).await; // of a real server
+        if !stops {
+            server.thaw(); // it executes the end after the hold has expired
+        }
+        let events = RefCell::new(vec![]);
+        until("the end is reported", async || {
+            events.borrow_mut().extend(recorder.take_of("hold unsettled"));
+            !events.borrow().is_empty()
+        })
+        .await;
+        assert_eq!(
+            events.take(),
+            [format!("hold unsettled {} alice 5 3", limiter.name())],
+            "{stops}"
+        );
+    }
 }
 
 #[tokio::test]
