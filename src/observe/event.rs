@@ -100,9 +100,9 @@ pub enum Event<'a> {
         /// The number of units.
         held: u64,
     },
-    /// All units of an ended permit count as used, instead of those that were: its end did not reach
-    /// the store before the hold expired, the reply to it was lost, or too many ends were waiting
-    /// for the store. The units are then held until the hold expires. If the store executed an end
+    /// All units of an ended permit count as used, instead of those that were. Its end did not
+    /// reach the store before the hold expired, the reply was lost, or too many ends were waiting
+    /// for the store. Until the hold expires, the units stay held. If the store executed an end
     /// whose reply was lost, the unused units are returned all the same.
     #[non_exhaustive]
     HoldUnsettled {

@@ -17,3 +17,4 @@ mod rule;
 mod service;
 mod settle;
 mod testing;
+mod tokens;
