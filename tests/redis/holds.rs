@@ -1,9 +1,24 @@
 //! Permits over Redis: renewals, processes that die, servers that lose their memory or hang, and
 //! the calls that ends take.
 
-use std::{cell::RefCell, future, mem, sync::Arc, time::Duration};
+use std::{
+    array,
+    cell::RefCell,
+    future, mem,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use tokio::{runtime, task::JoinSet};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    runtime,
+    task::JoinSet,
+};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, Permit, Quota, RateLimitLayer, RedisStore, store::KeyState,
@@ -303,5 +318,123 @@ async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
             drop(request.await);
             until_held(&limiter, 0, left).await;
         }
+    }
+}
+
+/// Set for the process that is killed: the URL of the server.
+const KILLED: &str = "TOWER_RATELIMIT_KILLED";
+
+const SHARED_LIMIT: u64 = 800;
+
+/// Holds and settles until nothing is left, and nothing is held. `report` is called with the units before any
+/// are used, and with those that were used before they are settled.
+async fn spend_all(limiter: Limiter, report: impl Fn(u64, Option<u64>)) {
+    let mut units = 1;
+    loop {
+        if let Ok(permit) = limiter.hold("alice", units).await.unwrap() {
+            report(units, None);
+            // Some live for several lifetimes.
+            let millis = if fastrand::u8(..20) == 0 { 1_000 } else { fastrand::u64(..20) };
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            let used = fastrand::u64(..=units);
+            report(units, Some(used));
+            permit.settle(used);
+            units = fastrand::u64(1..10);
+        } else if (state(&limiter).await.held(), state(&limiter).await.remaining()) == (0, 0) {
+            return;
+        } else {
+            units = 1;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+fn shared_limiters(store: &RedisStore) -> [Limiter; 4] {
+    let limiter = |algorithm| {
+        let name = format!("shared-{algorithm}");
+        let limiter = Limiter::new(&name, store.clone(), algorithm, Quota::per_day(SHARED_LIMIT));
+        limiter.hold_lifetime(LIFETIME)
+    };
+    ALGORITHMS.map(limiter)
+}
+
+/// The process that is killed prints a line for each hold, and for each end.
+async fn spend_until_killed(url: &str) {
+    let store = support::connected(support::config(url).denial_ttl(Duration::ZERO)).await;
+    let mut tasks = JoinSet::new();
+    for (index, limiter) in shared_limiters(&store).into_iter().enumerate() {
+        for _ in 0..5 {
+            tasks.spawn(spend_all(limiter.clone(), move |units, used| match used {
+                None => println!("\nheld {index} {units} 0"),
+                Some(used) => println!("\nended {index} {units} {used}"),
+            }));
+        }
+    }
+    tasks.join_all().await;
+    future::pending().await
+}
+
+/// The units that a process may have used: those that were settled, and those that it held.
+fn most_used(lines: &[String], index: usize) -> u64 {
+    let mut used = 0;
+    for line in lines {
+        let words: Vec<_> = line.split(' ').collect();
+        let [what, of, numbers @ ..] = &*words else { continue };
+        let [units, settled] = numbers else { continue };
+        let number = |text: &&str| text.parse::<u64>().unwrap();
+        match *what {
+            _ if *of != index.to_string() => {}
+            "held" => used += number(units),
+            "ended" => used = used + number(settled) - number(units),
+            _ => {}
+        }
+    }
+    used
+}
+
+#[tokio::test]
+async fn a_process_that_is_killed_exceeds_no_quota_and_frees_its_units() {
+    if let Ok(url) = std::env::var(KILLED) {
+        return spend_until_killed(&url).await; // the other process
+    }
+    let server = RedisServer::start();
+    let this_test = "holds::a_process_that_is_killed_exceeds_no_quota_and_frees_its_units";
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", this_test, "--nocapture"])
+        .env(KILLED, server.url())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
+    let mut lines = vec![];
+    while lines.len() < 500 {
+        lines.push(output.next_line().await.unwrap().expect("the other process runs"));
+    }
+    let store = support::forgetful_store(&server).await;
+    let limiters = shared_limiters(&store);
+    let used: [_; 4] = array::from_fn(|_| Arc::new(AtomicU64::new(0)));
+    let mut tasks = JoinSet::new();
+    for (limiter, used) in limiters.iter().zip(&used) {
+        for _ in 0..5 {
+            let used = used.clone();
+            let report = move |_, ended: Option<u64>| {
+                used.fetch_add(ended.unwrap_or(0), Ordering::Relaxed);
+            };
+            tasks.spawn(spend_all(limiter.clone(), report));
+        }
+    }
+    while lines.len() < 1_000 {
+        lines.push(output.next_line().await.unwrap().expect("the other process runs"));
+    }
+    process.kill().await.unwrap();
+    while let Some(line) = output.next_line().await.unwrap() {
+        lines.push(line);
+    }
+    // They end when nothing is held any more: no unit of the other process is.
+    tasks.join_all().await;
+    for (index, used) in used.iter().enumerate() {
+        let used = [used.load(Ordering::Relaxed), most_used(&lines, index)];
+        assert!(used.iter().sum::<u64>() <= SHARED_LIMIT, "{}: {used:?}", ALGORITHMS[index]);
     }
 }
