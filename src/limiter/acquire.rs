@@ -295,6 +295,8 @@ pub(crate) struct Acquire {
 }
 
 enum Phase {
+    /// The request waits to check for the first time, behind others.
+    Queued,
     Deciding(StoreFuture<Outcome>),
     Admitted(Outcome, Option<Pin<Box<Sleep>>>),
     /// The reservation of a late request is being released.
@@ -323,6 +325,22 @@ impl Acquire {
         }
     }
 
+    /// Begins a request. One that holds units, and may wait, first waits for those that wait
+    /// already: it would take the units that are returned to them.
+    pub(crate) fn begin(charge: Charge, max_wait: MaxWait) -> Self {
+        if !charge.holds_units() || charge.retry_deadline(max_wait).is_none() {
+            let answer = charge.decide(Action::Check, max_wait);
+            return Self::new(charge, answer, max_wait);
+        }
+        let mut acquire = Self::new(charge, StoreFuture::Ready(None), max_wait);
+        if acquire.retry.get_or_insert_default().join(&acquire.charge) {
+            acquire.phase = Phase::Queued;
+        } else {
+            acquire.phase = Phase::Deciding(acquire.charge.decide(Action::Check, max_wait));
+        }
+        acquire
+    }
+
     /// Returns an admitted request, which waits only for the service.
     pub(crate) fn admitted(charge: Charge, outcome: Outcome) -> Self {
         let mut acquire = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
@@ -334,7 +352,7 @@ impl Acquire {
     /// renewals, the hold would expire.
     pub(crate) fn keep_holds(&mut self) {
         if let Phase::Admitted(outcome, _) = &mut self.phase
-            && self.charge.has_estimate()
+            && self.charge.holds_units()
         {
             self.holds = Some(self.charge.holds(&outcome.receipts));
             outcome.receipts.remove_holds();
@@ -360,6 +378,13 @@ impl Acquire {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
             match &mut self.phase {
+                Phase::Queued => {
+                    let retry = self.retry.get_or_insert_default();
+                    // At its deadline, it learns how things stand.
+                    let _ = ready!(retry.poll(cx, self.deadline));
+                    let max_wait = self.max_wait.at_most(self.remaining_wait());
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
+                }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
                     self.phase = Phase::Done;
@@ -599,7 +624,7 @@ impl Drop for Acquire {
                 charge.release_answer_in_background(answer, self.slot.take());
             }
             Phase::Admitted(outcome, _) => charge.release_in_background(&outcome.receipts),
-            Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
+            Phase::Queued | Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
         }
     }
 }

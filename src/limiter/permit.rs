@@ -25,6 +25,9 @@ use crate::{
 /// | [`cancel`](Permit::cancel) | none |
 /// | drop | all of them |
 ///
+/// Units of [`Algorithm::concurrency`](crate::Algorithm::concurrency) are not used up: they are
+/// available again, however the permit ends.
+///
 /// Unused units are returned exactly, in every algorithm, however long the permit was held. The
 /// calls return immediately: with a [`MemoryStore`](crate::MemoryStore) the call itself returns the
 /// units, with a `RedisStore` a background task does. If Redis executes the end of a permit and the
@@ -143,7 +146,7 @@ impl Charge {
         let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
             let Receipt::Hold(receipt) = receipts.get(index) else { return None };
             let guard = limiter.keep_hold(key, units, **receipt);
-            Some(HeldUnits::new(limiter.clone(), key.clone(), units, guard))
+            Some(HeldUnits::new(limiter, key, units, guard))
         });
         Holds { parts: held.collect(), is_counted: true }
     }
@@ -181,7 +184,17 @@ impl Holds {
 
     /// Takes all parts out. What remains has ended.
     pub(crate) fn take_all(&mut self) -> Self {
-        let parts = self.parts.iter_mut().filter_map(HeldUnits::take).collect();
+        self.take_if(|_| true)
+    }
+
+    /// Takes the parts out whose units can be spent, and leaves those that count at a time.
+    pub(crate) fn take_spent(&mut self) -> Self {
+        self.take_if(|part| part.is_spent)
+    }
+
+    fn take_if(&mut self, is_taken: impl Fn(&HeldUnits) -> bool) -> Self {
+        let taken = self.parts.iter_mut().filter(|part| is_taken(part));
+        let parts = taken.filter_map(HeldUnits::take).collect();
         Self { parts, is_counted: self.is_counted }
     }
 
@@ -205,13 +218,16 @@ pub(crate) struct HeldUnits {
     limiter: Limiter,
     key: Key<'static>,
     units: u64,
+    /// False if the limiter counts units at a time: their end only makes them available again.
+    is_spent: bool,
     /// None once they have ended.
     guard: Option<Box<dyn HoldGuard>>,
 }
 
 impl HeldUnits {
-    fn new(limiter: Limiter, key: Key<'static>, units: u64, guard: Box<dyn HoldGuard>) -> Self {
-        let held = Self { limiter, key, units, guard: Some(guard) };
+    fn new(limiter: &Limiter, key: &Key<'static>, units: u64, guard: Box<dyn HoldGuard>) -> Self {
+        let (is_spent, guard) = (!limiter.only_holds(), Some(guard));
+        let held = Self { limiter: limiter.clone(), key: key.clone(), units, is_spent, guard };
         report_hold_began(held.limiter.observers(), held.limiter.name(), &held.key, units);
         held
     }
@@ -220,7 +236,7 @@ impl HeldUnits {
     fn take(&mut self) -> Option<Self> {
         let guard = Some(self.guard.take()?);
         let (limiter, key) = (self.limiter.clone(), self.key.clone());
-        Some(Self { limiter, key, units: self.units, guard })
+        Some(Self { limiter, key, units: self.units, is_spent: self.is_spent, guard })
     }
 
     pub(crate) fn end(mut self, used: u64) {

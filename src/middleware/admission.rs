@@ -97,6 +97,9 @@ impl<P: ProtocolBase> Shared<P> {
         };
         let answer = limiter.decide(Action::Check, &key, cost, max_wait);
         match answer {
+            StoreFuture::Ready(Some(Err(Error::OnlyHolds { .. }))) => {
+                return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+            }
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 let charge = |key| Charge::new_n(limiter, key, cost);
                 let release = || charge(key.clone()).release_in_background(&outcome.receipts);
@@ -158,6 +161,10 @@ impl<P: ProtocolBase> Shared<P> {
             return Next::Proceed(None);
         }
         let (max_wait, slot) = self.wait_budget(head, charge, self.max_wait);
+        if slot.is_some() && charge.is_queued() {
+            let acquire = Acquire::begin(state.take_charge(), max_wait);
+            return Next::Wait(Box::new(self.prepare(acquire, slot)));
+        }
         self.evaluate(charge.decide(Action::Check, max_wait), max_wait, slot, state)
     }
 
@@ -268,8 +275,11 @@ impl<P: ProtocolBase> Shared<P> {
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
     ) -> Box<Acquire> {
-        let acquire = Acquire::new(charge, answer, max_wait).max_lateness(self.max_lateness);
-        Box::new(acquire.wait_slot(slot))
+        Box::new(self.prepare(Acquire::new(charge, answer, max_wait), slot))
+    }
+
+    fn prepare(&self, acquire: Acquire, slot: Option<WaitSlot>) -> Acquire {
+        acquire.max_lateness(self.max_lateness).wait_slot(slot)
     }
 
     /// Returns how long the request can wait, and its slot in the wait queue.

@@ -160,14 +160,15 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
             }
         }
         let mut guard = None;
-        match state.holds.take() {
-            None => {}
-            Some(holds) if !is_charged => holds.cancel(),
-            Some(holds) => {
-                let (head, body) = response.into_parts();
-                guard = self.guard(holds, &head);
-                response = Response::from_parts(head, body);
+        if let Some(holds) = state.holds.take() {
+            if !is_charged {
+                holds.end_spent(|_| 0);
+            } else if !self.settles() {
+                holds.end_spent(|held| held);
             }
+            let (head, body) = response.into_parts();
+            guard = self.guard(holds, &head);
+            response = Response::from_parts(head, body);
         }
         response.map(|body| ResponseBody::service(body, guard))
     }
@@ -200,10 +201,9 @@ impl Http {
         self.settle_handle || self.settle_by.is_some()
     }
 
-    /// Returns the guard that ends the holds with the body, if something can settle them until
-    /// then. Otherwise they end here.
+    /// Returns the guard that ends with the body what is still held.
     fn guard(&self, holds: RequestHolds, head: &response::Parts) -> Option<Box<BodyGuard>> {
-        if !self.settles() || !holds.is_open() {
+        if !holds.is_open() {
             return None;
         }
         BodyGuard::new(holds, self.settle_by.as_ref(), head)

@@ -177,6 +177,33 @@ impl RateLimitLayer {
         Self::new(Limiter::new("default", store, Algorithm::token_bucket(), quota), PeerIp)
     }
 
+    /// Limits how many HTTP requests of a key are in flight, with counts in the memory of the
+    /// process. A request counts until its response body has ended or is dropped.
+    ///
+    /// The limiter is one of [`Algorithm::concurrency`] over a new [`MemoryStore`], named
+    /// `concurrency`. For a limit over several processes, pass a limiter with a `RedisStore` to
+    /// [`new`](RateLimitLayer::new). See [concurrency](crate::guide::concurrency).
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is 0 or above 2^46.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tower_ratelimit::{RateLimitLayer, key};
+    ///
+    /// let app: Router = Router::new()
+    ///     .route("/", get(|| async { "hello" }))
+    ///     .layer(RateLimitLayer::concurrency(10, key::header("x-api-key")));
+    /// ```
+    #[track_caller]
+    pub fn concurrency(limit: u64, key: impl KeyExtractor<Parts>) -> Self {
+        let (store, quota) = (MemoryStore::new(), Quota::concurrent(limit));
+        Self::new(Limiter::new("concurrency", store, Algorithm::concurrency(), quota), key)
+    }
+
     /// Limits HTTP requests by a [`Rule`], which computes the limits, keys and costs of each
     /// request. An async closure is not a rule: implement [`Rule`] for a type.
     ///

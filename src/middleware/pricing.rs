@@ -253,7 +253,7 @@ impl ChargeState {
     #[inline]
     pub(crate) fn begin_holds(&mut self, shares: bool) {
         let are_kept = self.holds.is_some(); // since the service was not ready
-        if are_kept || !shares && !self.charge.has_estimate() {
+        if are_kept || !shares && !self.charge.holds_units() {
             return;
         }
         let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);

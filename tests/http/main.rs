@@ -6,6 +6,7 @@ mod support;
 
 mod ban;
 mod client_ip;
+mod concurrency;
 mod config;
 mod grpc;
 mod keys;

@@ -521,6 +521,7 @@ impl Promise {
             Algorithm::TokenBucket { refill: Refill::Continuous, .. } => size + rate * time + 1e-6,
             Algorithm::TokenBucket { .. } => size + limit * (time / window).ceil(),
             Algorithm::LeakyBucket => unreachable!("no holds"),
+            Algorithm::Concurrency => unreachable!("see concurrency.rs"),
         }
     }
 

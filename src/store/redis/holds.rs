@@ -16,19 +16,25 @@ use tokio::{
     runtime::Handle,
     sync::Notify,
     task::JoinSet,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
+    backend::Backend,
+    batch::Queued,
+    ends::{Ends, OpenEnd, OpenEnds},
+    front::{Entrance, Front},
     key_name::key_name,
     script,
     transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    observe::Event,
+    decision::Outcome,
+    keys::Key,
+    observe::{Event, Observers},
     store::{
-        Hold, HoldGuard, RetryQueues,
+        Hold, HoldGuard, LimitRequest, RetryQueues, Settings,
         denials::{Change, Denials},
     },
     sync::lock,
@@ -36,13 +42,13 @@ use crate::{
 
 /// A new hold lives for a quarter of the lifetime of its limiter, so that units whose reply is lost
 /// are held no longer than that.
-pub(super) const FIRST_PART: u32 = 4;
+const FIRST_PART: u32 = 4;
 /// A hold is renewed when half of what it may live has passed: an answer that fails is repeated in
 /// time.
 const RENEWED_AFTER: u32 = 2;
 /// The pause after a call that the server has not executed, as for other calls in the background.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The delay before a call, which collects ends: no request waits for them.
+/// The delay before a call, which collects ends, if no request waits for them.
 const GATHER: Duration = Duration::from_millis(5);
 /// The id of a hold that no guard keeps.
 const NO_ID: u64 = 0;
@@ -66,6 +72,7 @@ pub(super) struct Keeper(Arc<KeeperInner>);
 
 struct KeeperInner {
     holds: Mutex<Holds>,
+    ends: Ends,
     changed: Notify,
     client: Client,
     /// The prefix of all keys in Redis.
@@ -106,6 +113,7 @@ struct Ended {
     used: u64,
     /// It is not sent later: the units have been spent then.
     expires: Instant,
+    open: OpenEnd,
     /// Lets later checks ask the server, as units may be returned.
     _change: Change,
 }
@@ -117,11 +125,16 @@ impl Ended {
         self.expires <= now && self.used <= self.hold.units
     }
 
-    /// Reports that all units count as used, instead of those that were.
+    /// Reports that all units count as used, instead of those that were. Units that count at a time
+    /// stay held instead, until the hold expires.
     fn report_unsettled(&self) {
-        let Self { hold, used, .. } = self;
+        let Self { hold, used, expires, .. } = self;
         let (key, held, used) = (&hold.key, hold.units, *used);
-        if used != held {
+        let matters = match hold.settings.params.spends() {
+            true => used != held,
+            false => Instant::now() < *expires,
+        };
+        if matters {
             let limiter = hold.settings.name;
             hold.observers.report(&Event::HoldUnsettled { limiter, key, held, used });
         }
@@ -228,10 +241,11 @@ impl Keeper {
         denials: Denials,
         queues: Arc<RetryQueues>,
     ) -> Self {
-        let (holds, changed) = (Mutex::default(), Notify::new());
+        let (holds, ends, changed) = (Mutex::default(), Ends::default(), Notify::new());
         let is_clustered = AtomicBool::new(false);
         Self(Arc::new(KeeperInner {
             holds,
+            ends,
             changed,
             client,
             prefix,
@@ -278,8 +292,15 @@ impl Keeper {
     }
 
     fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
-        let change = self.0.denials.begin_return(&hold.settings, &hold.key);
-        self.queue(Ended { id, hold, used, expires, _change: change });
+        let KeeperInner { ends, denials, queues, .. } = &*self.0;
+        let change = denials.begin_return(&hold.settings, &hold.key);
+        let key = queues.queue_of(hold.settings.name, &hold.key);
+        let open = ends.begin(key);
+        // Units that count at a time are free when they are returned, and not before.
+        if !hold.settings.params.spends() || queues.is_waited_for(key) {
+            ends.hurry();
+        }
+        self.queue(Ended { id, hold, used, expires, open, _change: change });
         self.start();
     }
 
@@ -294,6 +315,15 @@ impl Keeper {
             end
         };
         left.report_unsettled();
+    }
+
+    /// Returns the hash by which the ends of a key are known.
+    pub(super) fn key_of(&self, limiter: &str, key: &Key<'_>) -> u64 {
+        self.0.queues.queue_of(limiter, key)
+    }
+
+    pub(super) fn ends(&self) -> &Ends {
+        &self.0.ends
     }
 
     fn is_expired(&self, id: u64) -> bool {
@@ -324,12 +354,16 @@ impl Keeper {
     }
 
     /// Does what the answer to a change demands.
-    fn answered(&self, sent: &Sent, began: Instant, reply: HoldReply) {
+    fn answered(&self, sent: Sent, began: Instant, reply: HoldReply) {
+        let returned = match &sent {
+            Sent::Renewal(..) => None,
+            Sent::End(end) => Some(end.open.key()),
+        };
         let hold = sent.hold();
         let Hold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
         let (limiter, held) = (settings.name, *held);
         let lost = Event::HoldLost { limiter, key, held };
-        match (sent, reply) {
+        match (&sent, reply) {
             (Sent::Renewal(id, _), HoldReply::Renewed(new)) => {
                 lock(&self.0.holds).renewed(*id, new, began, *lifetime);
                 if new.epoch != receipt.epoch {
@@ -344,8 +378,9 @@ impl Keeper {
             (_, HoldReply::Lost) => observers.report(&lost),
             _ => {}
         }
-        if let Sent::End(_) = sent {
-            self.0.queues.units_returned(limiter, key);
+        if let Some(key) = returned {
+            drop(sent);
+            self.0.queues.units_returned(key, true);
         }
     }
 
@@ -368,7 +403,68 @@ impl Keeper {
     }
 }
 
-pub(super) fn lifetime(lifetime: Duration) -> Lifetime {
+/// A request that holds units of one key.
+pub(super) struct SingleHold {
+    backend: Backend,
+    front: Front,
+    settings: Arc<Settings>,
+    observers: Observers,
+    key: Key<'static>,
+    cost: u64,
+    lifetime: Option<Duration>,
+    /// The ends of holds of the key that Redis may not know yet.
+    open: OpenEnds,
+}
+
+impl SingleHold {
+    pub(super) fn new(backend: &Backend, front: &Front, limit: &LimitRequest<'_>) -> Self {
+        let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
+        let keeper = &backend.holds;
+        Self {
+            backend: backend.clone(),
+            front: front.clone(),
+            settings: settings.clone(),
+            observers: observers.clone(),
+            key: key.clone().into_owned(),
+            cost,
+            lifetime: hold,
+            open: keeper.ends().open(vec![keeper.key_of(settings.name, key)]),
+        }
+    }
+
+    pub(super) fn enter(&self, deadline: Deadline) -> Entrance {
+        let Self { settings, observers, key, cost, lifetime: hold, .. } = self;
+        let (cost, max_wait, hold) = (*cost, 0.0, *hold);
+        let limit = LimitRequest { settings, observers, key, cost, max_wait, hold };
+        self.front.enter(&limit, &self.backend, deadline)
+    }
+
+    /// Waits for the decision. What this process has returned before the request is there for it.
+    pub(super) async fn decide(
+        self,
+        queued: Queued,
+        deadline: Deadline,
+    ) -> Result<Outcome, TransportError> {
+        let outcome = queued.await?;
+        if self.open.is_empty()
+            || !outcome.decision.waits_for_holds()
+            || deadline.wait_for(self.open.answered()).await.is_none()
+        {
+            return Ok(outcome);
+        }
+        match self.enter(deadline) {
+            Entrance::Queued(queued) => queued.await,
+            Entrance::Alone(_) => Ok(outcome),
+        }
+    }
+}
+
+/// Returns the first lifetime of a hold, until its first renewal.
+pub(super) fn first_lifetime(of_hold: Duration) -> Lifetime {
+    lifetime(of_hold / FIRST_PART)
+}
+
+fn lifetime(lifetime: Duration) -> Lifetime {
     Lifetime::new(lifetime.as_micros() as u64)
 }
 
@@ -406,7 +502,7 @@ impl Drop for Task {
 async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
     while !task.is_done {
-        sleep(GATHER).await;
+        drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let Some((due, next)) = keeper.take_due(task.generation) else { return };
         if due.is_empty() {
             match next {
@@ -500,7 +596,7 @@ async fn send(keeper: &Keeper, call: Call) -> bool {
         match result {
             Ok(replies) => {
                 let both = sent.into_iter().zip(replies);
-                both.for_each(|(sent, reply)| keeper.answered(&sent, began, reply));
+                both.for_each(|(sent, reply)| keeper.answered(sent, began, reply));
             }
             Err(error) => {
                 is_done = false;
