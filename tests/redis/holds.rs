@@ -358,9 +358,15 @@ fn shared_limiters(store: &RedisStore) -> [Limiter; 4] {
     ALGORITHMS.map(limiter)
 }
 
+fn shared_streams(store: &RedisStore) -> Limiter {
+    let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(10));
+    Limiter::new("shared-streams", store.clone(), algorithm, quota).hold_lifetime(LIFETIME)
+}
+
 /// The process that is killed prints a line for each hold, and for each end.
 async fn spend_until_killed(url: &str) {
     let store = support::connected(support::config(url).denial_ttl(Duration::ZERO)).await;
+    let _streams = hold(&shared_streams(&store), 9).await;
     let mut tasks = JoinSet::new();
     for (index, limiter) in shared_limiters(&store).into_iter().enumerate() {
         for _ in 0..5 {
@@ -427,12 +433,16 @@ async fn a_process_that_is_killed_exceeds_no_quota_and_frees_its_units() {
     while lines.len() < 1_000 {
         lines.push(output.next_line().await.unwrap().expect("the other process runs"));
     }
+    let streams = shared_streams(&store);
+    assert!(streams.hold("alice", 2).await.unwrap().is_err(), "nine of ten are in flight");
     process.kill().await.unwrap();
     while let Some(line) = output.next_line().await.unwrap() {
         lines.push(line);
     }
     // They end when nothing is held any more: no unit of the other process is.
     tasks.join_all().await;
+    let permit = streams.hold_within("alice", 10, Duration::from_secs(60)).await;
+    permit.unwrap().unwrap().cancel();
     for (index, used) in used.iter().enumerate() {
         let used = [used.load(Ordering::Relaxed), most_used(&lines, index)];
         assert!(used.iter().sum::<u64>() <= SHARED_LIMIT, "{}: {used:?}", ALGORITHMS[index]);
