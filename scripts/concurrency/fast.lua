@@ -1,5 +1,5 @@
--- Fast path of concurrency: holds of a key that is not blocked, and whose clock has not stepped back.
--- It decides as the engine does. hold.lua describes the value.
+-- Fast path of concurrency: holds of a key that is not blocked, and whose clock has not stepped
+-- back. It decides as the engine does. hold.lua describes the value.
 
 -- Returns what is held: {ends, units, ..}, of the slots that have not ended, the sum of their
 -- units, the epoch and the skew; none if the engine must decide.

@@ -1,6 +1,6 @@
-//! The front: checks, or holds, of one limiter that arrive while calls are under way are collected, and go to
-//! Redis together. An idle limiter sends a check immediately, in a call of its own. In a cluster,
-//! only checks of the same key are collected. It knows neither scripts nor connections.
+//! The front: checks, or holds, of one limiter that arrive while calls are under way are collected,
+//! and go to Redis together. An idle limiter sends a check immediately, in a call of its own. In a
+//! cluster, only checks of the same key are collected. It knows neither scripts nor connections.
 //!
 //! Checks of a key are decided in the order of their arrival: they take one connection, and a call
 //! begins only when the one before it has its place in the line of that connection.
