@@ -147,7 +147,10 @@ fn nothing_else_is_taken_for_the_usage() {
 proptest! {
     #[test]
     fn the_frames_of_any_text_change_nothing(
-        pieces in prop::collection::vec("[\\PC\"{}\\[\\]:,\\\\ \r\n0-9]{0,6}|\"usage\":\\{|data: ", 0..40),
+        pieces in prop::collection::vec(
+            "[\\PC\"{}\\[\\]:,\\\\ \r\n0-9]{0,6}|\"usage\":\\{|data: ",
+            0..40,
+        ),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
     ) {
         let text = pieces.concat();
