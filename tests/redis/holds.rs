@@ -326,8 +326,8 @@ const KILLED: &str = "TOWER_RATELIMIT_KILLED";
 
 const SHARED_LIMIT: u64 = 800;
 
-/// Holds and settles until nothing is left, and nothing is held. `report` is called with the units before any
-/// are used, and with those that were used before they are settled.
+/// Holds and settles until nothing is left, and nothing is held. `report` is called with the units
+/// before any are used, and with those that were used before they are settled.
 async fn spend_all(limiter: Limiter, report: impl Fn(u64, Option<u64>)) {
     let mut units = 1;
     loop {
