@@ -1,5 +1,5 @@
 //! Holds: what is admitted beside them, their ends, expiries and renewals; and that the script and
-//! the twin agree about them. What they promise is in `hold_promise.rs`.
+//! the twin agree about them. What they promise is in `hold_histories.rs`.
 
 use std::{cell::RefCell, time::Duration};
 
