@@ -3,7 +3,7 @@
 use std::{fmt, future::Ready, sync::Arc};
 
 use crate::{
-    limiter::{AnyLimiter, Charge},
+    limiter::{AnyLimiter, Charge, VendorState},
     middleware::{
         extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
@@ -14,12 +14,14 @@ use crate::{
 };
 
 type Reject<Req, Res> = Arc<dyn Fn(&Rejection, &Req) -> Res + Send + Sync>;
+type Learn<Res> = Arc<dyn Fn(&Res) -> VendorState + Send + Sync>;
 
 /// Requests of any type, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
 pub struct Custom<Req, Res> {
     pricing: Pricing<Req>,
     reject: Reject<Req, Res>,
+    pub(crate) learn: Option<Learn<Res>>,
 }
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {
@@ -28,7 +30,7 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
         key: impl KeyExtractor<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self { pricing: Pricing::by_key(limiter, key), reject: Arc::new(reject) }
+        Self::new(Pricing::by_key(limiter, key), reject)
     }
 
     pub(crate) fn by_rule(
@@ -38,13 +40,21 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
     where
         Req: Send + Sync,
     {
-        Self { pricing: Pricing::by_rule(rule), reject: Arc::new(reject) }
+        Self::new(Pricing::by_rule(rule), reject)
+    }
+
+    fn new(
+        pricing: Pricing<Req>,
+        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
+    ) -> Self {
+        Self { pricing, reject: Arc::new(reject), learn: None }
     }
 }
 
 impl<Req, Res> Clone for Custom<Req, Res> {
     fn clone(&self) -> Self {
-        Self { pricing: self.pricing.clone(), reject: self.reject.clone() }
+        let Self { pricing, reject, learn } = self;
+        Self { pricing: pricing.clone(), reject: reject.clone(), learn: learn.clone() }
     }
 }
 
@@ -64,6 +74,10 @@ impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
     fn pricing_mut(&mut self) -> &mut Pricing<Req> {
         &mut self.pricing
     }
+
+    fn learns(&self) -> bool {
+        self.learn.is_some()
+    }
 }
 
 impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
@@ -80,6 +94,10 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
     }
 
     fn annotate(&self, _: &mut Req, _: &mut ChargeState) {}
+
+    fn learned(&self, response: &Res) -> Option<VendorState> {
+        self.learn.as_ref().map(|learn| learn(response))
+    }
 
     fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
         drop(state.holds.take());

@@ -12,7 +12,9 @@ mod problem;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Extensions, HeaderMap, Method, Request, Response, request::Parts, response};
+use http::{
+    Extensions, HeaderMap, Method, Request, Response, StatusCode, request::Parts, response,
+};
 
 pub use self::{
     body::{RejectionBody, ResponseBody},
@@ -25,7 +27,7 @@ pub(crate) use self::{
     meter::MakeMeter,
 };
 use crate::{
-    limiter::{AnyLimiter, Charge},
+    limiter::{AnyLimiter, Charge, VendorState},
     middleware::{
         extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
@@ -37,6 +39,7 @@ use crate::{
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+type Learn = Arc<dyn Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync>;
 
 /// HTTP requests. They are rejected with 429 and problem details, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
@@ -49,6 +52,7 @@ pub struct Http {
     pub(crate) settle_by: Option<MakeMeter>,
     pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
+    pub(crate) learn: Option<Learn>,
 }
 
 impl Http {
@@ -70,6 +74,7 @@ impl Http {
             settle_by: None,
             map_rejection: None,
             charge_when: None,
+            learn: None,
         }
     }
 }
@@ -102,6 +107,10 @@ impl ProtocolBase for Http {
 
     fn shares_holds(&self) -> bool {
         self.settle_handle
+    }
+
+    fn learns(&self) -> bool {
+        self.learn.is_some()
     }
 
     fn timeout(head: &Parts) -> Option<Duration> {
@@ -141,6 +150,12 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
                 _ => Expects::Body,
             };
         }
+    }
+
+    #[inline]
+    fn learned(&self, response: &Response<ResBody>) -> Option<VendorState> {
+        let learn = self.learn.as_ref()?;
+        Some(learn(response.status(), response.headers()))
     }
 
     #[inline]
