@@ -14,14 +14,14 @@ use crate::{
 };
 
 type Reject<Req, Res> = Arc<dyn Fn(&Rejection, &Req) -> Res + Send + Sync>;
-type Learn<Res> = Arc<dyn Fn(&Res) -> VendorState + Send + Sync>;
+type LearnResponse<Res> = Arc<dyn Fn(&Res) -> VendorState + Send + Sync>;
 
 /// Requests of any type, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
 pub struct Custom<Req, Res> {
     pricing: Pricing<Req>,
     reject: Reject<Req, Res>,
-    pub(crate) learn: Option<Learn<Res>>,
+    pub(crate) learn: Option<LearnResponse<Res>>,
 }
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {

@@ -39,7 +39,7 @@ use crate::{
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
-type Learn = Arc<dyn Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync>;
+type LearnHead = Arc<dyn Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync>;
 
 /// HTTP requests. They are rejected with 429 and problem details, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
@@ -52,7 +52,7 @@ pub struct Http {
     pub(crate) settle_by: Option<MakeMeter>,
     pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
-    pub(crate) learn: Option<Learn>,
+    pub(crate) learn: Option<LearnHead>,
 }
 
 impl Http {
