@@ -2,4 +2,5 @@
 -- its value is what is held.
 -- params  'C', then a double: {limit}
 local size, size_text = 0, '0'
+fast_action = 'hold'
 local limit = struct.unpack('<d', params, 2)

@@ -1,13 +1,14 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line 72fee2567ff7977787ccc33c212f52dba33bfe99
+-- EVALSHA names the text below this line 7f2cfa5cd1ff668a40ce399db75e8e6b593d00c1
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
+local fast_action = 'check'
 local call = redis.call
 local unpack = table.unpack or unpack
 local time = call('TIME')
@@ -73,12 +74,16 @@ local function replace(key, found, state, expires)
 end
 local params = ARGV[2]
 local key, block
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
 local size, size_text = 0, '0'
+fast_action = 'hold'
 local limit = struct.unpack('<d', params, 2)
 
 local function create_engine()
   local cost, max_wait
-  local lifetime, grid = 0, 0
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -801,7 +806,6 @@ end
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
-      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then
@@ -844,7 +848,7 @@ if action == 'holds' then
 end
 
 local function read_all()
-  return action == 'check' and call('MGET', unpack(KEYS))
+  return action == fast_action and call('MGET', unpack(KEYS))
 end
 
 local function read_runs(position)
@@ -858,24 +862,75 @@ local function read_runs(position)
   return runs, position
 end
 
-local fast
+local function read(found)
+  if found == '' then
+    return {}, 0, now, 0
+  end
+  local letter, count = string.byte(found, 1, 2)
+  if letter ~= 72 or #found ~= 25 + 14 * count then
+    return
+  end
+  local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', found)
+  if now + skew < at then
+    return
+  end
+  local slots, sum = {}, 0
+  for _ = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack('<I7I7', found, position)
+    if units > 0 and ends > now + skew then
+      slots[#slots + 1] = ends
+      slots[#slots + 1] = units
+      sum = sum + units
+    end
+  end
+  if sum == 0 then
+    return slots, 0, now, 0
+  end
+  return slots, sum, epoch, skew
+end
+
+local function write(key, found, _, slots, epoch, skew)
+  local count = #slots / 2
+  local form = '<BBI7I7I7' .. string.rep('I7', #slots) .. 'BB'
+  slots[#slots + 1], slots[#slots + 2] = count, 72
+  local value = struct.pack(form, 72, count, epoch, now + skew, skew, unpack(slots))
+  return replace(key, found, value, slots[2 * count - 1] - skew)
+end
+
+local states = read_all()
+local function fast(_, i, runs)
+  local found = states[i] or ''
+  local slots, sum, epoch, skew = read(found)
+  local used = slots and use(sum, limit, 1, runs)
+  if not used or used == sum then
+    return used and found
+  end
+  local ends = math.ceil((now + skew + lifetime) / grid) * grid
+  local last = #slots
+  if last > 0 and slots[last - 1] == ends then
+    slots[last] = slots[last] + used - sum
+  elseif last < 18 and (last == 0 or slots[last - 1] < ends) then
+    slots[last + 1], slots[last + 2] = ends, used - sum
+  else
+    return
+  end
+  return found, used, slots, epoch, skew
+end
 local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
-if action == 'hold' then
-  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
-end
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and action ~= 'hold' and position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
-    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    local found = fast and action == fast_action and apply(fast(key, index, runs))
     reply[index + 1] = found or engine().decide_all(runs)
   end
 end

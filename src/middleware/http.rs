@@ -9,6 +9,7 @@ mod headers;
 mod mapped;
 mod meter;
 mod problem;
+mod tokens;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -20,6 +21,7 @@ pub use self::{
     body::{RejectionBody, ResponseBody},
     headers::Headers,
     meter::{Meter, Usage},
+    tokens::{TokenMeter, Tokens},
 };
 use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
 pub(crate) use self::{

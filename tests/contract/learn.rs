@@ -129,9 +129,10 @@ fn vendor(
     })
 }
 
-async fn status(
-    service: &(impl Service<Request<Body>, Response = Response<impl Sized>, Error = Infallible> + Clone),
-) -> StatusCode {
+async fn status<S, B>(service: &S) -> StatusCode
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
+{
     service.clone().oneshot(get(&[])).await.unwrap().status()
 }
 

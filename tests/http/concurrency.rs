@@ -1,5 +1,5 @@
-//! The layer with a limit on concurrency: a request counts until its response body has ended, however
-//! it ends. The limits themselves are in `contract/concurrency.rs`.
+//! The layer with a limit on concurrency: a request counts until its response body has ended,
+//! however it ends. The limits themselves are in `contract/concurrency.rs`.
 
 use std::{
     convert::Infallible,

@@ -19,3 +19,4 @@ mod rule;
 mod service;
 mod settle;
 mod testing;
+mod tokens;

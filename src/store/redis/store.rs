@@ -16,7 +16,7 @@ use super::{
     config::RedisConfig,
     cross_slot::CrossSlot,
     front::{Entrance, Front},
-    holds::Keeper,
+    holds::{Keeper, SingleHold},
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
@@ -331,6 +331,18 @@ impl Store for RedisStore {
                         });
                     }
                 }
+            }
+            (Action::Check, [limit]) => {
+                let hold = SingleHold::new(&self.backend, &self.front, limit);
+                if let Entrance::Queued(queued) = hold.enter(deadline) {
+                    return StoreFuture::pending(async move {
+                        let outcome = hold.decide(queued, deadline).await;
+                        let outcome =
+                            outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
+                        Ok(undecided.resolve(outcome, Instant::now))
+                    });
+                }
+                None
             }
             _ => None,
         };
