@@ -578,7 +578,9 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     ///         |request: &Request| request.url().origin().ascii_serialization(),
     ///         |rejection, _| rejection.to_response().map(|body| body.into_bytes()).into(),
     ///     )
-    ///     .learn(|response| VendorState::from_response(response.status(), response.headers()))
+    ///     .learn(|response: &Response| {
+    ///         VendorState::from_response(response.status(), response.headers())
+    ///     })
     /// }
     /// # let _ = layer;
     /// ```
