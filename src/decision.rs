@@ -262,6 +262,13 @@ impl Decision {
         }
     }
 
+    /// Returns a denial with a retry-after that is longer by a part of it.
+    pub(crate) fn later(self, part: f64) -> Self {
+        let Some(time) = self.retry_after() else { return self };
+        let extra = time.as_micros() as f64 * part;
+        Self { wait: self.wait.saturating_add(extra as u64).min(UNKNOWN - 1), ..self }
+    }
+
     /// Returns whether the request was denied until units that are held are returned.
     pub(crate) const fn waits_for_holds(&self) -> bool {
         !self.is_allowed() && self.wait == UNKNOWN

@@ -22,6 +22,7 @@ use crate::{
         log::{self, Throttle},
     },
     store::StoreFuture,
+    time::random_fraction,
 };
 
 /// The state that all services of a layer share.
@@ -33,6 +34,8 @@ pub(crate) struct Shared<P> {
     pub(crate) wait_queue: WaitQueue,
     pub(crate) dry_run: bool,
     pub(crate) on_failure: FailurePolicy,
+    /// The largest part of its retry-after by which a denial adds to it.
+    pub(crate) retry_jitter: f64,
     /// Those that were added to the layer.
     pub(crate) observers: Observers,
     misconfigured: Arc<Throttle>,
@@ -57,6 +60,7 @@ impl<P: ProtocolBase> Shared<P> {
             wait_queue: WaitQueue::new(),
             dry_run: false,
             on_failure: FailurePolicy::Closed,
+            retry_jitter: 0.0,
             observers: Observers::default(),
             misconfigured: Arc::default(),
         }
@@ -249,7 +253,12 @@ impl<P: ProtocolBase> Shared<P> {
         }
         if !self.dry_run {
             self.report(&rejection, &state.charge);
-            return Next::Reject(rejection);
+            return Next::Reject(match rejection {
+                Rejection::Denied(decision) if self.retry_jitter > 0.0 => {
+                    Rejection::Denied(decision.later(self.retry_jitter * random_fraction()))
+                }
+                rejection => rejection,
+            });
         }
         if let Rejection::Denied(decision) = rejection {
             state.decision = Some(decision);

@@ -14,7 +14,7 @@ use tower_service::Service;
 use crate::{
     decision::Decision,
     error::Error,
-    limiter::{Acquire, Charge},
+    limiter::{Acquire, Charge, Learning},
     middleware::{
         admission::{Next, Shared},
         pricing::{ChargeState, Resolved, poll_or},
@@ -46,7 +46,7 @@ pin_project! {
     {
         call: Call<S, P>,
         #[pin]
-        state: State<Req, S::Future, P::Head, P::Rest, P::Rejecting>,
+        state: State<Req, S::Future, P::Head, P::Rest, P::Rejecting, P::Response>,
     }
 }
 
@@ -54,12 +54,13 @@ pin_project! {
     // An `Acquire` is boxed, because most requests to a store in memory have none, and a small
     // future is moved faster.
     #[project = StateProj]
-    enum State<Req, F, H, R, J> {
+    enum State<Req, F, H, R, J, T> {
         Starting { request: Option<Req> },
         Resolving { lookup: Lookup<H>, rest: Option<R> },
         Waiting { waiting: Option<(Box<Acquire>, Req)> },
         Readying { admitted: Option<(Option<Box<Acquire>>, Req)> },
         Calling { #[pin] future: F },
+        Learning { learning: Option<Box<(Learning, T)>> },
         Rejecting { rejecting: J },
     }
 }
@@ -148,7 +149,19 @@ where
                 }
                 StateProj::Calling { future } => {
                     let result = ready!(future.poll(cx));
-                    return Poll::Ready(call.respond::<Req>(result));
+                    let learning = result.as_ref().ok().and_then(|it| call.learn::<Req>(it));
+                    let result = call.respond::<Req>(result);
+                    let (Some(learning), true) = (learning, result.is_ok()) else {
+                        return Poll::Ready(result);
+                    };
+                    let learning = result.ok().map(|response| Box::new((learning, response)));
+                    state.set(State::Learning { learning });
+                    continue;
+                }
+                // The response arrives after the block, which then holds for a retry.
+                StateProj::Learning { learning } => {
+                    ready!(learning.as_mut().expect(TAKEN).0.as_mut().poll(cx));
+                    return Poll::Ready(Ok(take(learning).1));
                 }
                 StateProj::Rejecting { rejecting } => return Pin::new(rejecting).poll(cx).map(Ok),
             };
@@ -293,6 +306,18 @@ impl<S, P> Call<S, P> {
                 Step::AwaitReadiness(acquire)
             }
         }
+    }
+
+    /// Returns the call by which the limit adopts what a response says, if it says anything new.
+    #[inline]
+    fn learn<Req>(&self, response: &S::Response) -> Option<Learning>
+    where
+        S: Service<Req>,
+        P: Protocol<Req, S::Response>,
+    {
+        let state = self.shared.protocol.learned(response)?;
+        let remaining = self.charge.decision.as_ref()?.remaining();
+        self.charge.charge.learn(state, remaining)
     }
 
     /// Converts the response of the service. A request that fails ends what it holds, as used.

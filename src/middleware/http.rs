@@ -13,7 +13,9 @@ mod tokens;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Extensions, HeaderMap, Method, Request, Response, request::Parts, response};
+use http::{
+    Extensions, HeaderMap, Method, Request, Response, StatusCode, request::Parts, response,
+};
 
 pub use self::{
     body::{RejectionBody, ResponseBody},
@@ -27,7 +29,7 @@ pub(crate) use self::{
     meter::MakeMeter,
 };
 use crate::{
-    limiter::{AnyLimiter, Charge},
+    limiter::{AnyLimiter, Charge, VendorState},
     middleware::{
         extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
@@ -39,6 +41,7 @@ use crate::{
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+type LearnHead = Arc<dyn Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync>;
 
 /// HTTP requests. They are rejected with 429 and problem details, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
@@ -51,6 +54,7 @@ pub struct Http {
     pub(crate) settle_by: Option<MakeMeter>,
     pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
+    pub(crate) learn: Option<LearnHead>,
 }
 
 impl Http {
@@ -72,6 +76,7 @@ impl Http {
             settle_by: None,
             map_rejection: None,
             charge_when: None,
+            learn: None,
         }
     }
 }
@@ -104,6 +109,10 @@ impl ProtocolBase for Http {
 
     fn shares_holds(&self) -> bool {
         self.settle_handle
+    }
+
+    fn learns(&self) -> bool {
+        self.learn.is_some()
     }
 
     fn timeout(head: &Parts) -> Option<Duration> {
@@ -143,6 +152,12 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
                 _ => Expects::Body,
             };
         }
+    }
+
+    #[inline]
+    fn learned(&self, response: &Response<ResBody>) -> Option<VendorState> {
+        let learn = self.learn.as_ref()?;
+        Some(learn(response.status(), response.headers()))
     }
 
     #[inline]
