@@ -185,13 +185,11 @@ impl<'s, 'k> Check<'s, 'k> {
         Self { limiter, key, n, state: State::Starting }
     }
 
-    /// Waits for the answer to a check that is not there yet, or is an error.
+    /// Decides without the fast path.
     #[inline(never)]
-    fn wait(
-        &mut self,
-        cx: &mut Context<'_>,
-        mut answer: StoreFuture<Outcome>,
-    ) -> Poll<Result<Decision, Error>> {
+    fn decide(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
+        let Self { limiter, key, n, .. } = self;
+        let mut answer = limiter.decide_carefully(Action::Check, key, *n, MaxWait::DEFAULT);
         match Pin::new(&mut answer).poll(cx) {
             Poll::Ready(result) => self.finish(cx, result),
             Poll::Pending => {
@@ -245,9 +243,9 @@ impl Future for Check<'_, '_> {
             return this.poll_later(cx);
         }
         this.state = State::Done;
-        match this.limiter.decide(Action::Check, &this.key, this.n, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
-            later => this.wait(cx, later),
+        match this.limiter.check_fast(Action::Check, &this.key, this.n, MaxWait::DEFAULT) {
+            Some(outcome) => Poll::Ready(Ok(outcome.decision)),
+            None => this.decide(cx),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{
     contract::{all_with, now_or_never},
 };
 use crate::{
-    decision::Source,
+    decision::{Outcome, Source},
     keys::Key,
     quota::Quota,
     store::{LimitRequest, MemoryStore, Settings, StoreRequest},
@@ -172,11 +172,19 @@ pub(super) fn decide(
     key: &str,
     request: EngineRequest,
 ) -> EngineReply {
+    let (key, cost) = (&Key::from(key), request.cost as u64);
+    if request.action == Action::Check
+        && let Some(fast) = &settings.fast
+        && let Some(step) =
+            store.check_fast(settings, fast, key.as_bytes(), cost, request.max_wait > 0.0)
+    {
+        return reply_of(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)));
+    }
     let limits = &[LimitRequest {
         settings,
         observers: &Default::default(),
-        key: &Key::from(key),
-        cost: request.cost as u64,
+        key,
+        cost,
         max_wait: request.max_wait,
         hold: None,
     }];
@@ -203,5 +211,5 @@ async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
 
 pub(super) fn settings(params: Params) -> Arc<Settings> {
     let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(1));
-    Arc::new(Settings { name: "default", algorithm, quota, params, source: Source::Store })
+    Arc::new(Settings::new("default", algorithm, quota, params, Source::Store))
 }

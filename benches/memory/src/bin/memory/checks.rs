@@ -139,9 +139,7 @@ fn print(label: &str, all: &[Series; SUBJECTS.len()]) {
 }
 
 fn pass(subject: &dyn Check, keys: &[String]) {
-    for key in keys {
-        black_box(subject.check(black_box(key)));
-    }
+    subject.check_all(keys);
 }
 
 /// Checks all keys in each thread, each beginning with another key.
