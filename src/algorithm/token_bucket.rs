@@ -5,6 +5,8 @@
 //!
 //! `debt` and `lump` are in parts of a token, `unit` parts to a token.
 
+use std::num::NonZeroU64;
+
 use super::{
     Refill,
     arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
@@ -75,10 +77,12 @@ impl TokenBucketParams {
     /// Returns the parameters for the fast path, if it knows the settings.
     pub(super) fn plain(&self) -> Option<PlainTokenBucket> {
         let Self { burst, unit, lump, max_debt, .. } = *self;
-        let is_plain = self.period == 1.0 && self.overdraft == 0.0;
-        is_plain.then_some(PlainTokenBucket {
+        if self.period != 1.0 || self.overdraft > 0.0 {
+            return None;
+        }
+        Some(PlainTokenBucket {
             burst: burst as u64,
-            unit: unit as u64,
+            unit: NonZeroU64::new(unit as u64)?,
             lump: lump as u64,
             full: self.full() as u64,
             max_debt: max_debt as u64,
@@ -90,7 +94,7 @@ impl TokenBucketParams {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainTokenBucket {
     burst: u64,
-    unit: u64,
+    unit: NonZeroU64,
     lump: u64,
     /// The burst in parts.
     full: u64,
@@ -116,7 +120,7 @@ impl PlainTokenBucket {
         if cost == 0 || cost > self.burst {
             return None;
         }
-        let spent = debt + cost * self.unit;
+        let spent = debt + cost * self.unit.get();
         if spent >= self.max_debt {
             return None;
         }
@@ -133,7 +137,7 @@ impl PlainTokenBucket {
     pub(super) fn report(&self, step: &FastStep) -> FastReport {
         let debt = step.after[1] as u64;
         let remaining = self.full.saturating_sub(debt) / self.unit;
-        let missing = (remaining + 1) * self.unit + debt - self.full;
+        let missing = (remaining + 1) * self.unit.get() + debt - self.full;
         let (replenish, reset) = (self.time_until(missing), self.time_until(debt));
         FastReport { remaining, replenish, reset }
     }
