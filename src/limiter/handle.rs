@@ -407,7 +407,6 @@ impl Limiter {
     }
 
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
-    #[inline]
     pub(super) fn decide(
         &self,
         action: Action,
@@ -452,7 +451,7 @@ impl Limiter {
         let settings = &version.settings;
         let fast = settings.fast.as_ref()?;
         // The algorithms of the fast path wait only if they are asked to.
-        let waits = matches!(max_wait, MaxWait::UpTo(_)) && version.resolve(max_wait) > 0.0;
+        let waits = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
         let step = store.check_fast(settings, fast, key.as_bytes(), cost, waits)?;
         if is_dropped(&step) {
             return None;
@@ -542,6 +541,7 @@ impl Limiter {
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
+    #[inline]
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
         self.current().resolve(max_wait)
     }
