@@ -100,6 +100,11 @@ impl<P: ProtocolBase> Shared<P> {
             Some(outcome) if outcome.decision.proceeds_immediately() => {
                 return Self::proceed(limiter, key, cost, outcome, state, is_ready);
             }
+            // The fast path does not deny requests that wait for holds.
+            Some(Outcome { decision, .. }) if !decision.is_allowed() => {
+                state.charge = Charge::new_n(limiter, key, cost);
+                return self.reject(Rejection::Denied(decision), state);
+            }
             Some(outcome) => StoreFuture::ready(Ok(outcome)),
             None => limiter.check_carefully(&key, cost, max_wait),
         };
