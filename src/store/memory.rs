@@ -157,6 +157,18 @@ impl MemoryStore {
     /// If `max_keys` is 0.
     #[must_use]
     pub fn with_max_keys(max_keys: usize) -> Self {
+        Self::with_clock(max_keys, Clock::new())
+    }
+
+    /// Makes a store that reads a counter with two ticks in a microsecond, as it reads that of the
+    /// processor where tests cannot pause the time.
+    #[cfg(all(test, feature = "cpu-counter"))]
+    pub(crate) fn with_counter(counter: quanta::Clock) -> Self {
+        Self::with_clock(DEFAULT_MAX_KEYS, Clock::of_counter(counter))
+    }
+
+    #[track_caller]
+    fn with_clock(max_keys: usize, clock: Clock) -> Self {
         assert!(max_keys > 0, "a store must hold at least one key");
         let shards = (max_keys / MIN_KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
@@ -166,7 +178,7 @@ impl MemoryStore {
             slots: CachePadded(Slots::new(max_keys)),
             evicts: AtomicBool::new(false),
             hasher: RandomState::default(),
-            clock: Clock::new(),
+            clock,
             names: Names::default(),
             observers: Mutex::default(),
             is_observed: AtomicBool::new(false),

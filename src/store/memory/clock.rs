@@ -21,6 +21,12 @@ impl Clock {
         }
     }
 
+    /// Returns a clock that reads a counter with two ticks in a microsecond.
+    #[cfg(all(test, feature = "cpu-counter"))]
+    pub(super) fn of_counter(counter: quanta::Clock) -> Self {
+        Self { epoch: Instant::now(), counter: Some(counter::Counter::of_mock(counter)) }
+    }
+
     /// Readings of two threads can be out of order: a shard clamps them.
     #[inline]
     pub(super) fn now(&self) -> i64 {
@@ -69,6 +75,11 @@ mod counter {
             let ticks = 1 << 44;
             let rate = rate(ticks, clock.delta_as_nanos(0, ticks));
             Some(Self { start: clock.raw(), clock, rate })
+        }
+
+        #[cfg(test)]
+        pub(super) fn of_mock(clock: quanta::Clock) -> Self {
+            Self { start: clock.raw(), clock, rate: 1 << 63 }
         }
 
         #[inline]
