@@ -154,6 +154,12 @@ impl Status {
 }
 
 impl Rare {
+    #[cold]
+    fn new(blocked: f64, held: f64, quota: Option<Quota>) -> Option<Arc<Self>> {
+        let (blocked, held) = (integer(blocked), integer(held));
+        Self { blocked, held, quota, counts: Box::default() }.shared()
+    }
+
     /// Equal decisions have equal parts: there is none that says nothing.
     fn shared(self) -> Option<Arc<Self>> {
         (self != Self::default()).then(|| Arc::new(self))
@@ -165,12 +171,8 @@ impl Decision {
     pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
         let Policy { limit, quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, held, .. } = reply;
-        let rare = Rare {
-            blocked: integer(blocked),
-            held: integer(held),
-            quota: (quota != limit.quota).then_some(quota),
-            counts: Box::default(),
-        };
+        let quota = (quota != limit.quota).then_some(quota);
+        let is_rare = blocked > 0.0 || held > 0.0 || quota.is_some();
         Self {
             limit,
             cost,
@@ -180,7 +182,7 @@ impl Decision {
             reset: integer(reset),
             age: age as u32,
             status: Status::new(source, admitted),
-            rare: rare.shared(),
+            rare: if is_rare { Rare::new(blocked, held, quota) } else { None },
         }
     }
 

@@ -242,6 +242,7 @@ pub enum AnyStore {
 }
 
 impl AnyStore {
+    #[inline]
     pub(crate) fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         match self {
             Self::Memory(store) => StoreFuture::ready(store.decide_now(request)),

@@ -460,7 +460,6 @@ impl Limiter {
     }
 
     /// Decides about a request that [`check_fast`](Self::check_fast) does not decide.
-    #[inline(never)]
     pub(super) fn decide_carefully(
         &self,
         action: Action,

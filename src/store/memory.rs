@@ -226,6 +226,7 @@ impl MemoryStore {
     }
 
     /// Decides immediately.
+    #[inline]
     pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Outcome, Error> {
         match request.limits {
             [limit] => self.decide_single(request, limit),
@@ -256,6 +257,7 @@ impl MemoryStore {
         shard.find(hash, settings, key)?.check_fast(settings, fast, cost, waits, now)
     }
 
+    #[inline]
     fn decide_single(
         &self,
         request: &StoreRequest<'_>,

@@ -10,9 +10,7 @@ use std::{convert::Infallible, env, hint::black_box, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
-use memory::{
-    Bare, ONE, SLOW, check_all, header_values, layer, limiter, send_all, shuffled_keys,
-};
+use memory::{Bare, ONE, SLOW, check_all, header_values, layer, limiter, send_all, shuffled_keys};
 use tower_layer::Layer;
 use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
 use tower_service::Service;
@@ -135,7 +133,9 @@ fn new_keys(rows: &mut Rows) {
 mod peers {
     use super::{Bare, KEYS, ONE, PASSES, Rows, SLOW, black_box};
     use governor::clock::{DefaultClock, MonotonicClock};
-    use memory::peers::{Check, governor, governor_layer, governor_layer_with_headers};
+    use memory::peers::{
+        Check, Least, governor, governor_layer, governor_layer_with_headers, least_layer,
+    };
     use tower_layer::Layer;
 
     pub(super) fn rows(rows: &mut Rows) {
@@ -143,6 +143,10 @@ mod peers {
         checks(rows, "governor, system clock, admitted", &governor(SLOW, MonotonicClock));
         checks(rows, "governor, denied", &governor(ONE, DefaultClock::default()));
         checks(rows, "governor, system clock, denied", &governor(ONE, MonotonicClock));
+        checks(rows, "the least possible, admitted", &Least::new(SLOW));
+        checks(rows, "the least possible, denied", &Least::new(ONE));
+        rows.requests("the least layer, allowed", least_layer(SLOW).layer(Bare), true);
+        rows.requests("the least layer, denied", least_layer(ONE).layer(Bare), false);
         rows.requests("tower_governor, allowed", governor_layer(SLOW).layer(Bare), true);
         let headers = governor_layer_with_headers(SLOW).layer(Bare);
         rows.requests("tower_governor, allowed, headers", headers, true);
