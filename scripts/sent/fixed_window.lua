@@ -1,13 +1,14 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 7fa4fa6d3c1bd4bddd67b40c959f4ce05725fe2a
+-- EVALSHA names the text below this line 5a2bbe74d65e785cfc6fdb947afb4ec6b97c5fb4
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
+local fast_action = 'check'
 local call = redis.call
 local unpack = table.unpack or unpack
 local time = call('TIME')
@@ -73,13 +74,16 @@ local function replace(key, found, state, expires)
 end
 local params = ARGV[2]
 local key, block
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
 local STATE, size, size_text = '<BI7I7I7I6', 28, '28'
 local limit, window = struct.unpack('<dd', params, 2)
 local start, last, count, length
 
 local function create_engine()
   local cost, max_wait
-  local lifetime, grid = 0, 0
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -857,7 +861,6 @@ end
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
-      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then
@@ -900,7 +903,7 @@ if action == 'holds' then
 end
 
 local function read_all()
-  return action == 'check' and call('MGET', unpack(KEYS))
+  return action == fast_action and call('MGET', unpack(KEYS))
 end
 
 local function read_runs(position)
@@ -950,18 +953,15 @@ local function apply(found, used, ...)
 end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
-if action == 'hold' then
-  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
-end
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and action ~= 'hold' and position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
-    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    local found = fast and action == fast_action and apply(fast(key, index, runs))
     reply[index + 1] = found or engine().decide_all(runs)
   end
 end

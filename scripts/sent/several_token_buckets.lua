@@ -2,13 +2,14 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line 1b9c749c2bcba8586fa0b691b5419d1408a2be65
+-- EVALSHA names the text below this line eaf24759c3377814301a1a43f97ac680700987c4
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
+local fast_action = 'check'
 local call = redis.call
 local unpack = table.unpack or unpack
 local time = call('TIME')

@@ -1,13 +1,14 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line 5e7c75f5323d8c43712aab074f02f991e8039e3e
+-- EVALSHA names the text below this line f7dd83077a268b481b2835a42f283a1fcfe837a5
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
+local fast_action = 'check'
 local call = redis.call
 local unpack = table.unpack or unpack
 local time = call('TIME')
@@ -73,6 +74,10 @@ local function replace(key, found, state, expires)
 end
 local params = ARGV[2]
 local key, block
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
 local limit, new_window, exponent = struct.unpack('<ddd', params, 2)
 local MAX_SUM, NARROW, WIDE = 2 ^ 52, 83, 90
 local NARROW_ENTRY, NARROW_SIZE = '<I7I4', 11
@@ -181,7 +186,6 @@ end
 
 local function create_engine()
   local cost, max_wait
-  local lifetime, grid = 0, 0
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -969,7 +973,6 @@ end
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
-      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then
@@ -1012,7 +1015,7 @@ if action == 'holds' then
 end
 
 local function read_all()
-  return action == 'check' and call('MGET', unpack(KEYS))
+  return action == fast_action and call('MGET', unpack(KEYS))
 end
 
 local function read_runs(position)
@@ -1128,18 +1131,15 @@ local function apply(found, used, ...)
 end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
-if action == 'hold' then
-  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
-end
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and action ~= 'hold' and position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
-    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    local found = fast and action == fast_action and apply(fast(key, index, runs))
     reply[index + 1] = found or engine().decide_all(runs)
   end
 end

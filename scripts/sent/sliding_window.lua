@@ -1,13 +1,14 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line 5549b52991fff5abd419b85de0481b2e25dcb2ff
+-- EVALSHA names the text below this line ac0f08c5a737d6bc5e939a10b43e0b7e421ef93b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
+local fast_action = 'check'
 local call = redis.call
 local unpack = table.unpack or unpack
 local time = call('TIME')
@@ -73,6 +74,10 @@ local function replace(key, found, state, expires)
 end
 local params = ARGV[2]
 local key, block
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
 local limit, window, buckets = struct.unpack('<ddd', params, 2)
 local MAX_COUNT, MAX_NARROW = 2 ^ 46, 2 ^ 32 - 1
 local NARROW, WIDE = 87, 88
@@ -130,7 +135,6 @@ end
 
 local function create_engine()
   local cost, max_wait
-  local lifetime, grid = 0, 0
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -550,7 +554,8 @@ if returns then
       end
       return
     end
-    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+    local ahead = index - slot_of(now)
+    for i = math.min(ahead, 0) + parts + 1, math.max(ahead, 0) + 1, -1 do
       local back = math.min(counts[i], units)
       counts[i] = counts[i] - back
       units = units - back
@@ -1008,7 +1013,6 @@ end
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
-      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then
@@ -1051,7 +1055,7 @@ if action == 'holds' then
 end
 
 local function read_all()
-  return action == 'check' and call('MGET', unpack(KEYS))
+  return action == fast_action and call('MGET', unpack(KEYS))
 end
 
 local function read_runs(position)
@@ -1143,18 +1147,15 @@ local function apply(found, used, ...)
 end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
-if action == 'hold' then
-  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
-end
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and action ~= 'hold' and position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
-    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    local found = fast and action == fast_action and apply(fast(key, index, runs))
     reply[index + 1] = found or engine().decide_all(runs)
   end
 end

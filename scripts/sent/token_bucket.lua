@@ -1,13 +1,14 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 9d5d4da0b35d294ac797f4470def3de3ac562812
+-- EVALSHA names the text below this line c188ef52325b55fbd31756a722c7a80eb3a6da4c
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
+local fast_action = 'check'
 local call = redis.call
 local unpack = table.unpack or unpack
 local time = call('TIME')
@@ -73,6 +74,10 @@ local function replace(key, found, state, expires)
 end
 local params = ARGV[2]
 local key, block
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
 local LARGE = '<BI7I7I6I7I7I6'
 local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
@@ -82,7 +87,6 @@ local at, debt, excess, unit, period, lump, last
 
 local function create_engine()
   local cost, max_wait
-  local lifetime, grid = 0, 0
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -910,7 +914,6 @@ end
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
-      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then
@@ -953,7 +956,7 @@ if action == 'holds' then
 end
 
 local function read_all()
-  return action == 'check' and call('MGET', unpack(KEYS))
+  return action == fast_action and call('MGET', unpack(KEYS))
 end
 
 local function read_runs(position)
@@ -1011,18 +1014,15 @@ local function apply(found, used, ...)
 end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
-if action == 'hold' then
-  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
-end
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and action ~= 'hold' and position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
-    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    local found = fast and action == fast_action and apply(fast(key, index, runs))
     reply[index + 1] = found or engine().decide_all(runs)
   end
 end

@@ -8,7 +8,7 @@ use super::hold;
 use super::{
     Algorithm,
     block::{self, Block},
-    engine, fixed_window,
+    concurrency, engine, fixed_window,
     hold::Held,
     leaky_bucket,
     model::Model,
@@ -213,6 +213,14 @@ macro_rules! algorithms {
                 }
             }
 
+            /// False if units are only held.
+            #[inline]
+            pub(crate) fn spends(&self) -> bool {
+                match self {
+                    $(Self::$variant(_) => <$module::$state as Model>::SPENDS,)*
+                }
+            }
+
             /// True for a shaper: requests wait without asking to, in a bounded room.
             pub(crate) fn shapes(&self) -> bool {
                 match self {
@@ -353,6 +361,7 @@ algorithms! {
     SlidingWindow sliding_window::SlidingWindowState b'W' "reservations",
     TokenBucket token_bucket::TokenBucketState b'T' "reservations",
     LeakyBucket leaky_bucket::LeakyBucketState b'L' "reservations",
+    Concurrency concurrency::ConcurrencyState b'C' "reservations",
 }
 
 impl Params {
@@ -383,6 +392,10 @@ impl Params {
     }
 
     pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+        let is_concurrency = matches!(algorithm, Algorithm::Concurrency);
+        if is_concurrency != quota.is_concurrent() {
+            return Err(ConfigError::Concurrent { algorithm: algorithm.name(), quota });
+        }
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
         if !bucket && quota.burst_size() != quota.limit() {
             return Err(ConfigError::BurstWithoutBucket { algorithm: algorithm.name(), quota });
@@ -401,6 +414,7 @@ impl Params {
             Algorithm::LeakyBucket => {
                 Self::LeakyBucket(leaky_bucket::LeakyBucketParams::new(quota))
             }
+            Algorithm::Concurrency => Self::Concurrency(concurrency::ConcurrencyParams::new(quota)),
         })
     }
 

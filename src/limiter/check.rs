@@ -194,15 +194,20 @@ impl<'s, 'k, K> Check<'s, 'k, K> {
     /// Decides without the fast path.
     #[inline(never)]
     fn decide(&mut self, cx: &mut Context<'_>, key: Key<'k>) -> Poll<Result<Decision, Error>> {
-        let answer = self.limiter.decide_carefully(Action::Check, &key, self.n, MaxWait::DEFAULT);
-        match answer {
-            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
-            answer => {
-                let waiting = Waiting { key, answer, falls_back: false };
-                self.state = State::Waiting(Box::new(waiting));
-                self.poll_later(cx)
-            }
+        let mut answer =
+            self.limiter.decide_carefully(Action::Check, &key, self.n, MaxWait::DEFAULT);
+        // Boxed only if it has to be kept.
+        let failed = match Pin::new(&mut answer).poll(cx) {
+            Poll::Ready(Ok(outcome)) => return Poll::Ready(Ok(outcome.decision)),
+            Poll::Ready(Err(error)) => Some(error),
+            Poll::Pending => None,
+        };
+        let is_pending = failed.is_none();
+        if let Some(error) = failed {
+            answer = StoreFuture::ready(Err(error));
         }
+        self.state = State::Waiting(Box::new(Waiting { key, answer, falls_back: false }));
+        if is_pending { Poll::Pending } else { self.poll_later(cx) }
     }
 
     #[inline(never)]

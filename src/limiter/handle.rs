@@ -12,7 +12,7 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Params},
+    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Lifetime, Params},
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -402,7 +402,8 @@ impl Limiter {
         if !version.settings.params.can_hold() {
             return Err(Error::CannotHold { limiter: self.name().to_owned() });
         }
-        let limit = self.request(version, Action::Check, key, units, MaxWait::NONE)?;
+        let action = Action::Hold { lifetime: Lifetime::ENDLESS, epoch: None };
+        let limit = self.request(version, action, key, units, MaxWait::NONE)?;
         Ok(LimitRequest { hold: Some(self.0.hold_lifetime), ..limit })
     }
 
@@ -537,6 +538,11 @@ impl Limiter {
     /// Returns whether units can be held.
     pub(super) fn can_hold(&self) -> bool {
         self.params().can_hold()
+    }
+
+    /// Returns whether units are only held.
+    pub(super) fn only_holds(&self) -> bool {
+        !self.current().spends
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.

@@ -165,6 +165,11 @@ impl AnyLimiter {
         matches!(&self.0, Kind::Own(limiter) if limiter.can_hold())
     }
 
+    /// Returns whether units are only held.
+    pub(super) fn only_holds(&self) -> bool {
+        matches!(&self.0, Kind::Own(limiter) if limiter.only_holds())
+    }
+
     /// Returns whether instants can be reserved.
     pub(super) fn reserves(&self) -> bool {
         matches!(self.0, Kind::Own(_))

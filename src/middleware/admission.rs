@@ -109,6 +109,9 @@ impl<P: ProtocolBase> Shared<P> {
             None => limiter.check_carefully(&key, cost, max_wait),
         };
         match answer {
+            StoreFuture::Ready(Some(Err(Error::OnlyHolds { .. }))) => {
+                return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+            }
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 Self::proceed(limiter, key, cost, outcome, state, is_ready)
             }
@@ -186,6 +189,10 @@ impl<P: ProtocolBase> Shared<P> {
             return Next::Proceed(None);
         }
         let (max_wait, slot) = self.wait_budget(head, charge, self.max_wait);
+        if slot.is_some() && charge.is_queued() {
+            let acquire = Acquire::begin(state.take_charge(), max_wait);
+            return Next::Wait(Box::new(self.prepare(acquire, slot)));
+        }
         self.evaluate(charge.decide(Action::Check, max_wait), max_wait, slot, state)
     }
 
@@ -296,8 +303,11 @@ impl<P: ProtocolBase> Shared<P> {
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
     ) -> Box<Acquire> {
-        let acquire = Acquire::new(charge, answer, max_wait).max_lateness(self.max_lateness);
-        Box::new(acquire.wait_slot(slot))
+        Box::new(self.prepare(Acquire::new(charge, answer, max_wait), slot))
+    }
+
+    fn prepare(&self, acquire: Acquire, slot: Option<WaitSlot>) -> Acquire {
+        acquire.max_lateness(self.max_lateness).wait_slot(slot)
     }
 
     /// Returns how long the request can wait, and its slot in the wait queue.

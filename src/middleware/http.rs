@@ -9,6 +9,7 @@ mod headers;
 mod mapped;
 mod meter;
 mod problem;
+mod tokens;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -18,6 +19,7 @@ pub use self::{
     body::{RejectionBody, ResponseBody},
     headers::Headers,
     meter::{Meter, Usage},
+    tokens::{TokenMeter, Tokens},
 };
 use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
 pub(crate) use self::{
@@ -205,20 +207,20 @@ impl Http {
         let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
         self.add_headers(&mut head.headers, state);
         self.add_extension(&mut head.extensions, state);
-        let guard = match state.holds.take() {
-            Some(holds) if is_charged => self.guard(holds, &head),
-            holds => {
-                holds.into_iter().for_each(RequestHolds::cancel);
-                None
+        let guard = state.holds.take().and_then(|holds| {
+            if !is_charged {
+                holds.end_spent(|_| 0);
+            } else if !self.settles() {
+                holds.end_spent(|held| held);
             }
-        };
+            self.guard(holds, &head)
+        });
         Response::from_parts(head, ResponseBody::service(body, guard))
     }
 
-    /// Returns the guard that ends the holds with the body, if something can settle them until
-    /// then. Otherwise they end here.
+    /// Returns the guard that ends with the body what is still held.
     fn guard(&self, holds: RequestHolds, head: &response::Parts) -> Option<Box<BodyGuard>> {
-        if !self.settles() || !holds.is_open() {
+        if !holds.is_open() {
             return None;
         }
         BodyGuard::new(holds, self.settle_by.as_ref(), head)

@@ -320,7 +320,8 @@ impl MemoryStore {
             let (limiter, held) = (settings.name, *units);
             observers.report(&Event::HoldLost { limiter, key, held });
         }
-        self.0.names.retry_queues().units_returned(settings.name, key);
+        let queues = self.0.names.retry_queues();
+        queues.units_returned(queues.queue_of(settings.name, key), false);
     }
 
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys

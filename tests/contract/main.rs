@@ -8,6 +8,7 @@ mod block;
 mod budgets;
 mod changes;
 mod charge;
+mod concurrency;
 mod limiter;
 mod memory;
 mod permit;

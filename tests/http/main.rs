@@ -6,6 +6,7 @@ mod support;
 
 mod ban;
 mod client_ip;
+mod concurrency;
 mod config;
 mod grpc;
 mod keys;
@@ -17,3 +18,4 @@ mod rule;
 mod service;
 mod settle;
 mod testing;
+mod tokens;

@@ -12,6 +12,7 @@ use super::{
     },
     agreement::{Step, both, goes_back, params as any_params, same_states, steps},
     backends::{Backend, Holds, RedisServer, Scripted, check, eval_limits},
+    concurrency,
 };
 use crate::{quota::Quota, store::script::Limit};
 
@@ -131,6 +132,12 @@ fn holds() -> impl Strategy<Value = Vec<Hold>> {
     prop::collection::vec(hold, 60)
 }
 
+/// An algorithm with two quotas, or two limits on concurrency.
+fn any_limits() -> impl Strategy<Value = [Params; 2]> {
+    let concurrency = [1_u64..8, 1_u64..8].prop_map(|limits| limits.map(concurrency::params));
+    prop_oneof![6 => any_params(), 1 => concurrency]
+}
+
 struct Histories<'a> {
     scripted: &'a mut Scripted,
     twin: State,
@@ -192,7 +199,7 @@ fn the_script_and_the_twin_agree_about_holds() {
         ..Default::default()
     };
     TestRunner::new(config)
-        .run(&(any_params(), steps(), holds(), 1_u32..3_000, any::<bool>()), |history| {
+        .run(&(any_limits(), steps(), holds(), 1_u32..3_000, any::<bool>()), |history| {
             let (limits, steps, holds, life, steady) = history;
             prop_assume!(limits[0].can_hold());
             let mut scripted = scripted.borrow_mut();
@@ -232,7 +239,10 @@ fn agree(
             histories.twin.release(params, now, &releases);
             histories.scripted.release(params, now, &releases);
         } else {
-            let request = step.decide(params, now);
+            let mut request = step.decide(params, now);
+            if !params.spends() && request.action.spends() {
+                request.action = Action::Peek; // the only one that limiters allow
+            }
             let reply = both(histories.scripted, &mut histories.twin, params, request);
             if request.action == Action::Check && reply.admitted {
                 admitted.push((reply.instant, request.cost));
@@ -260,7 +270,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
     let server = RedisServer::start();
     let scripted: Vec<_> =
         (0..3).map(|i| RefCell::new(Scripted::new(&server, &format!("{{key}}{i}")))).collect();
-    let limits = prop::collection::vec(any_params().prop_map(|[params, _]| params), 2..4);
+    let limits = prop::collection::vec(any_limits().prop_map(|[params, _]| params), 2..4);
     let charges = prop::collection::vec((any::<u8>(), 1_u32..600, 0.0_f64..1.5), 1..30);
     let config = ProptestConfig {
         cases: 300,
@@ -282,7 +292,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
                 now += (window * ahead).floor();
                 let cost = (most * f64::from(part) / 1e3).ceil();
                 let request = |(i, params): (usize, &Params)| {
-                    let holds = params.can_hold() && holds & 1 << i != 0;
+                    let holds = params.can_hold() && (holds & 1 << i != 0 || !params.spends());
                     let hold = Action::Hold { lifetime, epoch: None };
                     let action = if holds { hold } else { Action::Check };
                     EngineRequest { action, ..check(cost, now) }

@@ -92,7 +92,7 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
             let (command, script) = script::decide(request.action, &both);
             stream.call(&command, script, now);
         }
-        let mut call = CheckEach::new(*params, 6);
+        let mut call = CheckEach::new(*params, None, 6);
         for key in ["{k}0", "{k}1", "{k}2"] {
             let check = (own.cost, own.max_wait);
             call.add(key.to_owned(), [check, check, (1, 0.0)].into_iter());
