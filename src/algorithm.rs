@@ -33,7 +33,7 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    packed::{FastStep, INITIAL, Packed},
+    packed::{Fast, FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
 };
