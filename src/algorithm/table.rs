@@ -12,7 +12,7 @@ use super::{
     hold::Held,
     leaky_bucket,
     model::Model,
-    packed::{Fast, INITIAL, Packed},
+    packed::{FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
@@ -432,5 +432,42 @@ impl Params {
         let EngineReply { remaining, reset, .. } =
             self.step(&mut self.unpack(packed), &EngineRequest::observe(now));
         [remaining, reset]
+    }
+}
+
+/// The parameters of the algorithms that the fast path knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fast {
+    TokenBucket(token_bucket::PlainTokenBucket),
+    FixedWindow(fixed_window::PlainFixedWindow),
+}
+
+impl Fast {
+    /// Decides as the engine does about a check that does not wait, and changes the state if the
+    /// request is admitted; `None` if the cost is invalid, or if the state is newer.
+    #[inline]
+    pub(crate) fn step(&self, packed: &mut Packed, cost: u64, now: i64) -> Option<FastStep> {
+        match self {
+            Self::TokenBucket(bucket) => bucket.step(packed, cost, now),
+            Self::FixedWindow(window) => window.step(packed, cost, now),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn report(&self, step: &FastStep) -> FastReport {
+        match self {
+            Self::TokenBucket(bucket) => bucket.report(step),
+            Self::FixedWindow(window) => window.report(step),
+        }
+    }
+
+    /// Returns what remains, and the time until the state is the initial one; `None` as for
+    /// [`step`](Self::step).
+    #[inline]
+    pub(crate) fn observe(&self, packed: Packed, now: i64) -> Option<[u64; 2]> {
+        match self {
+            Self::TokenBucket(bucket) => bucket.observe(packed, now),
+            Self::FixedWindow(window) => window.observe(packed, now),
+        }
     }
 }
