@@ -1,20 +1,24 @@
 -- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
 -- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
+-- lifetime  before the items, to hold: {lifetime, grid}, doubles
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
---        runs are those of all further keys, too. To block or hold, see prelude.lua. To end and
---        renew holds, for each key their number, an integer of two bytes; then for each {epoch,
+--        runs are those of all further keys, too. To block, see prelude.lua. To end and renew
+--        holds, for each key their number, an integer of two bytes; then for each {epoch,
 --        ends, units, used, lifetime, grid}, doubles: it ends if the lifetime is 0
 -- A key that the script cannot decide about, or for which the server rejects the write, has an
 -- error instead of a state; the other keys are decided.
 local params = ARGV[2]
 local key, block -- about which the engine decides; see block.lua
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
 -- STATE
 
 -- Creates the functions of the engine, which takes more time than most calls need.
 local function create_engine()
   local cost, max_wait
-  local lifetime, grid = 0, 0
 -- MODEL
   local function decide()
     plan()
@@ -28,7 +32,6 @@ local function create_engine()
     local state
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
-      lifetime, grid = run.lifetime or 0, run.grid
       for _ = 1, run.count do
         state = decide()
         if too_long > 0 then -- so it is for the others
@@ -48,13 +51,24 @@ local function engine()
   return created
 end
 
+-- Returns the states of all keys; `false` for a key without one.
+local function read_all()
+  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
+  return is_fast and call('MGET', unpack(KEYS))
+end
+
 if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
 end
 
+-- FAST
 -- Ends and renews holds.
+local function change(changes, i)
+  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+end
+
 if action == 'holds' then
   local position, reply = 1, {now}
   for i = 1, #KEYS do
@@ -65,15 +79,10 @@ if action == 'holds' then
       position = position + 48
     end
     key = KEYS[i]
-    local ok, result = pcall(engine().change_holds, changes)
+    local ok, result = pcall(change, changes, i)
     reply[i + 1] = ok and result or failure(key, result)
   end
   return reply
-end
-
--- Returns the states of all keys; `false` for a key without one.
-local function read_all()
-  return action == 'check' and call('MGET', unpack(KEYS))
 end
 
 local function read_runs(position)
@@ -87,27 +96,23 @@ local function read_runs(position)
   return runs, position
 end
 
--- FAST
 -- Stores what the fast path grants. Returns the state that it has found.
 local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end
 
--- A block has one request, of no cost; its items are read where it begins. So has a hold.
+-- A block has one request, of no cost; its items are read where it begins.
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
-if action == 'hold' then
-  runs[1].cost, runs[1].lifetime, runs[1].grid = struct.unpack('<ddd', items)
-end
 -- Decides about the keys behind `index`, which is the key at work.
 local function decide_keys()
   while index < #KEYS do
     index = index + 1
     key = KEYS[index]
-    if not blocks and action ~= 'hold' and position <= #items then
+    if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
     block = nil
-    local found = fast and action == 'check' and apply(fast(key, index, runs))
+    local found = fast and action == fast_action and apply(fast(key, index, runs))
     reply[index + 1] = found or engine().decide_all(runs)
   end
 end

@@ -7,9 +7,8 @@
 --          parameters: the letter of the algorithm, then doubles
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
 --          release, for each request of the one key {instant, units}, doubles; to block, for how
---          long, a double; to hold, {cost, lifetime, grid}, doubles, for several limits for each
---          {cost, max_wait, lifetime, grid}, with a lifetime of 0 to spend; to end and renew holds,
---          see each.lua
+--          long, a double; to hold for several limits, for each {cost, max_wait, lifetime, grid},
+--          with a lifetime of 0 to spend; to end and renew holds, see each.lua
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
 --          a refund or a block the state that it has left, and none to release; see each.lua for
 --          an error in place of a state
@@ -20,6 +19,7 @@ local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks -- a block returns nothing
 
+local fast_action = 'check' -- of the fast paths; see state.lua
 local call = redis.call
 local unpack = table.unpack or unpack -- in Lua 5.4, or 5.1
 local time = call('TIME')

@@ -6,6 +6,7 @@
 mod arithmetic;
 mod block;
 mod combine;
+mod concurrency;
 mod counts;
 mod debt;
 mod engine;
@@ -33,9 +34,9 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    packed::{FastStep, INITIAL, Packed},
+    packed::{FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
-    table::{Kind, Params, State},
+    table::{Fast, Kind, Params, State},
 };
 use crate::quota::{ConfigError, Quota};
 
@@ -48,6 +49,7 @@ use crate::quota::{ConfigError, Quota};
 /// | sliding window | an estimate of the sliding log, from counters | `buckets` + 1 counters |
 /// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | 7 numbers |
 /// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 6 numbers |
+/// | concurrency | `limit` at a time | what is held |
 ///
 /// At the boundary of two windows, a fixed window admits up to 2 x `limit` in a short time. A token
 /// bucket is smooth, except with [`Refill::Interval`]; departures of a leaky bucket are evenly
@@ -164,6 +166,16 @@ pub enum Algorithm {
     /// of cost. The last request in a full bucket waits (`burst` - 1) x `window` / `limit`: with
     /// `Quota::per_hour(100)`, 59 minutes and 24 seconds.
     LeakyBucket,
+
+    /// At most `limit` units at a time, however long each is held: requests in flight, open
+    /// streams, running jobs. Its quota is [`Quota::concurrent`]. A request takes its units with
+    /// [`Limiter::hold`](crate::Limiter::hold), and the end of its permit makes them available
+    /// again. A [layer](crate::RateLimitLayer) holds them to the end of the response body.
+    ///
+    /// A process that crashes keeps its units from others for up to a
+    /// [lifetime](crate::Limiter::hold_lifetime) of a hold. See
+    /// [concurrency](crate::guide::concurrency).
+    Concurrency,
 }
 
 /// The way in which a token bucket is refilled.
@@ -210,6 +222,12 @@ impl Algorithm {
         Self::LeakyBucket
     }
 
+    /// Returns a limit on [concurrency](Algorithm::Concurrency).
+    #[must_use]
+    pub const fn concurrency() -> Self {
+        Self::Concurrency
+    }
+
     /// Returns the name, as it is printed, read and used in the keys of a store.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -219,6 +237,7 @@ impl Algorithm {
             Self::SlidingWindow { .. } => "sliding-window",
             Self::TokenBucket { .. } => "token-bucket",
             Self::LeakyBucket => "leaky-bucket",
+            Self::Concurrency => "concurrency",
         }
     }
 
@@ -253,6 +272,7 @@ impl FromStr for Algorithm {
             Self::sliding_window(),
             Self::token_bucket(),
             Self::LeakyBucket,
+            Self::Concurrency,
         ];
         algorithms
             .into_iter()

@@ -56,6 +56,13 @@ pub enum Error {
     /// [`Charge::estimate`](crate::Charge::estimate), or call
     /// [`Charge::check`](crate::Charge::check).
     NoEstimate,
+    /// The limiter counts units [at a time](crate::Algorithm::Concurrency), which are not spent:
+    /// call [`Limiter::hold`](crate::Limiter::hold) or [`Charge::hold`](crate::Charge::hold).
+    #[non_exhaustive]
+    OnlyHolds {
+        /// The name of the limiter.
+        limiter: String,
+    },
     /// The limiter cannot hold units: it is a leaky bucket, whose units are departures, or Redisson
     /// shares it.
     #[non_exhaustive]
@@ -129,6 +136,11 @@ impl fmt::Display for Error {
             Self::NoEstimate => f.write_str(
                 "the charge cannot be held: it has no estimate; add one with `estimate`, or call \
                  `check`",
+            ),
+            Self::OnlyHolds { limiter } => write!(
+                f,
+                "limiter {limiter:?} cannot spend units: it counts them at a time; call `hold` or \
+                 `hold_within`, and keep the permit"
             ),
             Self::CannotHold { limiter } => write!(
                 f,

@@ -29,6 +29,7 @@ pages! {{
     coming_from_rate_limiter_flexible "coming-from-rate-limiter-flexible"
         "../docs/coming-from-rate-limiter-flexible.md"
     coming_from_tower_governor "coming-from-tower-governor" "../docs/coming-from-tower-governor.md"
+    concurrency "concurrency" "../docs/concurrency.md"
     configuration "configuration" "../docs/configuration.md"
     connections "connections" "../docs/connections.md"
     design_decisions "design-decisions" "../docs/design-decisions.md"

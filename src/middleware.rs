@@ -22,11 +22,12 @@ mod rejection;
 mod rule;
 mod service;
 mod settle;
+mod vendor;
 
 pub use self::{
     custom::Custom,
     future::ResponseFuture,
-    http::{Headers, Http, Meter, RejectionBody, ResponseBody, Usage},
+    http::{Headers, Http, Meter, RejectionBody, ResponseBody, TokenMeter, Tokens, Usage},
     layer::RateLimitLayer,
     rejection::{MissingKey, Rejection, RequestError},
     rule::Rule,

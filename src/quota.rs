@@ -1,5 +1,6 @@
-//! `Quota`: the units that a window allows, and the burst. It knows no algorithm. Its text form is
-//! in `quota/text.rs`, and errors of other settings in `quota/config_error.rs`.
+//! `Quota`: the units that a window allows and the burst, or the units at a time. It knows no
+//! algorithm. Its text form is in `quota/text.rs`, and errors of other settings in
+//! `quota/config_error.rs`.
 
 mod config_error;
 mod text;
@@ -25,7 +26,8 @@ pub(crate) const MAX_UNITS: u64 = 1 << 46;
 /// The largest limit per microsecond of the window: buckets store a rate in four bytes.
 pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 
-/// The allowed usage: `limit` units per `window`, and `burst` units back to back.
+/// The allowed usage: `limit` units per `window`, and `burst` units back to back; or `limit` units
+/// [at a time](Quota::concurrent).
 ///
 /// `Quota::per_second(10)` is ten per second. The burst is a *total*, including the first request.
 /// By default it is the limit; [`burst`](Quota::burst) sets another one. Only the token bucket and
@@ -83,6 +85,7 @@ pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 pub struct Quota {
     limit: u64,
     burst: u64,
+    /// 0 for a quota of concurrent units.
     window_us: u64,
 }
 
@@ -162,19 +165,58 @@ impl Quota {
         Self::new(limit, Duration::from_secs(86_400))
     }
 
+    /// Allows `limit` units at a time: the quota of [`Algorithm::concurrency`], which has neither a
+    /// window nor a burst.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is 0 or above 2^46: at compile time in a `const`. For numbers that are not
+    /// literals, use [`try_concurrent`](Quota::try_concurrent).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// const STREAMS: Quota = Quota::concurrent(10);
+    /// assert_eq!(STREAMS.to_string(), "10 concurrent");
+    /// ```
+    ///
+    /// [`Algorithm::concurrency`]: crate::Algorithm::concurrency
+    #[must_use]
+    #[track_caller]
+    pub const fn concurrent(limit: u64) -> Self {
+        match Self::checked_concurrent(limit) {
+            Ok(quota) => quota,
+            Err(Problem::ZeroLimit) => panic!("the limit of a quota must be at least 1"),
+            Err(_) => panic!("the limit of a quota must be at most 70_368_744_177_664"),
+        }
+    }
+
+    /// Does the same as [`concurrent`](Quota::concurrent), for numbers that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is 0 or above 2^46.
+    pub fn try_concurrent(limit: u64) -> Result<Self, QuotaError> {
+        Self::checked_concurrent(limit).map_err(QuotaError::from)
+    }
+
     /// Sets the maximum number of units that may pass back to back after idling, including the
     /// first request.
     ///
     /// # Panics
     ///
-    /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46: at compile time in a
-    /// `const`. For numbers that are not literals, use [`try_burst`](Quota::try_burst).
+    /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46, or if the quota
+    /// counts concurrent units: at compile time in a `const`. For numbers that are not literals,
+    /// use [`try_burst`](Quota::try_burst).
     #[must_use]
     #[track_caller]
     pub const fn burst(self, burst: u64) -> Self {
         match self.with_burst(burst) {
             Ok(quota) => quota,
             Err(Problem::ZeroBurst) => panic!("the burst of a quota must be at least 1"),
+            Err(Problem::ConcurrentBurst) => panic!("a quota of concurrent units has no burst"),
             Err(_) => panic!(
                 "the burst of a quota must be at most 70_368_744_177_664, and refill within 100 \
                  years"
@@ -186,22 +228,28 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46. The error names the
-    /// largest burst for this limit and window.
+    /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46, or if the quota
+    /// counts concurrent units. The error names the largest burst for this limit and window.
     pub fn try_burst(self, burst: u64) -> Result<Self, QuotaError> {
         self.with_burst(burst).map_err(QuotaError::from)
     }
 
-    /// Returns the units per window.
+    /// Returns the units per window, or at a time.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Returns the window.
+    /// Returns the window: zero if the quota counts [concurrent](Quota::concurrent) units.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
+    }
+
+    /// Returns whether the quota counts units at a time, and not per window.
+    #[must_use]
+    pub const fn is_concurrent(&self) -> bool {
+        self.window_us == 0
     }
 
     /// Returns the maximum number of units that may pass back to back.
@@ -216,6 +264,9 @@ impl Quota {
 
     /// Returns the largest burst for this limit and window: it refills within the longest refill.
     const fn max_burst(&self) -> u64 {
+        if self.is_concurrent() {
+            return self.burst;
+        }
         let max = LONGEST_REFILL as u128 * self.limit as u128 / self.window_us as u128;
         if max < MAX_UNITS as u128 { max as u64 } else { MAX_UNITS }
     }
@@ -226,7 +277,7 @@ impl Quota {
     }
 
     /// Returns a fraction of the quota, rounded down. A fraction of less than one unit in a window
-    /// is one unit in a longer window.
+    /// is one unit in a longer window; of less than one unit at a time, one.
     pub(crate) fn scaled(self, fraction: f64) -> Self {
         // The binary fraction of a third must not round a product below an integer.
         let part = |units: u64| {
@@ -234,7 +285,7 @@ impl Quota {
             part + (part * 1e-12).min(1e-3)
         };
         let limit = part(self.limit);
-        let window_us = match limit >= 1.0 {
+        let window_us = match limit >= 1.0 || self.is_concurrent() {
             true => self.window_us,
             false => ((self.window_us as f64 / limit).ceil() as u64).min(LONGEST_WINDOW),
         };
@@ -270,6 +321,14 @@ impl Quota {
         }
     }
 
+    const fn checked_concurrent(limit: u64) -> Result<Self, Problem> {
+        match limit {
+            0 => Err(Problem::ZeroLimit),
+            _ if limit > MAX_UNITS => Err(Problem::ConcurrentLimit(limit)),
+            _ => Ok(Self { limit, burst: limit, window_us: 0 }),
+        }
+    }
+
     /// Returns the largest limit for a window.
     const fn max_limit(window_us: u64) -> u64 {
         let max = window_us.saturating_mul(MAX_PER_MICRO);
@@ -279,6 +338,7 @@ impl Quota {
     const fn with_burst(self, burst: u64) -> Result<Self, Problem> {
         let max = self.max_burst();
         match burst {
+            _ if self.is_concurrent() => Err(Problem::ConcurrentBurst),
             0 => Err(Problem::ZeroBurst),
             _ if burst > max => Err(Problem::Burst { burst, max }),
             _ => Ok(Self { burst, ..self }),
@@ -304,6 +364,8 @@ pub struct QuotaError {
 enum Problem {
     ZeroLimit,
     ZeroBurst,
+    ConcurrentLimit(u64),
+    ConcurrentBurst,
     Window(Duration),
     /// A limit above the largest one for its window.
     Limit {
@@ -337,6 +399,12 @@ impl fmt::Display for Problem {
         match self {
             Self::ZeroLimit => f.write_str("the limit is 0, but must be at least 1"),
             Self::ZeroBurst => f.write_str("the burst is 0, but must be at least 1"),
+            Self::ConcurrentLimit(limit) => {
+                write!(f, "the limit is {limit}, but must be at most {MAX_UNITS}")
+            }
+            Self::ConcurrentBurst => {
+                f.write_str("a quota of concurrent units has no burst; raise the limit instead")
+            }
             Self::Window(window) => {
                 write!(f, "the window is {window:?}, but must be 1 ms to 366 days")
             }

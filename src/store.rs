@@ -44,7 +44,7 @@ pub(crate) use self::{
     hold::{Hold, HoldGuard, LatestSettings},
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
-    retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
+    retry_queue::{Forecast, HOLD_RETRY, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
 };
 use crate::{

@@ -28,6 +28,9 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// True if units can be held: their use must not have an instant of its own.
     const HOLDS: bool = true;
 
+    /// False if units are only held.
+    const SPENDS: bool = true;
+
     /// The parameters of the script.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn args(params: &Self::Params) -> Vec<f64>;

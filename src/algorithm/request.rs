@@ -41,6 +41,11 @@ impl Action {
         matches!(self, Self::Check | Self::Spend)
     }
 
+    /// Returns true if the action spends units, or returns spent ones.
+    pub(crate) fn spends(self) -> bool {
+        matches!(self, Self::Check | Self::Spend | Self::Refund)
+    }
+
     /// Returns true if the action may write a key that it has found without a state.
     pub(crate) fn inserts(self) -> bool {
         self.commits() || matches!(self, Self::Hold { .. })

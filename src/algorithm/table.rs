@@ -8,11 +8,11 @@ use super::hold;
 use super::{
     Algorithm,
     block::{self, Block},
-    engine, fixed_window,
+    concurrency, engine, fixed_window,
     hold::Held,
     leaky_bucket,
     model::Model,
-    packed::{FastStep, INITIAL, Packed},
+    packed::{FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
@@ -216,6 +216,14 @@ macro_rules! algorithms {
                 }
             }
 
+            /// False if units are only held.
+            #[inline]
+            pub(crate) fn spends(&self) -> bool {
+                match self {
+                    $(Self::$variant(_) => <$module::$state as Model>::SPENDS,)*
+                }
+            }
+
             /// True for a shaper: requests wait without asking to, in a bounded room.
             pub(crate) fn shapes(&self) -> bool {
                 match self {
@@ -356,6 +364,7 @@ algorithms! {
     SlidingWindow sliding_window::SlidingWindowState b'W' [] "reservations",
     TokenBucket token_bucket::TokenBucketState b'T' ["debt"] "reservations",
     LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt"] "reservations",
+    Concurrency concurrency::ConcurrencyState b'C' [] "reservations",
 }
 
 impl Params {
@@ -386,6 +395,10 @@ impl Params {
     }
 
     pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+        let is_concurrency = matches!(algorithm, Algorithm::Concurrency);
+        if is_concurrency != quota.is_concurrent() {
+            return Err(ConfigError::Concurrent { algorithm: algorithm.name(), quota });
+        }
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
         if !bucket && quota.burst_size() != quota.limit() {
             return Err(ConfigError::BurstWithoutBucket { algorithm: algorithm.name(), quota });
@@ -404,49 +417,60 @@ impl Params {
             Algorithm::LeakyBucket => {
                 Self::LeakyBucket(leaky_bucket::LeakyBucketParams::new(quota))
             }
+            Algorithm::Concurrency => Self::Concurrency(concurrency::ConcurrencyParams::new(quota)),
         })
     }
 
-    /// True if [`step_fast`](Params::step_fast) knows the algorithm.
-    #[inline]
-    pub(crate) fn has_fast_path(&self) -> bool {
-        matches!(self, Self::TokenBucket(_) | Self::FixedWindow(_))
-    }
-
-    /// Decides as [`step`](Params::step) does about a check that does not wait, and changes the
-    /// state if it is admitted; `None` in uncommon cases.
-    #[inline]
-    pub(crate) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
+    /// Returns the parameters for the fast path of the memory store, if it knows the settings.
+    pub(crate) fn fast(&self) -> Option<Fast> {
         match self {
-            Self::TokenBucket(params) => params.step_fast(packed, cost, now),
-            Self::FixedWindow(params) => params.step_fast(packed, cost, now),
+            Self::TokenBucket(params) => params.plain().map(Fast::TokenBucket),
+            Self::FixedWindow(params) => Some(Fast::FixedWindow(params.plain())),
             _ => None,
-        }
-    }
-
-    /// Returns the reply to a check that [`step_fast`](Params::step_fast) has decided.
-    #[inline]
-    pub(crate) fn reply_fast(&self, step: &FastStep) -> EngineReply {
-        match self {
-            Self::TokenBucket(params) => params.reply_fast(step),
-            Self::FixedWindow(params) => params.reply_fast(step),
-            _ => unreachable!("the algorithm has no fast path"),
         }
     }
 
     /// Returns what remains of a packed state, and the time until it is the initial one.
+    pub(crate) fn observe_packed(&self, packed: Packed, now: f64) -> [f64; 2] {
+        let EngineReply { remaining, reset, .. } =
+            self.step(&mut self.unpack(packed), &EngineRequest::observe(now));
+        [remaining, reset]
+    }
+}
+
+/// The parameters of the algorithms that the fast path knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fast {
+    TokenBucket(token_bucket::PlainTokenBucket),
+    FixedWindow(fixed_window::PlainFixedWindow),
+}
+
+impl Fast {
+    /// Decides as the engine does about a check that does not wait, and changes the state if the
+    /// request is admitted; `None` if the cost is invalid, or if the state is newer.
     #[inline]
-    pub(crate) fn observe_packed(&self, packed: Packed, now: f64) -> (f64, f64) {
-        let observed = match self {
-            Self::TokenBucket(params) => params.observe_fast(packed, now),
-            Self::FixedWindow(params) => params.observe_fast(packed, now),
-            _ => None,
-        };
-        observed.unwrap_or_else(|| {
-            let request = EngineRequest::observe(now);
-            let EngineReply { remaining, reset, .. } =
-                self.step(&mut self.unpack(packed), &request);
-            (remaining, reset)
-        })
+    pub(crate) fn step(&self, packed: &mut Packed, cost: u64, now: i64) -> Option<FastStep> {
+        match self {
+            Self::TokenBucket(bucket) => bucket.step(packed, cost, now),
+            Self::FixedWindow(window) => window.step(packed, cost, now),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn report(&self, step: &FastStep) -> FastReport {
+        match self {
+            Self::TokenBucket(bucket) => bucket.report(step),
+            Self::FixedWindow(window) => window.report(step),
+        }
+    }
+
+    /// Returns what remains, and the time until the state is the initial one; `None` as for
+    /// [`step`](Self::step).
+    #[inline]
+    pub(crate) fn observe(&self, packed: Packed, now: i64) -> Option<[u64; 2]> {
+        match self {
+            Self::TokenBucket(bucket) => bucket.observe(packed, now),
+            Self::FixedWindow(window) => window.observe(packed, now),
+        }
     }
 }

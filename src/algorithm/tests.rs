@@ -5,6 +5,7 @@ mod backends;
 mod calls;
 mod changes;
 mod combine;
+mod concurrency;
 mod contract;
 mod hold_histories;
 mod hold_laws;

@@ -17,6 +17,7 @@ use super::{
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
+    permit::Holds,
     recovery::Recovered,
     report::Wait,
     retry::{Retry, yield_to_queue},
@@ -289,9 +290,13 @@ pub(crate) struct Acquire {
     retry: Option<Box<Retry>>,
     /// Set from the first sleep to the last one, if there is an observer.
     wait: Option<Wait>,
+    /// What an admitted request holds while it waits for its service.
+    holds: Option<Holds>,
 }
 
 enum Phase {
+    /// The request waits to check for the first time, behind others.
+    Queued,
     Deciding(StoreFuture<Outcome>),
     Admitted(Outcome, Option<Pin<Box<Sleep>>>),
     /// The reservation of a late request is being released.
@@ -316,7 +321,24 @@ impl Acquire {
             retries: deadline.is_some(),
             retry: None,
             wait: None,
+            holds: None,
         }
+    }
+
+    /// Begins a request. One that holds units, and may wait, first waits for those that wait
+    /// already: it would take the units that are returned to them.
+    pub(crate) fn begin(charge: Charge, max_wait: MaxWait) -> Self {
+        if !charge.holds_units() || charge.retry_deadline(max_wait).is_none() {
+            let answer = charge.decide(Action::Check, max_wait);
+            return Self::new(charge, answer, max_wait);
+        }
+        let mut acquire = Self::new(charge, StoreFuture::Ready(None), max_wait);
+        if acquire.retry.get_or_insert_default().join(&acquire.charge) {
+            acquire.phase = Phase::Queued;
+        } else {
+            acquire.phase = Phase::Deciding(acquire.charge.decide(Action::Check, max_wait));
+        }
+        acquire
     }
 
     /// Returns an admitted request, which waits only for the service.
@@ -324,6 +346,22 @@ impl Acquire {
         let mut acquire = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
         acquire.phase = Phase::Admitted(outcome, None);
         acquire
+    }
+
+    /// Keeps what the admitted request holds, as its service may not be ready for long: without
+    /// renewals, the hold would expire.
+    pub(crate) fn keep_holds(&mut self) {
+        if let Phase::Admitted(outcome, _) = &mut self.phase
+            && self.charge.holds_units()
+        {
+            self.holds = Some(self.charge.holds(&outcome.receipts));
+            outcome.receipts.remove_holds();
+        }
+    }
+
+    /// Returns what has been kept, so that the drop does not return it.
+    pub(crate) fn take_holds(&mut self) -> Option<Holds> {
+        self.holds.take()
     }
 
     pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
@@ -340,6 +378,13 @@ impl Acquire {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
             match &mut self.phase {
+                Phase::Queued => {
+                    let retry = self.retry.get_or_insert_default();
+                    // At its deadline, it learns how things stand.
+                    let _ = ready!(retry.poll(cx, self.deadline));
+                    let max_wait = self.max_wait.at_most(self.remaining_wait());
+                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
+                }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
                     self.phase = Phase::Done;
@@ -569,6 +614,9 @@ fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll
 impl Drop for Acquire {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
+        if let Some(holds) = self.holds.take() {
+            holds.end(|_| 0);
+        }
         // Law 12: a drop releases once. `Releasing` has begun it already, and a denial spent
         // nothing.
         match mem::replace(&mut self.phase, Phase::Done) {
@@ -576,7 +624,7 @@ impl Drop for Acquire {
                 charge.release_answer_in_background(answer, self.slot.take());
             }
             Phase::Admitted(outcome, _) => charge.release_in_background(&outcome.receipts),
-            Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
+            Phase::Queued | Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
         }
     }
 }

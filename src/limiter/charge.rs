@@ -99,7 +99,7 @@ struct Part {
     key: Key<'static>,
     cost: Option<u64>,
     /// True if the cost is an estimate, which is held.
-    is_held: bool,
+    is_estimate: bool,
 }
 
 impl Charge {
@@ -117,7 +117,7 @@ impl Charge {
     }
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
-        let first = Some(Part { limiter, key: key.into_owned(), cost, is_held: false });
+        let first = Some(Part { limiter, key: key.into_owned(), cost, is_estimate: false });
         Self { first, rest: vec![], one_key: true }
     }
 
@@ -157,7 +157,7 @@ impl Charge {
     fn with(mut self, limiter: AnyLimiter, cost: Option<u64>) -> Self {
         if let Some(Part { key, .. }) = self.parts().last() {
             let key = key.clone();
-            self.rest.push(Part { limiter, key, cost, is_held: false });
+            self.rest.push(Part { limiter, key, cost, is_estimate: false });
         }
         self
     }
@@ -170,7 +170,7 @@ impl Charge {
     /// for as long as it is served.
     pub fn estimate(mut self, n: u64) -> Self {
         if let Some(part) = self.rest.last_mut().or(self.first.as_mut()) {
-            (part.cost, part.is_held) = (Some(n), true);
+            (part.cost, part.is_estimate) = (Some(n), true);
         }
         self
     }
@@ -181,7 +181,7 @@ impl Charge {
             if !part.limiter.can_hold() {
                 return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
             }
-            part.is_held = true;
+            part.is_estimate = true;
         }
         Ok(self)
     }
@@ -228,7 +228,8 @@ impl Charge {
     ///   invalid charge, immediately and without spending.
     /// - [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
     ///   without spending.
-    /// - [`Error::HasEstimate`] if the cost of a limit is an [estimate](Charge::estimate).
+    /// - [`Error::HasEstimate`] if the cost of a limit is an [estimate](Charge::estimate), and
+    ///   [`Error::OnlyHolds`] if a limit counts units [at a time](crate::Algorithm::Concurrency).
     /// - [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
@@ -317,6 +318,12 @@ impl Charge {
         Ok(Some(charge.peek().await?))
     }
 
+    /// Returns the limiter and the key of a charge to one limiter of this crate.
+    pub(super) fn single(&self) -> Option<(&Limiter, &Key<'static>)> {
+        let part = self.first.as_ref().filter(|_| self.rest.is_empty())?;
+        Some((part.limiter.own().ok()?, &part.key))
+    }
+
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
     /// if one of the limiters has no such fallback.
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
@@ -385,15 +392,18 @@ impl Charge {
         })
     }
 
-    /// Returns whether the cost of a limit is an estimate.
-    pub(crate) fn has_estimate(&self) -> bool {
-        self.parts().any(|part| part.is_held)
+    /// Returns whether units of a limit are held.
+    pub(crate) fn holds_units(&self) -> bool {
+        self.parts().any(Part::holds)
     }
 
-    /// Returns an error if the cost of a limit is an estimate.
+    /// Returns an error if units of a limit are held.
     pub(super) fn check_costs(&self) -> Result<(), Error> {
-        match self.parts().find(|part| part.is_held) {
-            Some(part) => Err(Error::HasEstimate { limiter: part.limiter.name().to_owned() }),
+        match self.parts().find(|part| part.holds()) {
+            Some(part) if part.is_estimate => {
+                Err(Error::HasEstimate { limiter: part.limiter.name().to_owned() })
+            }
+            Some(part) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned() }),
             None => Ok(()),
         }
     }
@@ -422,7 +432,7 @@ impl Charge {
 
     /// Returns whether instants can be reserved.
     fn reserves(&self) -> bool {
-        self.one_key && !self.has_estimate() && self.limiters().all(AnyLimiter::reserves)
+        self.one_key && !self.holds_units() && self.limiters().all(AnyLimiter::reserves)
     }
 
     /// Resolves a wait in microseconds: the longest of all limits.
@@ -454,7 +464,7 @@ impl Charge {
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
         match (&self.first, &*self.rest) {
             (None, _) => StoreFuture::ready(Err(Error::NoLimits)),
-            (Some(part), []) if !part.is_held => {
+            (Some(part), []) if !part.holds() => {
                 part.limiter.decide(action, &part.key, part.cost(), max_wait)
             }
             (Some(first), _) => {
@@ -464,15 +474,15 @@ impl Charge {
         }
     }
 
-    /// Decides about several limits, or about one that is held. `first` is the limiter of the
-    /// first.
+    /// Decides about several limits, or about one whose units are held. `first` is the limiter of
+    /// the first.
     fn decide_together(
         &self,
         first: &AnyLimiter,
         action: Action,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Outcome>, Error> {
-        if let Some(part) = self.parts().find(|part| part.is_held && !part.limiter.can_hold()) {
+        if let Some(part) = self.parts().find(|part| part.holds() && !part.limiter.can_hold()) {
             return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
         }
         let limiter = first.own()?;
@@ -488,7 +498,7 @@ impl Charge {
                 return Err(Error::DifferentStores);
             }
             let limit = match action {
-                Action::Check if part.is_held => {
+                Action::Check if part.holds() => {
                     limiter.hold_request(version, &part.key, part.cost())?
                 }
                 _ => limiter.request(version, action, &part.key, part.cost(), max_wait)?,
@@ -505,6 +515,11 @@ impl Charge {
 }
 
 impl Part {
+    /// Returns whether the units are held: those of an estimate, or at a time.
+    fn holds(&self) -> bool {
+        self.is_estimate || self.limiter.only_holds()
+    }
+
     fn cost(&self) -> u64 {
         self.cost.unwrap_or(1)
     }

@@ -84,6 +84,7 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Reservation, Error> {
         let (charge, max_wait) = (Charge::new_n(self, key, n), MaxWait::UpTo(micros(max_wait)));
+        charge.check_costs()?;
         match Reservation::make(charge.clone(), max_wait).await {
             Err(error) => match charge.recover_by_limiter(error)? {
                 Recovered::Uncounted(decision) => Ok(Reservation::uncounted(decision)),

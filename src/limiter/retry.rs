@@ -22,15 +22,11 @@ use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
     decision::Decision,
     quota::Quota,
-    store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after},
+    store::{Forecast, HOLD_RETRY, QueueEntry, RetryQueues, Store, Ticket, after},
 };
 
 /// The resolution of the timers of tokio: a shorter sleep takes as long.
 const TIMER_TICK: Duration = Duration::from_millis(1);
-/// The pause after a denial of unknown duration: units are held, perhaps by another process, which
-/// ends its holds without a word to this one. The first request of a queue checks ten times per
-/// second then. An end in this process wakes it.
-const HOLD_RETRY: Duration = Duration::from_millis(100);
 /// The longest pause between requests that move from one queue to another. The instant is a guess,
 /// and a request that sleeps through a wrong one delays those behind it by as much.
 const MAX_GAP: Duration = Duration::from_secs(1);
@@ -177,6 +173,19 @@ impl Retry {
         true
     }
 
+    /// Joins the queue of a limit for which requests wait, before a first check. Returns false if
+    /// there is none.
+    pub(crate) fn join(&mut self, charge: &Charge) -> bool {
+        let names = charge.own_parts().map(|(limiter, ..)| limiter.name());
+        let parts = names.filter_map(|name| LimiterPart::named(charge, name));
+        let waiting = parts.into_iter().find(|part| part.queues.has(part.entry.queue));
+        let Some(LimiterPart { queues, entry, .. }) = waiting else { return false };
+        let arrival = queues.next_arrival();
+        self.arrival = Some(arrival);
+        self.ticket = Some(queues.join(entry, arrival, Forecast::unknown()));
+        true
+    }
+
     /// Records that the request was allowed: requests behind it check when units are available.
     pub(crate) fn allowed(&mut self, charge: &Charge, decision: &Decision) {
         (self.timer, self.has_slept) = (None, false);
@@ -236,6 +245,13 @@ pub(crate) fn visit_queue(charge: &Charge) -> bool {
             .is_some_and(|part| part.queues.has(part.entry.queue))
     });
     is_queued || foreign_queue(charge).is_some_and(|(queues, queue)| queues.has(queue))
+}
+
+impl Charge {
+    /// Returns whether the request holds units for which others wait.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.holds_units() && visit_queue(self)
+    }
 }
 
 #[cfg(test)]

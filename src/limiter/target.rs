@@ -97,7 +97,6 @@ impl AnyLimiter {
     }
 
     /// Decides about a key.
-    #[inline]
     pub(crate) fn decide(
         &self,
         action: Action,
@@ -108,6 +107,33 @@ impl AnyLimiter {
         match &self.0 {
             Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
             Kind::Foreign(target) => target.decide(action, key, cost),
+        }
+    }
+
+    /// Decides as [`decide`](Self::decide) does, if it is one of the most common checks.
+    #[inline]
+    pub(crate) fn check_fast(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> Option<Outcome> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.check_fast(Action::Check, key, cost, max_wait),
+            Kind::Foreign(_) => None,
+        }
+    }
+
+    /// Decides about a check that [`check_fast`](Self::check_fast) does not decide.
+    pub(crate) fn check_carefully(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> StoreFuture<Outcome> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.decide_carefully(Action::Check, key, cost, max_wait),
+            Kind::Foreign(target) => target.decide(Action::Check, key, cost),
         }
     }
 
@@ -139,12 +165,18 @@ impl AnyLimiter {
         matches!(&self.0, Kind::Own(limiter) if limiter.can_hold())
     }
 
+    /// Returns whether units are only held.
+    pub(super) fn only_holds(&self) -> bool {
+        matches!(&self.0, Kind::Own(limiter) if limiter.only_holds())
+    }
+
     /// Returns whether instants can be reserved.
     pub(super) fn reserves(&self) -> bool {
         matches!(self.0, Kind::Own(_))
     }
 
     /// Resolves a wait in microseconds: at most the longest that is possible.
+    #[inline]
     pub(crate) fn resolve(&self, max_wait: MaxWait) -> f64 {
         match &self.0 {
             Kind::Own(limiter) => limiter.resolve(max_wait),

@@ -27,6 +27,8 @@ pub(super) struct Version {
     default_wait: f64,
     max_reservable: f64,
     pub(super) max_cost: u64,
+    /// False if units are only held.
+    pub(super) spends: bool,
     /// The settings of the fallback that was used first, and its fraction of the quota.
     pub(super) fallback: OnceLock<(f64, Option<Arc<Settings>>)>,
 }
@@ -39,6 +41,7 @@ impl Version {
             default_wait: params.default_wait(),
             max_reservable: params.max_reservable(),
             max_cost: params.max_cost() as u64,
+            spends: params.spends(),
             settings,
             fallback: OnceLock::new(),
         }
@@ -60,7 +63,8 @@ impl Version {
         }
     }
 
-    /// Returns the part of a request to the store that concerns this limit.
+    /// Returns the part of a request to the store that concerns this limit, and spends or changes
+    /// no hold.
     #[inline]
     pub(super) fn request<'a>(
         &'a self,
@@ -73,6 +77,9 @@ impl Version {
         let Self { settings, max_cost, .. } = self;
         if cost == 0 {
             return Err(Error::ZeroCost);
+        }
+        if !self.spends && action.spends() {
+            return Err(Error::OnlyHolds { limiter: settings.name.to_owned() });
         }
         if action.can_be_denied() && cost > *max_cost {
             return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });

@@ -3,9 +3,10 @@
 use std::{fmt, future::Ready, sync::Arc};
 
 use crate::{
-    limiter::{AnyLimiter, Charge},
+    limiter::{AnyLimiter, Charge, VendorState},
     middleware::{
         extractor::KeyExtractor,
+        http::Usage,
         pricing::{ChargeState, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
@@ -13,13 +14,17 @@ use crate::{
     },
 };
 
+type SettleBy<Res> = Arc<dyn Fn(&Res) -> Option<Usage> + Send + Sync>;
 type Reject<Req, Res> = Arc<dyn Fn(&Rejection, &Req) -> Res + Send + Sync>;
+type LearnResponse<Res> = Arc<dyn Fn(&Res) -> VendorState + Send + Sync>;
 
 /// Requests of any type, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
 pub struct Custom<Req, Res> {
     pricing: Pricing<Req>,
     reject: Reject<Req, Res>,
+    pub(crate) learn: Option<LearnResponse<Res>>,
+    pub(crate) settle_by: Option<SettleBy<Res>>,
 }
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {
@@ -28,7 +33,7 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
         key: impl KeyExtractor<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self { pricing: Pricing::by_key(limiter, key), reject: Arc::new(reject) }
+        Self::new(Pricing::by_key(limiter, key), Arc::new(reject))
     }
 
     pub(crate) fn by_rule(
@@ -38,13 +43,22 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
     where
         Req: Send + Sync,
     {
-        Self { pricing: Pricing::by_rule(rule), reject: Arc::new(reject) }
+        Self::new(Pricing::by_rule(rule), Arc::new(reject))
+    }
+
+    fn new(pricing: Pricing<Req>, reject: Reject<Req, Res>) -> Self {
+        Self { pricing, reject, learn: None, settle_by: None }
     }
 }
 
 impl<Req, Res> Clone for Custom<Req, Res> {
     fn clone(&self) -> Self {
-        Self { pricing: self.pricing.clone(), reject: self.reject.clone() }
+        Self {
+            pricing: self.pricing.clone(),
+            reject: self.reject.clone(),
+            learn: self.learn.clone(),
+            settle_by: self.settle_by.clone(),
+        }
     }
 }
 
@@ -64,6 +78,15 @@ impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
     fn pricing_mut(&mut self) -> &mut Pricing<Req> {
         &mut self.pricing
     }
+
+    fn learns(&self) -> bool {
+        self.learn.is_some()
+    }
+
+    fn holds_costs(&self) -> bool {
+        // A rule says which costs are estimates.
+        self.settle_by.is_some() && self.pricing.limiter().is_some()
+    }
 }
 
 impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
@@ -81,8 +104,18 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
 
     fn annotate(&self, _: &mut Req, _: &mut ChargeState) {}
 
+    fn learned(&self, response: &Res) -> Option<VendorState> {
+        self.learn.as_ref().map(|learn| learn(response))
+    }
+
     fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
-        drop(state.holds.take());
+        // The drop ends what is not settled.
+        if let Some(holds) = state.holds.take()
+            && let Some(settle_by) = &self.settle_by
+            && let Some(usage) = settle_by(&response)
+        {
+            usage.settle(holds.handle());
+        }
         response
     }
 

@@ -9,15 +9,19 @@ mod headers;
 mod mapped;
 mod meter;
 mod problem;
+mod tokens;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Extensions, HeaderMap, Method, Request, Response, request::Parts, response};
+use http::{
+    Extensions, HeaderMap, Method, Request, Response, StatusCode, request::Parts, response,
+};
 
 pub use self::{
     body::{RejectionBody, ResponseBody},
     headers::Headers,
     meter::{Meter, Usage},
+    tokens::{TokenMeter, Tokens},
 };
 use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
 pub(crate) use self::{
@@ -25,7 +29,7 @@ pub(crate) use self::{
     meter::MakeMeter,
 };
 use crate::{
-    limiter::{AnyLimiter, Charge},
+    limiter::{AnyLimiter, Charge, VendorState},
     middleware::{
         extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
@@ -37,6 +41,7 @@ use crate::{
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+type LearnHead = Arc<dyn Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync>;
 
 /// HTTP requests. They are rejected with 429 and problem details, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
@@ -49,6 +54,7 @@ pub struct Http {
     pub(crate) settle_by: Option<MakeMeter>,
     pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
+    pub(crate) learn: Option<LearnHead>,
 }
 
 impl Http {
@@ -70,6 +76,7 @@ impl Http {
             settle_by: None,
             map_rejection: None,
             charge_when: None,
+            learn: None,
         }
     }
 }
@@ -104,6 +111,10 @@ impl ProtocolBase for Http {
         self.settle_handle
     }
 
+    fn learns(&self) -> bool {
+        self.learn.is_some()
+    }
+
     fn timeout(head: &Parts) -> Option<Duration> {
         if grpc::is_grpc(head) { grpc::timeout(head) } else { None }
     }
@@ -124,11 +135,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline]
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        if self.extensions
-            && let Some(decision) = &state.decision
-        {
-            head.extensions.insert(decision.clone());
-        }
+        self.add_extension(&mut head.extensions, state);
         if self.settle_handle
             && let Some(holds) = &state.holds
         {
@@ -144,30 +151,19 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline]
+    fn learned(&self, response: &Response<ResBody>) -> Option<VendorState> {
+        let learn = self.learn.as_ref()?;
+        Some(learn(response.status(), response.headers()))
+    }
+
+    #[inline]
     fn respond(&self, mut response: Response<ResBody>, state: &mut ChargeState) -> Self::Response {
-        let mut is_charged = true;
-        if let Some(charge_when) = &self.charge_when {
-            let (head, body) = response.into_parts();
-            is_charged = charge_when(&head);
-            response = Response::from_parts(head, body);
+        if state.holds.is_some() || self.charge_when.is_some() {
+            return self.respond_and_end(response, state);
         }
-        if let Some(decision) = &state.decision {
-            self.headers.add(response.headers_mut(), decision, &state.charge);
-            if self.extensions {
-                response.extensions_mut().insert(decision.clone());
-            }
-        }
-        let mut guard = None;
-        match state.holds.take() {
-            None => {}
-            Some(holds) if !is_charged => holds.cancel(),
-            Some(holds) => {
-                let (head, body) = response.into_parts();
-                guard = self.guard(holds, &head);
-                response = Response::from_parts(head, body);
-            }
-        }
-        response.map(|body| ResponseBody::service(body, guard))
+        self.add_headers(response.headers_mut(), state);
+        self.add_extension(response.extensions_mut(), state);
+        response.map(|body| ResponseBody::service(body, None))
     }
 
     fn reject(
@@ -198,10 +194,48 @@ impl Http {
         self.settle_handle || self.settle_by.is_some()
     }
 
-    /// Returns the guard that ends the holds with the body, if something can settle them until
-    /// then. Otherwise they end here.
+    #[inline]
+    fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
+        if let Some(decision) = &state.decision {
+            self.headers.add(headers, decision, &state.charge);
+        }
+    }
+
+    #[inline]
+    fn add_extension(&self, extensions: &mut Extensions, state: &ChargeState) {
+        if self.extensions
+            && let Some(decision) = &state.decision
+        {
+            extensions.insert(decision.clone());
+        }
+    }
+
+    /// Converts a response, and ends what its request holds, now or with the body.
+    // Inlined, it would copy each response several times.
+    #[inline(never)]
+    fn respond_and_end<B>(
+        &self,
+        response: Response<B>,
+        state: &mut ChargeState,
+    ) -> Response<ResponseBody<B>> {
+        let (mut head, body) = response.into_parts();
+        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
+        self.add_headers(&mut head.headers, state);
+        self.add_extension(&mut head.extensions, state);
+        let guard = state.holds.take().and_then(|holds| {
+            if !is_charged {
+                holds.end_spent(|_| 0);
+            } else if !self.settles() {
+                holds.end_spent(|held| held);
+            }
+            self.guard(holds, &head)
+        });
+        Response::from_parts(head, ResponseBody::service(body, guard))
+    }
+
+    /// Returns the guard that ends with the body what is still held.
     fn guard(&self, holds: RequestHolds, head: &response::Parts) -> Option<Box<BodyGuard>> {
-        if !self.settles() || !holds.is_open() {
+        if !holds.is_open() {
             return None;
         }
         BodyGuard::new(holds, self.settle_by.as_ref(), head)

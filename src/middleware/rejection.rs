@@ -105,6 +105,7 @@ impl fmt::Display for Rejection {
             Self::Denied(decision) => {
                 let reason = match decision.is_blocked() {
                     true => "this client is blocked",
+                    false if decision.quota().is_concurrent() => "too many concurrent requests",
                     false => "rate limit exceeded",
                 };
                 match decision.retry_after_secs() {

@@ -121,10 +121,11 @@ impl RequestHolds {
         !shared.is_kept && !shared.holds.have_ended()
     }
 
-    /// Ends what is still held: the units were not used.
-    pub(crate) fn cancel(self) {
-        let holds = self.lock().holds.take_all();
-        holds.end(|_| 0);
+    /// Ends what is still held of limits whose units can be spent, with the units that `used`
+    /// returns for the number of units held. Units that count at a time stay held.
+    pub(crate) fn end_spent(&self, used: impl Fn(u64) -> u64) {
+        let holds = self.lock().holds.take_spent();
+        holds.end(used);
     }
 
     fn lock(&self) -> MutexGuard<'_, SharedHolds> {

@@ -48,6 +48,14 @@ pub enum ConfigError {
         /// The quota with the burst.
         quota: Quota,
     },
+    /// The algorithm counts units at a time, and the quota units per window, or the reverse.
+    #[non_exhaustive]
+    Concurrent {
+        /// The name of the algorithm.
+        algorithm: &'static str,
+        /// The quota.
+        quota: Quota,
+    },
     /// The number of buckets of a sliding window is not 1 to 100.
     #[non_exhaustive]
     Buckets {
@@ -115,13 +123,23 @@ impl fmt::Display for ConfigError {
             Self::LimitsRemoved { names } => removed_limits(names, f),
             Self::UnknownAlgorithm { name } => write!(
                 f,
-                "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket \
-                 or leaky-bucket"
+                "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket, \
+                 leaky-bucket or concurrency"
             ),
             Self::BurstWithoutBucket { algorithm, quota } => write!(
                 f,
                 "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
                  burst; omit the burst, or use token-bucket or leaky-bucket"
+            ),
+            Self::Concurrent { algorithm, quota } if quota.is_concurrent() => write!(
+                f,
+                "quota \"{quota}\": a {algorithm} counts units per window; use the algorithm \
+                 concurrency, or a quota such as 10/s"
+            ),
+            Self::Concurrent { quota, .. } => write!(
+                f,
+                "quota \"{quota}\": concurrency counts units at a time; use a quota such as \"10 \
+                 concurrent\", or another algorithm"
             ),
             Self::Buckets { buckets } => {
                 write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")

@@ -18,12 +18,16 @@ const UNITS: [(&str, u64, &[&str]); 7] = [
 ];
 
 const FORM: &str = "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 1_000/day or \
-     100/min burst 20";
+     100/min burst 20, or LIMIT concurrent, such as 10 concurrent";
+const CONCURRENT: &str = "concurrent";
 const USE_UNITS: &str = "use us, ms, s, min, h, day or week";
 
-/// Writes the quota as [`FromStr`] reads it: `10/s`, `100/min burst 20`, `5/10s`.
+/// Writes the quota as [`FromStr`] reads it: `10/s`, `100/min burst 20`, `5/10s`, `10 concurrent`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_concurrent() {
+            return write!(f, "{} {CONCURRENT}", self.limit);
+        }
         let (unit, length, _) = UNITS
             .iter()
             .find(|(_, length, _)| self.window_us.is_multiple_of(*length))
@@ -40,7 +44,7 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Reads `LIMIT/[N]UNIT [burst BURST]`: `10/s`, `100/min burst 20`, `5/10s`.
+/// Reads `LIMIT/[N]UNIT [burst BURST]`: `10/s`, `100/min burst 20`, `5/10s`; or `LIMIT concurrent`.
 ///
 /// The units are `us`, `ms`, `s`, `min` (`m`), `h`, `day` (`d`) and `week` (`w`). Their full names,
 /// such as `second`, common short forms and plurals are also read, in any case.
@@ -57,6 +61,10 @@ impl FromStr for Quota {
 
 fn parse(text: &str) -> Result<Quota, String> {
     let text = text.to_lowercase();
+    if let Some(limit) = text.trim_end().strip_suffix(CONCURRENT) {
+        let limit = number("limit", limit.trim())?;
+        return Quota::checked_concurrent(limit).map_err(text_of);
+    }
     let (limit, rest) = text
         .split_once('/')
         .or_else(|| text.split_once(" per "))

@@ -6,6 +6,7 @@ mod batch;
 mod call;
 mod config;
 mod cross_slot;
+mod ends;
 mod error;
 mod events;
 mod front;

@@ -30,6 +30,16 @@ pub(crate) const MAX_STALL: Duration = Duration::from_secs(1);
 /// one in two checks fails, so eight successes in a row without a competitor are likely, and with
 /// one they are not (1 in 256).
 const COMPETITION: u8 = 8;
+/// The time in which the requests of this process take the units that it returns to Redis one after
+/// the other. Then it leaves units to other processes for a pause, in which each of them checks
+/// once. Without this, the others would find no unit: a request of this process learns of a return
+/// first. Measured with one unit that is held for 50 ms, and 4 callers in each of 2 processes: the
+/// unit is held for 95 % of the time, and the longest wait is 0.9 s.
+const TURN: Duration = Duration::from_millis(600);
+/// The pause after a denial of unknown duration: units are held, perhaps by another process, which
+/// ends its holds without a word to this one. The first request of a queue checks 20 times per
+/// second then. An end in this process wakes it.
+pub(crate) const HOLD_RETRY: Duration = Duration::from_millis(50);
 /// Longer than any process runs, and short enough that an `Instant` can hold it.
 const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
 
@@ -87,6 +97,8 @@ struct Queue {
     units: u64,
     /// Above 0 if another process took the awaited units recently.
     competition: u8,
+    /// The beginning of the turn of this process, if it shares the units with others.
+    turn: Option<Instant>,
 }
 
 /// The requests with the same limiters and keys.
@@ -134,22 +146,29 @@ impl RetryQueues {
     }
 
     /// Returns the hash of limits, by the names of their limiters and their keys.
-    pub(crate) fn hash_of<'a>(
-        &self,
-        limits: impl Iterator<Item = (&'a str, &'a Key<'static>)>,
-    ) -> u64 {
+    pub(crate) fn hash_of<'a>(&self, limits: impl Iterator<Item = (&'a str, &'a Key<'a>)>) -> u64 {
         let mut hasher = self.hasher();
         limits.for_each(|limit| limit.hash(&mut hasher));
         hasher.finish()
     }
 
-    /// Lets the first request that waits for the key check: units were returned, of which its
-    /// forecast did not know.
-    pub(crate) fn units_returned(&self, limiter: &str, key: &Key<'static>) {
-        let id = self.hash_of([(limiter, key)].into_iter());
+    /// Returns the queue of a key.
+    pub(crate) fn queue_of(&self, limiter: &str, key: &Key<'_>) -> u64 {
+        self.hash_of([(limiter, key)].into_iter())
+    }
+
+    /// Lets the first request of a queue check: units were returned, of which its forecast did not
+    /// know. If other processes share the units, these take them after a while.
+    pub(crate) fn units_returned(&self, id: u64, is_shared: bool) {
         let queue = lock(&self.queues).get(&id).cloned();
-        let wakers = queue.map(|queue| lock(&queue).check_now());
+        let wakers = queue.map(|queue| lock(&queue).units_returned(is_shared));
         wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    /// Returns whether requests wait in this queue.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_waited_for(&self, id: u64) -> bool {
+        lock(&self.queues).contains_key(&id)
     }
 
     /// Returns the next number in the order of arrival.
@@ -247,12 +266,28 @@ impl Queue {
         wakers
     }
 
-    /// Ends the sleep of all requests that are to check. Returns their wakers.
-    fn check_now(&mut self) -> Vec<Waker> {
+    fn units_returned(&mut self, is_shared: bool) -> Vec<Waker> {
+        let now = Instant::now();
+        if !is_shared {
+            return self.check_at(now);
+        }
+        let turn = *self.turn.get_or_insert(now);
+        if now < turn {
+            return vec![]; // a pause
+        }
+        if now < turn + TURN {
+            return self.check_at(now);
+        }
+        self.turn = Some(now + HOLD_RETRY);
+        self.check_at(now + HOLD_RETRY)
+    }
+
+    /// Lets all requests that sleep until they check do so at this instant. Returns their wakers.
+    fn check_at(&mut self, at: Instant) -> Vec<Waker> {
         let now = Instant::now();
         let sleeping = self.checking.values_mut().filter(|checking| checking.at > now);
         let woken = sleeping.filter_map(|checking| {
-            checking.at = now;
+            checking.at = at;
             checking.waker.take()
         });
         woken.collect()

@@ -8,6 +8,8 @@ mod block;
 mod budgets;
 mod changes;
 mod charge;
+mod concurrency;
+mod learn;
 mod limiter;
 mod memory;
 mod permit;

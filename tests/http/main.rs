@@ -6,10 +6,12 @@ mod support;
 
 mod ban;
 mod client_ip;
+mod concurrency;
 mod config;
 mod grpc;
 mod keys;
 mod layer;
+mod learn;
 mod observe;
 mod reload;
 mod responses;
@@ -17,3 +19,4 @@ mod rule;
 mod service;
 mod settle;
 mod testing;
+mod tokens;

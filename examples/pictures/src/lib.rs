@@ -8,6 +8,7 @@ pub use stored::record_failure;
 
 mod algorithms;
 mod arrivals;
+mod holds;
 mod request;
 mod stored;
 mod svg;
@@ -39,6 +40,9 @@ pub async fn files() -> Vec<(String, String)> {
         ("batch", stored::batch().await),
         ("denials", stored::denials().await),
         ("failure", stored::failure()),
+        ("settling", holds::settling().await),
+        ("concurrency", holds::concurrency().await),
+        ("permit", holds::permit()),
     ]);
     let links = pictures.iter().map(|(name, svg)| {
         format!("[picture-{name}]: data:image/svg+xml;base64,{}\n", BASE64_STANDARD.encode(svg))

@@ -205,6 +205,7 @@ pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
             (burst * unit / lump * period).min(3e13)
         }
         Params::LeakyBucket(_) => (args[0] * args[1] / args[2]).min(3e13),
+        Params::Concurrency(_) => 1e6,
         _ => args[1],
     };
     (window, params.max_cost())
@@ -350,7 +351,7 @@ fn max_lateness(params: &Params) -> f64 {
         Params::TokenBucket(_) => args[0] * args[2] / args[4] * args[3],
         Params::LeakyBucket(_) => args[0] * args[1] / args[2],
         Params::SlidingLog(_) => args[1],
-        Params::FixedWindow(_) | Params::SlidingWindow(_) => 0.0,
+        Params::FixedWindow(_) | Params::SlidingWindow(_) | Params::Concurrency(_) => 0.0,
     };
     time / 1e3
 }

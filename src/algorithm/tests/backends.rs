@@ -173,6 +173,7 @@ fn state(text: &[u8], params: &Params) -> State {
             State::SlidingWindow(Some(reserved(text, size)))
         }
         Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
+        Params::Concurrency(_) => panic!("a state: {text:?}"),
     }
 }
 
@@ -385,7 +386,7 @@ pub(super) fn eval_each(
 ) -> Vec<EngineReply> {
     let mut order: Vec<_> = (0..checks.len()).collect();
     order.sort_by_key(|index| &checks[*index].key);
-    let mut call = CheckEach::new(checks[0].params, checks.len());
+    let mut call = CheckEach::new(checks[0].params, None, checks.len());
     for of_key in order.chunk_by(|one, next| checks[*one].key == checks[*next].key) {
         let requests = of_key.iter().map(|index| (checks[*index].cost, checks[*index].max_wait));
         call.add(checks[of_key[0]].key.clone(), requests);

@@ -1,5 +1,5 @@
 //! Holds: what is admitted beside them, their ends, expiries and renewals; and that the script and
-//! the twin agree about them. What they promise is in `hold_promise.rs`.
+//! the twin agree about them. What they promise is in `hold_histories.rs`.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -12,6 +12,7 @@ use super::{
     },
     agreement::{Step, both, goes_back, params as any_params, same_states, steps},
     backends::{Backend, Holds, RedisServer, Scripted, check, eval_limits},
+    concurrency,
 };
 use crate::{quota::Quota, store::script::Limit};
 
@@ -93,6 +94,24 @@ fn an_expired_hold_is_spent_at_the_end_of_its_slot() {
 }
 
 #[test]
+fn a_renewal_of_the_only_hold_keeps_its_epoch() {
+    for algorithm in ALGORITHMS {
+        let (params, mut state) = (params(algorithm), State::Initial);
+        let receipt = hold(&mut state, &params, START, 8.0).hold.unwrap();
+        // The clock steps back, and the holder does not get the reply.
+        let now = START - SECOND;
+        let action = HoldAction::Renew(Lifetime::new(8_000_000));
+        let change = HoldChange { receipt, units: 8.0, action };
+        let renewed = state.change_holds(&params, now, &[change])[0];
+        let HoldReply::Renewed(renewed) = renewed else { panic!("{renewed:?}") };
+        assert_eq!(renewed.epoch, receipt.epoch, "{algorithm}");
+        let ended = end(&mut state, &params, now, receipt, [8.0, 0.0]);
+        assert_eq!(ended, HoldReply::Ended);
+        assert!(state.decide(&params, check(10, now)).admitted, "{algorithm}");
+    }
+}
+
+#[test]
 fn a_renewal_after_a_loss_of_the_state_holds_the_units_again() {
     let (params, mut state) = (params(Algorithm::token_bucket()), State::Initial);
     let receipt = hold(&mut state, &params, START, 8.0).hold.unwrap();
@@ -129,6 +148,12 @@ fn holds() -> impl Strategy<Value = Vec<Hold>> {
         3 => Just(Hold::None),
     ];
     prop::collection::vec(hold, 60)
+}
+
+/// An algorithm with two quotas, or two limits on concurrency.
+pub(super) fn any_limits() -> impl Strategy<Value = [Params; 2]> {
+    let concurrency = [1_u64..8, 1_u64..8].prop_map(|limits| limits.map(concurrency::params));
+    prop_oneof![6 => any_params(), 1 => concurrency]
 }
 
 struct Histories<'a> {
@@ -192,7 +217,7 @@ fn the_script_and_the_twin_agree_about_holds() {
         ..Default::default()
     };
     TestRunner::new(config)
-        .run(&(any_params(), steps(), holds(), 1_u32..3_000, any::<bool>()), |history| {
+        .run(&(any_limits(), steps(), holds(), 1_u32..3_000, any::<bool>()), |history| {
             let (limits, steps, holds, life, steady) = history;
             prop_assume!(limits[0].can_hold());
             let mut scripted = scripted.borrow_mut();
@@ -232,7 +257,10 @@ fn agree(
             histories.twin.release(params, now, &releases);
             histories.scripted.release(params, now, &releases);
         } else {
-            let request = step.decide(params, now);
+            let mut request = step.decide(params, now);
+            if !params.spends() && request.action.spends() {
+                request.action = Action::Peek; // the only one that limiters allow
+            }
             let reply = both(histories.scripted, &mut histories.twin, params, request);
             if request.action == Action::Check && reply.admitted {
                 admitted.push((reply.instant, request.cost));
@@ -260,7 +288,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
     let server = RedisServer::start();
     let scripted: Vec<_> =
         (0..3).map(|i| RefCell::new(Scripted::new(&server, &format!("{{key}}{i}")))).collect();
-    let limits = prop::collection::vec(any_params().prop_map(|[params, _]| params), 2..4);
+    let limits = prop::collection::vec(any_limits().prop_map(|[params, _]| params), 2..4);
     let charges = prop::collection::vec((any::<u8>(), 1_u32..600, 0.0_f64..1.5), 1..30);
     let config = ProptestConfig {
         cases: 300,
@@ -282,7 +310,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
                 now += (window * ahead).floor();
                 let cost = (most * f64::from(part) / 1e3).ceil();
                 let request = |(i, params): (usize, &Params)| {
-                    let holds = params.can_hold() && holds & 1 << i != 0;
+                    let holds = params.can_hold() && (holds & 1 << i != 0 || !params.spends());
                     let hold = Action::Hold { lifetime, epoch: None };
                     let action = if holds { hold } else { Action::Check };
                     EngineRequest { action, ..check(cost, now) }

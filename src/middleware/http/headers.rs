@@ -52,7 +52,9 @@ pub enum Headers {
     /// later draft says.
     ///
     /// Stacked layers add their headers side by side. The policy contains the limit per window:
-    /// with a burst above it, more units can remain.
+    /// with a burst above it, more units can remain. A limit on
+    /// [concurrency](crate::Algorithm::Concurrency) has the unit `concurrent-requests` instead of a
+    /// window.
     RateLimit,
     /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
     /// see [`Charge`]. `RateLimit` reports the limit that binds.
@@ -65,7 +67,7 @@ pub enum Headers {
     /// limit, the remaining units, and the seconds until the key is in its initial state. With a
     /// burst above the limit per window, the limit is that burst, so that it is never below the
     /// remaining units. If layers are stacked, the headers are those of the layer with the least
-    /// remaining.
+    /// remaining. A limit on [concurrency](crate::Algorithm::Concurrency) has no reset.
     Triple,
     /// The same three headers as `X-RateLimit-*`, which many APIs send.
     XRateLimit,
@@ -253,7 +255,9 @@ fn raise_retry_after(headers: &mut HeaderMap, seconds: u64) {
 fn policy(name: &str, quota: Quota) -> HeaderValue {
     let mut policy = format!("\"{name}\";q={}", quota.limit());
     let window = quota.window();
-    if window.subsec_nanos() == 0 {
+    if quota.is_concurrent() {
+        policy.push_str(";qu=\"concurrent-requests\"");
+    } else if window.subsec_nanos() == 0 {
         // The header can only contain whole seconds.
         policy.push_str(&format!(";w={}", window.as_secs()));
     }
@@ -301,7 +305,10 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
     let quota = decision.quota();
     headers.insert(limit_name, number(own.max(quota.limit().max(quota.burst_size()))));
     headers.insert(remaining_name, number(own));
-    headers.insert(reset_name, number(seconds));
+    match quota.is_concurrent() {
+        true => drop(headers.remove(reset_name)), // unknown
+        false => drop(headers.insert(reset_name, number(seconds))),
+    }
 }
 
 /// Returns what remains, bounded to what a header can report: the rates of Redisson go up to 2^53,

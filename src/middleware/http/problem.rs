@@ -81,6 +81,7 @@ impl<'a> Problem<'a> {
                 };
                 let title = match decision.is_blocked() {
                     true => "This client is blocked",
+                    false if decision.quota().is_concurrent() => "Too many concurrent requests",
                     false => "Rate limit exceeded",
                 };
                 Self::quota_exceeded(title, detail, decision.limiter())

@@ -1,5 +1,5 @@
-//! A batch: checks of one limiter that go to Redis in one call, and the callers that wait for their
-//! decisions. `front.rs` decides when a batch is sent, and when a caller times out.
+//! A batch: checks of one limiter that go to Redis in one call, or holds, and the callers that wait
+//! for their decisions. `front.rs` decides when a batch is sent, and when a caller times out.
 
 use std::{
     mem,
@@ -23,6 +23,7 @@ use super::{
     transport::{Client, Deadline, TransportError},
 };
 use crate::{
+    algorithm::Lifetime,
     decision::Outcome,
     keys::Key,
     observe::Observers,
@@ -42,6 +43,8 @@ const MAX_DELAY: Duration = Duration::from_millis(1);
 
 pub(super) struct CheckBatch {
     settings: Arc<Settings>,
+    /// The first lifetime of its holds; `None` for checks.
+    hold: Option<Lifetime>,
     /// Those of the first check.
     observers: Observers,
     backend: Backend,
@@ -116,12 +119,13 @@ impl CheckBatch {
     /// Makes an empty batch, with room for the checks that are expected.
     pub(super) fn new(
         settings: Arc<Settings>,
+        hold: Option<Lifetime>,
         observers: Observers,
         backend: Backend,
         expected: BatchSize,
     ) -> Arc<Self> {
         let contents = Mutex::new(Contents::with_room(expected));
-        Arc::new(Self { settings, observers, backend, contents })
+        Arc::new(Self { settings, hold, observers, backend, contents })
     }
 
     pub(super) fn size(&self) -> BatchSize {
@@ -199,9 +203,14 @@ impl CheckBatch {
         false
     }
 
-    /// Returns whether a check can get a reservation.
+    /// Returns whether the units have to be returned if the caller does not take the answer.
+    fn is_returned(&self, caller: &Caller) -> bool {
+        self.hold.is_some() || caller.max_wait > 0.0
+    }
+
+    /// Returns whether a check can get a reservation, or holds units.
     pub(super) fn may_wait(&self) -> bool {
-        self.contents().callers.iter().any(|it| it.is_waiting() && it.max_wait > 0.0)
+        self.contents().callers.iter().any(|it| it.is_waiting() && self.is_returned(it))
     }
 
     /// Makes a call for the callers that wait and whose deadlines are not over; `None` if there are
@@ -229,7 +238,7 @@ impl CheckBatch {
         let mut may_wait = false;
         for &index in &indexes {
             let caller = &mut callers[index];
-            may_wait |= caller.max_wait > 0.0;
+            may_wait |= self.hold.is_some() || caller.max_wait > 0.0;
             caller.is_sent = true;
             if caller.deadline.end() + MAX_DELAY >= last.end() {
                 caller.end = End::OfBatch;
@@ -242,7 +251,7 @@ impl CheckBatch {
         }
         // Stable: the checks of a key stay in the order of their arrival.
         indexes.sort_by_key(|index| callers[*index].key);
-        let mut checks = CheckEach::new(self.settings.params, indexes.len());
+        let mut checks = CheckEach::new(self.settings.params, self.hold, indexes.len());
         let mut of_keys = 0;
         for of_key in indexes.chunk_by(|one, next| callers[*one].key == callers[*next].key) {
             of_keys += 1;
@@ -266,13 +275,14 @@ impl CheckBatch {
         for (&index, found) in call.callers.iter().zip(&reply.replies) {
             let caller = &mut contents.callers[index];
             let policy = self.settings.policy(caller.cost);
+            let is_returned = self.is_returned(caller);
             let result = match found {
                 Ok(found) => Ok(reply.outcome(policy, *found)),
                 Err(error) => Err(client.at_server(slot, error.clone())),
             };
             match caller.complete(result) {
                 Delivery::Accepted(waker) => wakers.extend(waker),
-                Delivery::Refused(Ok(outcome)) if caller.max_wait > 0.0 => {
+                Delivery::Refused(Ok(outcome)) if is_returned => {
                     late.push((index, outcome));
                 }
                 Delivery::Refused(_) => {} // counted, as documented
@@ -458,10 +468,10 @@ impl Drop for Queued {
         }
         let mut contents = self.batch.contents();
         let caller = &mut contents.callers[self.index];
-        let may_wait = caller.max_wait > 0.0;
+        let is_returned = self.batch.is_returned(caller);
         let old = mem::replace(&mut caller.state, CallerState::Dropped);
         drop(contents);
-        if let (true, CallerState::Done(Some(Ok(outcome)))) = (may_wait, &old) {
+        if let (true, CallerState::Done(Some(Ok(outcome)))) = (is_returned, &old) {
             self.batch.release_refused(self.index, outcome);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{
     backend::Backend,
-    holds::{FIRST_PART, lifetime},
+    holds::first_lifetime,
     script::{self, CheckEach, Limit},
     transport::{Client, Command, Deadline, TransportError},
 };
@@ -24,7 +24,7 @@ impl ScriptCall {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
             let key = backend.key(settings, key);
-            let lifetime = hold.map(|time| lifetime(time / FIRST_PART));
+            let lifetime = hold.map(first_lifetime);
             Limit { key, params: settings.params, cost, max_wait, lifetime }
         };
         Self {

@@ -1,6 +1,6 @@
-//! The front: checks of one limiter that arrive while calls are under way are collected, and go to
-//! Redis together. An idle limiter sends a check immediately, in a call of its own. In a cluster,
-//! only checks of the same key are collected. It knows neither scripts nor connections.
+//! The front: checks, or holds, of one limiter that arrive while calls are under way are collected,
+//! and go to Redis together. An idle limiter sends a check immediately, in a call of its own. In a
+//! cluster, only checks of the same key are collected. It knows neither scripts nor connections.
 //!
 //! Checks of a key are decided in the order of their arrival: they take one connection, and a call
 //! begins only when the one before it has its place in the line of that connection.
@@ -14,6 +14,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use foldhash::fast::RandomState;
@@ -26,6 +27,7 @@ use tokio::{
 use super::{
     backend::Backend,
     batch::{BatchSize, CheckBatch, Queued},
+    holds::first_lifetime,
     late::LateCalls,
     transport::{Client, Deadline},
 };
@@ -75,6 +77,8 @@ struct LaneId {
     slot: u16,
     /// The connection of its keys.
     channel: usize,
+    /// The lifetime of its holds; `None` for checks.
+    hold: Option<Duration>,
 }
 
 struct Lane {
@@ -172,7 +176,8 @@ impl Front {
     ) -> LaneId {
         let client = &self.0.client;
         let limiter = Arc::as_ptr(request.settings).addr();
-        let mut id = LaneId { runtime, limiter, key: 0, slot: 0, channel: 0 };
+        let hold = request.hold;
+        let mut id = LaneId { runtime, limiter, key: 0, slot: 0, channel: 0, hold };
         let is_clustered = self.0.is_clustered.load(Relaxed);
         if is_clustered || client.has_several_connections() {
             let name = backend.key(request.settings, request.key);
@@ -298,7 +303,8 @@ impl Lane {
             return queued;
         }
         let (settings, observers) = (self.settings.clone(), request.observers.clone());
-        let batch = CheckBatch::new(settings, observers, backend.clone(), self.last_size);
+        let hold = request.hold.map(first_lifetime);
+        let batch = CheckBatch::new(settings, hold, observers, backend.clone(), self.last_size);
         let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
         self.queue.push_back(batch);
         queued

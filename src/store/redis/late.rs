@@ -73,10 +73,13 @@ impl WaitingCall {
     }
 
     /// Executes the call in a task, which awaits the reply even if the caller has gone.
-    pub(super) async fn execute(self, deadline: Deadline) -> Result<Outcome, TransportError> {
+    pub(super) async fn execute(
+        self: &Arc<Self>,
+        deadline: Deadline,
+    ) -> Result<Outcome, TransportError> {
         let client = self.backend.client.clone();
         let slot = client.slot_of(&self.call.limits()[0].key);
-        let call = Arc::new(self);
+        let call = self.clone();
         let late = call.late.begin();
         let call_deadline = if late.is_some() { deadline.lingering() } else { deadline };
         let (sender, receiver) = oneshot::channel();

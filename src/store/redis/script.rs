@@ -93,10 +93,8 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptT
         (Action::Unblock, _) => {
             command.arg("");
         }
-        (_, [Limit { cost, lifetime: Some(Lifetime { time, grid }), .. }]) => {
-            command.arg(packed_numbers([units(*cost), *time, *grid]));
-        }
         (_, [limit]) => {
+            command_lifetime(&mut command, limit.lifetime);
             let mut items = Items::default();
             items.begin_key();
             items.push(limit.cost, limit.max_wait);
@@ -109,9 +107,11 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptT
     (command, script)
 }
 
-/// Checks of one limiter for one call, each decided by itself.
+/// Checks of one limiter for one call, or holds, each decided by itself.
 pub(crate) struct CheckEach {
     params: Params,
+    /// That of all holds; `None` for checks.
+    lifetime: Option<Lifetime>,
     keys: Vec<String>,
     items: Items,
     checks: Vec<CheckOfKey>,
@@ -126,9 +126,13 @@ struct CheckOfKey {
 
 impl CheckEach {
     /// Begins with none; `count` is the expected number of checks.
-    pub(crate) fn new(params: Params, count: usize) -> Self {
+    pub(crate) fn new(params: Params, lifetime: Option<Lifetime>, count: usize) -> Self {
         let (keys, items) = (vec![], Items::default());
-        Self { params, keys, items, checks: Vec::with_capacity(count) }
+        Self { params, lifetime, keys, items, checks: Vec::with_capacity(count) }
+    }
+
+    fn action(&self) -> Action {
+        self.lifetime.map_or(Action::Check, |lifetime| Action::Hold { lifetime, epoch: None })
     }
 
     /// Adds a key, and all checks of it in their order, each with its cost and its longest wait. A
@@ -147,8 +151,10 @@ impl CheckEach {
     pub(crate) fn command(&self) -> (Cmd, &'static ScriptText) {
         let script = script([self.params.index()].into_iter());
         let keys = self.keys.iter().map(|key| &**key);
-        let mut command = command(script, keys, name(Action::Check));
-        command.arg(packed(&self.params)).arg(self.items.argument());
+        let mut command = command(script, keys, name(self.action()));
+        command.arg(packed(&self.params));
+        command_lifetime(&mut command, self.lifetime);
+        command.arg(self.items.argument());
         (command, script)
     }
 
@@ -167,7 +173,7 @@ impl CheckEach {
             }
             let mut state = decode(&self.params, found).ok_or_else(malformed)?;
             replies.extend(checks.iter().map(|&CheckOfKey { cost, max_wait, .. }| {
-                let request = request(Action::Check, cost, max_wait, now);
+                let request = request(self.action(), cost, max_wait, now);
                 Ok(self.params.step(&mut state, &request))
             }));
         }
@@ -225,6 +231,13 @@ impl Items {
 
     /// The size of a run.
     const SIZE: usize = 20;
+}
+
+/// Adds the lifetime of the holds, before the items.
+fn command_lifetime(command: &mut Cmd, lifetime: Option<Lifetime>) {
+    if let Some(Lifetime { time, grid }) = lifetime {
+        command.arg(packed_numbers([time, grid]));
+    }
 }
 
 fn item(limit: &Limit, holds: bool) -> Vec<u8> {

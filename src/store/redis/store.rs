@@ -16,7 +16,7 @@ use super::{
     config::RedisConfig,
     cross_slot::CrossSlot,
     front::{Entrance, Front},
-    holds::Keeper,
+    holds::{Keeper, SingleHold},
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
@@ -332,6 +332,18 @@ impl Store for RedisStore {
                     }
                 }
             }
+            (Action::Check, [limit]) => {
+                let hold = SingleHold::new(&self.backend, &self.front, limit);
+                if let Entrance::Queued(queued) = hold.enter(deadline) {
+                    return StoreFuture::pending(async move {
+                        let outcome = hold.decide(queued, deadline).await;
+                        let outcome =
+                            outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
+                        Ok(undecided.resolve(outcome, Instant::now))
+                    });
+                }
+                None
+            }
             _ => None,
         };
         let first = request.limits[0].key;
@@ -342,8 +354,19 @@ impl Store for RedisStore {
                 && request.limits.iter().any(LimitRequest::is_returned)
             {
                 let call = WaitingCall::new(&self.backend, request, self.front.late_calls());
+                let (call, keeper) = (Arc::new(call), self.backend.holds.clone());
+                let held = request.limits.iter().filter(|limit| limit.hold.is_some());
+                let held = held.map(|limit| keeper.key_of(limit.settings.name, limit.key));
+                let open = keeper.ends().open(held.collect());
                 return StoreFuture::pending(async move {
-                    let outcome = call.execute(deadline).await;
+                    let mut outcome = call.execute(deadline).await;
+                    // What this process has returned before is there for its next request.
+                    if !open.is_empty()
+                        && matches!(&outcome, Ok(it) if it.decision.waits_for_holds())
+                        && deadline.wait_for(open.answered()).await.is_some()
+                    {
+                        outcome = call.execute(deadline).await;
+                    }
                     let outcome =
                         outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
                     Ok(undecided.resolve(outcome, Instant::now))

@@ -1,0 +1,1022 @@
+-- Decides about keys of a concurrency limiter, one by one.
+-- Written by a test: edit the files that it consists of, whose comments are not sent:
+-- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
+-- EVALSHA names the text below this line f0d5afc7f957c9e603a2247fc57426fb2a4db8fe
+local action, items = ARGV[1], ARGV[#ARGV]
+local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
+local commits = action == 'check' or action == 'spend' or action == 'hold'
+local blocks = action == 'block' or action == 'unblock'
+local returns = action == 'refund' or action == 'release' or blocks
+
+local fast_action = 'check'
+local call = redis.call
+local unpack = table.unpack or unpack
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local FOREIGN = ' holds no state of this limiter'
+local UNDECIDED = ' cannot be decided about; delete it: '
+local function fail(key)
+  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+end
+
+local function failure(key, err)
+  local text = type(err) == 'table' and err.err or err
+  local of_command = string.match(text, '^@user_script: %d+: (.*)$')
+  if string.find(text, FOREIGN, 1, true) then
+    text = 'ERR ' .. text
+  elseif string.find(text, 'WRONGTYPE', 1, true) then
+    text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
+  elseif of_command then
+    text = string.match(of_command, '^%-(.*)$') or 'ERR ' .. of_command
+  elseif not string.find(text, '^%u+ ') then
+    text = 'ERR the key ' .. key .. UNDECIDED .. text
+  end
+  return {err = text}
+end
+
+local function round_up(time, grain)
+  return math.ceil(time / grain) * grain
+end
+
+local function expire_at(time)
+  return string.format('%.0f', math.ceil(time / 1000))
+end
+
+local change_fast
+
+local function use(used, size, parts, runs)
+  local missing = 0
+  for i = 1, #runs do
+    local run = runs[i]
+    local each = run.cost * parts
+    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    used = used + granted * each
+    if granted < run.count then
+      if run.max_wait > 0 then
+        return
+      end
+      missing = math.max(missing, used + each - size)
+    end
+  end
+  return used, missing
+end
+
+local function replace(key, found, state, expires)
+  if found ~= '' then
+    return call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
+end
+local params = ARGV[2]
+local key, block
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
+local size, size_text = 0, '0'
+fast_action = 'hold'
+local limit = struct.unpack('<d', params, 2)
+
+local function create_engine()
+  local cost, max_wait
+local held
+local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
+local HELD_SIZE, SLOT_SIZE = 25, 14
+local MOST_SIZE, most_text = 151, '-151'
+local get, state_length
+local whole
+local is_fresh
+local first_held
+local clock = now
+
+local function held_total()
+  local sum = 0
+  for _, slot in ipairs(held.slots) do
+    sum = sum + slot.units
+  end
+  return math.min(sum, 2 ^ 53)
+end
+
+local function packed_holds(count)
+  local slots = held.slots
+  local parts = {struct.pack(HEAD, 72, count, held.epoch, held.at, held.skew)}
+  for i = 1, count do
+    local slot = slots[i]
+    parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
+  end
+  return table.concat(parts) .. struct.pack('<BB', count, 72)
+end
+
+local function open_holds(tail)
+  local count = string.byte(tail, -2) or 0
+  local size = HELD_SIZE + SLOT_SIZE * count
+  local position, _, epoch, at, skew = #tail - size + 1
+  if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
+    fail(key)
+  end
+  _, _, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
+  local slots = {}
+  for _ = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack(SLOT, tail, position)
+    if units > 0 then
+      slots[#slots + 1] = {ends = ends, units = units}
+    end
+  end
+  local is_all = #tail < MOST_SIZE
+  local before = (is_all and #tail or state_length()) - size
+  held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+  return is_all and string.sub(tail, 1, before)
+end
+
+local function inside(from, to)
+  from, to = tonumber(from), tonumber(to)
+  from = from < 0 and math.max(from + held.length, 0) or from
+  return from, math.min(to < 0 and to + held.length or to, held.length - 1)
+end
+
+local function skew_at()
+  return clock + held.skew < held.at and held.at - clock or held.skew
+end
+
+local function touch()
+  held.skew = skew_at()
+  held.at, held.changed = clock + held.skew, true
+end
+
+local function add_slot(ends, units)
+  local slots, i = held.slots, 1
+  while slots[i] and slots[i].ends < ends do
+    i = i + 1
+  end
+  if slots[i] and slots[i].ends == ends then
+    slots[i].units = slots[i].units + units
+  else
+    table.insert(slots, i, {ends = ends, units = units})
+  end
+  if #slots > MAX_SLOTS then
+    local nearest = 1
+    for j = 2, MAX_SLOTS do
+      if slots[j + 1].ends - slots[j].ends < slots[nearest + 1].ends - slots[nearest].ends then
+        nearest = j
+      end
+    end
+    local joined = table.remove(slots, nearest)
+    slots[nearest].units = slots[nearest].units + joined.units
+  end
+end
+
+local function hold(units, lifetime, grid, is_known)
+  if not held then
+    local state = whole()
+    held = {slots = {}, count = 0, length = state and #state or state_length()}
+  end
+  if #held.slots == 0 and not is_known then
+    held.epoch, held.at, held.skew = clock, clock, 0
+  end
+  touch()
+  local ends = math.ceil((held.at + lifetime) / grid) * grid
+  add_slot(ends, units)
+  return ends
+end
+
+local function take(ends, units)
+  touch()
+  local left = {}
+  for _, slot in ipairs(held.slots) do
+    if slot.ends >= ends then
+      local taken = math.min(slot.units, units)
+      slot.units, units = slot.units - taken, units - taken
+    end
+    if slot.units > 0 then
+      left[#left + 1] = slot
+    end
+  end
+  held.slots = left
+end
+
+local drain
+local function held_until(expires)
+  local slots = held.slots
+  local last = slots[1] and slots[#slots].ends - skew_at() or 0
+  return math.max(expires or clock, last) + drain(held_total())
+end
+
+local function in_block(state)
+  return struct.pack('<BI7', 66, block.ends) .. state
+end
+
+function get(from, to)
+  if held then
+    from, to = inside(from, to)
+    if from > to then
+      return ''
+    end
+  end
+  if block then
+    from, to = tonumber(from), tonumber(to)
+    return string.sub(block.state, from < 0 and from or from + 1, to < 0 and to or to + 1)
+  end
+  return call('GETRANGE', key, from, to)
+end
+
+function state_length()
+  return held and held.length or block and #block.state or call('STRLEN', key)
+end
+
+local function put(state, expires)
+  is_fresh = false
+  if held then
+    held.length = #state
+    if #held.slots > 0 then
+      state, expires = state .. packed_holds(#held.slots), held_until(expires)
+      held.count, held.changed = #held.slots, false
+    else
+      held = nil
+    end
+  end
+  if block then
+    block.state, block.expires, block.changed = state, expires, true
+  elseif state == '' then
+    call('DEL', key)
+  else
+    call('SET', key, state, 'PXAT', expire_at(expires))
+  end
+end
+
+local function patch(from, bytes, expires)
+  is_fresh = false
+  if held then
+    from, expires = tonumber(from), expires and held_until(expires)
+    if from + #bytes > held.length then
+      held.length, held.count = from + #bytes, math.max(held.count, #held.slots)
+      bytes, held.changed = bytes .. packed_holds(held.count), false
+    end
+  end
+  if block then
+    local state = block.state
+    from = tonumber(from)
+    local rest = string.sub(state, from + #bytes + 1)
+    block.state, block.changed = string.sub(state, 1, from) .. bytes .. rest, true
+    block.expires = expires or block.expires
+    return
+  end
+  call('SETRANGE', key, from, bytes)
+  if expires then
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+end
+
+local function open_block(letter)
+  if block or letter ~= 66 and not blocks then
+    return false
+  end
+  local ends = 0
+  if letter == 66 then
+    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
+    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
+      fail(key)
+    end
+    ends = struct.unpack('<I7', head, 2)
+    if can_be_denied and ends - now > max_wait then
+      block = {ends = ends}
+      return false
+    end
+  end
+  local value = call('GETRANGE', key, '0', '-1')
+  local state = letter == 66 and string.sub(value, 9, -2) or value
+  block = {ends = ends, state = state, changed = blocks}
+  return true
+end
+
+local function close_block()
+  local ends, state, expires = block.ends, block.state, block.expires
+  local is_over = ends <= now
+  if not block.changed then
+    return
+  elseif is_over and state == '' then
+    call('DEL', key)
+    return
+  end
+  local value = is_over and state or in_block(state) .. 'B'
+  if expires or state == '' then
+    call('SET', key, value, 'PXAT', expire_at(math.max(expires or 0, is_over and 0 or ends)))
+  else
+    call('SET', key, value, 'KEEPTTL')
+  end
+end
+local expiry
+local capacity = limit
+
+local function hold_back(units)
+  limit = capacity - units
+end
+
+local function fits_beside(units)
+  return units <= limit
+end
+
+function drain()
+  return 0
+end
+
+local function size_of()
+  return size
+end
+
+local function initial() end
+
+local function decode()
+  fail(key)
+end
+
+local function encode()
+  return ''
+end
+
+local function step_back()
+  return false
+end
+
+local function advance() end
+
+local function adopt()
+  return false
+end
+
+local function earliest()
+  return 0
+end
+
+local function commit() end
+
+local function refund() end
+
+local function reset_after()
+  return 0
+end
+
+local found, stale
+local first_found
+
+local ENTRY = 16
+local read_size = tonumber(size_text)
+
+local function forget()
+  first_found, held = nil, nil
+end
+
+local function find_holds()
+  local own = size_of(found)
+  local is_longer = #found > own or own > read_size and state_length() > own
+  if string.byte(found) ~= 72 and not is_longer then
+    return
+  end
+  local tail = get(most_text, '-1')
+  if string.byte(tail, -1) == 72 then
+    local state = open_holds(tail)
+    found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
+  end
+end
+
+function whole()
+  return is_fresh and (not found and '' or #found <= size_of(found) and found)
+end
+
+local function load()
+  found, stale, is_fresh = get('0', size_text), false, true
+  if open_block(string.byte(found)) then
+    found = get('0', size_text)
+  elseif block and not block.state then
+    found = nil
+    return
+  end
+  if not held then
+    find_holds()
+  end
+  found = found ~= '' and decode(found, true) or nil
+  first_found = first_found or found or ''
+end
+
+local function found_state()
+  return first_found or ''
+end
+
+local function expiry_after(reset)
+  return expiry and expiry(reset) or now + reset
+end
+
+local function expiry_now()
+  return expiry_after(reset_after())
+end
+
+local function tails()
+  local function read_tail(size)
+    local tail = get(size, -1)
+    if #tail >= size + ENTRY and struct.unpack('<d', tail, #tail - ENTRY + 1) > now then
+      return tail
+    end
+  end
+
+  local function fold(tail, size)
+    decode(string.sub(tail, 1, size))
+    local position = size + 1
+    local instant, cost = struct.unpack('<dd', tail, position)
+    while instant <= now do
+      advance(instant)
+      commit(instant, cost)
+      position = position + ENTRY
+      instant, cost = struct.unpack('<dd', tail, position)
+    end
+    advance(now)
+    return position
+  end
+
+  local function lower(entries, instant, units)
+    local low, high = 1, #entries + 1
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if entries[middle][1] < instant then
+        low = middle + 1
+      else
+        high = middle
+      end
+    end
+    local entry = entries[low]
+    if entry and entry[1] == instant then
+      entry[2] = entry[2] - math.min(units, entry[2])
+    end
+  end
+
+  local function recount(entries)
+    local base, packed = encode(true), {}
+    for _, entry in ipairs(entries) do
+      if entry[2] > 0 then
+        commit(entry[1], entry[2])
+        packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
+      end
+    end
+    return packed[1] and base .. table.concat(packed) or ''
+  end
+
+  return {fold = fold, lower = lower, read = read_tail, recount = recount}
+end
+
+local function reserving()
+  local tails = tails()
+
+  local function insert(head, instant, cost, more, reset)
+    local tail = get(size, -1)
+    local first, behind = tails.fold(tail, size), #tail + 1
+    while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
+      behind = behind - ENTRY
+    end
+    local ahead = behind
+    if behind > first then
+      local other, units = struct.unpack('<dd', tail, behind - ENTRY)
+      if other == instant then
+        ahead, cost = behind - ENTRY, cost + units
+      end
+    end
+    local entry = struct.pack('<dd', instant, cost)
+    local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
+    put(head .. encode(true) .. rest, expiry_after(reset))
+  end
+
+  local function reserve(head, before, instant, cost, more, reset)
+    local entry = struct.pack('<dd', instant, cost)
+    local length = state_length()
+    local newest, newest_cost = 0, 0
+    if length >= 2 * size + ENTRY then
+      newest, newest_cost = struct.unpack('<dd', get(length - ENTRY, -1))
+    end
+    if newest <= now then
+      put(head .. before .. entry .. more, expiry_after(reset))
+      return
+    end
+    local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
+    local oldest = struct.unpack('<d', get(middle, middle + 7))
+    local has_grown = #head ~= size
+    if oldest <= now or instant < newest or has_grown then
+      insert(head, instant, cost, more, reset)
+      return
+    end
+    if newest == instant then
+      entry = struct.pack('<dd', instant, newest_cost + cost)
+      length = length - ENTRY
+    end
+    patch(length, entry .. more)
+    patch(0, head, expiry_after(reset))
+  end
+
+  return reserve
+end
+
+local function reserve_all(before, entries)
+  local more = {}
+  for i = 2, #entries do
+    more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
+  end
+  local instant, cost = entries[1][1], entries[1][2]
+  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+end
+
+local release
+if returns then
+  function release(stale, releases)
+    local tails, entries = tails(), {}
+    local tail = not stale and tails.read(size)
+    if tail then
+      for position = tails.fold(tail, size), #tail, ENTRY do
+        entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
+      end
+    else
+      advance(now)
+    end
+    for _, release in ipairs(releases) do
+      local instant, units = release[1], release[2]
+      if instant and instant > now then
+        tails.lower(entries, instant, units)
+      else
+        refund(instant, units)
+      end
+    end
+    local behind, reset = tails.recount(entries), reset_after()
+    if reset == 0 then
+      put('')
+    else
+      put(encode(behind ~= '') .. behind, expiry_after(reset))
+    end
+  end
+end
+
+local function store(before, instant)
+  local reset = reset_after()
+  local head = before and encode(true)
+  if before and #before ~= #head then
+    decode(before)
+    before = encode(true)
+  end
+  if before and not stale then
+    reserving()(head, before, instant, cost, '', reset)
+  elseif before then
+    put(head .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+  elseif reset == 0 then
+    put('')
+  elseif found and #found > size and not stale then
+    head = encode(true)
+    local tails, behind = tails(), nil
+    local tail = tails.read(size)
+    if tail then
+      local position = tails.fold(tail, size)
+      commit(now, cost)
+      behind = encode(true) .. string.sub(tail, position)
+    end
+    put(behind and head .. behind or encode(), expiry_after(reset))
+  else
+    put(encode(), expiry_after(reset))
+  end
+end
+local wait, too_long
+
+local function plan_loaded()
+  wait, too_long = 0, 0
+  if block and not block.state then
+    wait = block.ends - now
+    too_long = wait - max_wait
+    return
+  elseif returns then
+    return
+  elseif found then
+    stale = step_back()
+    advance(now)
+    stale = adopt() or stale
+  else
+    initial()
+  end
+  local full
+  hold_back(held and held_total() or 0)
+  local fits = not held or not can_be_denied or fits_beside(cost)
+  wait, full = earliest(fits and can_be_denied and cost or -math.huge)
+  if block and can_be_denied then
+    local rest = block.ends - now
+    wait, full = math.max(wait, rest), full and full > rest and full or 0
+  end
+  too_long = fits and math.max(wait - max_wait, full or 0) or math.huge
+end
+
+local function spend_at(instant, units)
+  local saved = {now, cost, max_wait, can_be_denied, returns}
+  now, cost, max_wait, can_be_denied, returns = instant, units, 0, false, false
+  load()
+  plan_loaded()
+  local before = wait > 0 and encode(true, cost)
+  commit(now + wait, cost)
+  store(before, now + wait)
+  now, cost, max_wait, can_be_denied, returns = unpack(saved, 1, 5)
+end
+
+local function expire_holds()
+  local time = clock + skew_at()
+  local first = held.slots[1]
+  if not first or first.ends > time then
+    return false
+  end
+  block = block or {ends = 0, state = call('GETRANGE', key, '0', '-1')}
+  touch()
+  while first and first.ends <= time do
+    table.remove(held.slots, 1)
+    held.changed = true
+    spend_at(first.ends - held.skew, first.units)
+    first = held and held.slots[1]
+  end
+  if held and held.changed then
+    local state = get('0', '-1')
+    held.count, held.changed = #held.slots, false
+    block.state = state .. (#held.slots > 0 and packed_holds(#held.slots) or '')
+  end
+  forget()
+  return true
+end
+
+local is_behind
+
+local function open_key()
+  load()
+  is_behind = held and held.slots[1] and clock + held.skew < held.at
+  local time = clock + (held and held.slots[1] and skew_at() or 0)
+  if held and expire_holds() then
+    load()
+  end
+  if is_behind and held then
+    touch()
+  end
+  return time
+end
+
+local function plan()
+  if block and not block.state then
+    block = nil
+  end
+  open_key()
+  if not first_held then
+    local slots = held and #held.slots or 0
+    first_held = slots > 0 and packed_holds(slots) or ''
+  end
+  plan_loaded()
+end
+
+local function described(state)
+  state = (first_held or '') .. state
+  return block and block.ends > now and in_block(state) or state
+end
+
+local function store_holds()
+  if not held or not held.changed then
+    return
+  end
+  local expires, slots, state = expiry_now(), held.slots, whole()
+  if state or #slots == 0 and held.length <= 1024 or held.length == 0 then
+    put(state or get('0', '-1'), expires)
+    return
+  end
+  local count = math.max(held.count, #slots)
+  local bytes = packed_holds(count)
+  held.count, held.changed = count, false
+  expires = held_until(expires)
+  if block then
+    block.state = string.sub(block.state, 1, held.length) .. bytes
+    block.expires, block.changed = expires, true
+    return
+  end
+  call('SETRANGE', key, held.length, bytes)
+  call('PEXPIREAT', key, expire_at(expires))
+end
+
+local ENDED, LOST, EXPIRED, RENEWED = 1, 2, 3, 4
+
+local function change_hold(time, epoch, ends, units, used, lifetime, grid)
+  local has_expired = ends <= time
+  local is_known = held and #held.slots > 0 and held.epoch == epoch
+  if is_known and not has_expired then
+    take(ends, units)
+  end
+  if has_expired then
+    return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
+  elseif lifetime > 0 then
+    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+    return RENEWED, hold(units, lifetime, grid, is_known), 0
+  end
+  return is_known and ENDED or LOST, 0, used
+end
+
+local function change_holds(changes)
+  block, first_held, cost, max_wait = nil, nil, 0, 0
+  forget()
+  local time = open_key()
+  local results, spent = {}, 0
+  for i, change in ipairs(changes) do
+    local result, ends, units = change_hold(time, unpack(change, 1, 6))
+    results[i] = struct.pack('<ddd', result, held and held.epoch or 0, ends)
+    spent = spent + units
+  end
+  if spent > 0 then
+    spend_at(now, spent)
+  end
+  if held and held.changed then
+    load()
+    plan_loaded()
+    store_holds()
+  end
+  if block then
+    close_block()
+  end
+  return table.concat(results)
+end
+
+local finish
+
+if returns then
+  local function releases()
+    if action == 'refund' then
+      return {{nil, cost}}
+    elseif blocks then
+      return {}
+    end
+    local all = {}
+    for position = 1, #items, 16 do
+      all[#all + 1] = {struct.unpack('<dd', items, position)}
+    end
+    return all
+  end
+
+  local function observe()
+    forget()
+    returns = false
+    plan()
+    returns = true
+    return described(found_state())
+  end
+
+  function finish()
+    if found then
+      release(step_back(), releases())
+      store_holds()
+    elseif held and (blocks or is_behind) then
+      put('')
+    end
+    if blocks then
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
+    end
+    if block then
+      close_block()
+    end
+    return action ~= 'release' and observe()
+  end
+else
+  function finish(admitted, wait)
+    local before
+    local holds = lifetime > 0
+    if commits and admitted and not holds then
+      before = wait > 0 and encode(true, cost)
+      commit(now + wait, cost)
+    end
+    local state = described(found_state())
+    if holds and admitted then
+      hold(cost, lifetime, grid)
+    end
+    if commits and (stale or admitted and not holds) then
+      store(before, now + wait)
+    elseif not commits or not admitted and not is_behind then
+      return state
+    end
+    store_holds()
+    if block then
+      close_block()
+    end
+    return state
+  end
+end
+  local function decide()
+    plan()
+    return finish(too_long == 0 or not can_be_denied, wait)
+  end
+
+  local function decide_all(runs)
+    block, first_held = nil, nil
+    forget()
+    local state
+    for _, run in ipairs(runs) do
+      cost, max_wait = run.cost, run.max_wait
+      for _ = 1, run.count do
+        state = decide()
+        if too_long > 0 then
+          break
+        end
+      end
+    end
+    return state
+  end
+
+  return {change_holds = change_holds, decide_all = decide_all, reserve_all = reserve_all}
+end
+
+local created
+local function engine()
+  created = created or create_engine()
+  return created
+end
+
+local function read_all()
+  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
+  return is_fast and call('MGET', unpack(KEYS))
+end
+
+if action == 'release' then
+  key = KEYS[1]
+  engine().decide_all({{count = 1}})
+  return {now}
+end
+
+local function read(found)
+  if found == '' then
+    return {}, 0, now, 0
+  end
+  local letter, count = string.byte(found, 1, 2)
+  if letter ~= 72 or #found ~= 25 + 14 * count then
+    return
+  end
+  local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', found)
+  if now + skew < at then
+    return
+  end
+  local slots, sum, has_ended = {}, 0, false
+  for _ = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack('<I7I7', found, position)
+    if units > 0 and ends > now + skew then
+      slots[#slots + 1] = ends
+      slots[#slots + 1] = units
+      sum = sum + units
+    else
+      has_ended = has_ended or units > 0
+    end
+  end
+  if sum == 0 then
+    return slots, 0, now, 0, has_ended
+  end
+  return slots, sum, epoch, skew, has_ended
+end
+
+local function write(key, found, _, slots, epoch, skew)
+  local count = #slots / 2
+  local form = '<BBI7I7I7' .. string.rep('I7', #slots) .. 'BB'
+  slots[#slots + 1], slots[#slots + 2] = count, 72
+  local value = struct.pack(form, 72, count, epoch, now + skew, skew, unpack(slots))
+  return replace(key, found, value, slots[2 * count - 1] - skew)
+end
+
+local states = read_all()
+local function fast(_, i, runs)
+  local found = states[i] or ''
+  local slots, sum, epoch, skew = read(found)
+  local used = slots and use(sum, limit, 1, runs)
+  if not used or used == sum then
+    return used and found
+  end
+  local ends = math.ceil((now + skew + lifetime) / grid) * grid
+  local last = #slots
+  if last > 0 and slots[last - 1] == ends then
+    slots[last] = slots[last] + used - sum
+  elseif last < 18 and (last == 0 or slots[last - 1] < ends) then
+    slots[last + 1], slots[last + 2] = ends, used - sum
+  else
+    return
+  end
+  return found, used, slots, epoch, skew
+end
+
+local function take(slots, ends, units)
+  local left = {}
+  for i = 1, #slots, 2 do
+    local of_slot = slots[i + 1]
+    if slots[i] >= ends then
+      local taken = math.min(of_slot, units)
+      of_slot, units = of_slot - taken, units - taken
+    end
+    if of_slot > 0 then
+      left[#left + 1], left[#left + 2] = slots[i], of_slot
+    end
+  end
+  return left
+end
+
+local function add(slots, ends, units)
+  local i = 1
+  while slots[i] and slots[i] < ends do
+    i = i + 2
+  end
+  if slots[i] == ends then
+    slots[i + 1] = slots[i + 1] + units
+  else
+    table.insert(slots, i, units)
+    table.insert(slots, i, ends)
+  end
+end
+
+function change_fast(i, changes)
+  local found, results, is_changed = states[i] or '', {}, false
+  local slots, _, epoch, skew, has_ended = read(found)
+  if not slots or has_ended then
+    return
+  end
+  local time = now + skew
+  for j, change in ipairs(changes) do
+    local of, ends, units, _, life, grid = unpack(change, 1, 6)
+    local is_known, result, renewed = #slots > 0 and of == epoch, 3, 0
+    if ends > time then
+      if is_known then
+        slots, is_changed = take(slots, ends, units), true
+      end
+      if life > 0 then
+        if #slots == 0 and not is_known then
+          epoch, skew = now, 0
+        end
+        life = is_known and math.max(life, ends - time) or life
+        renewed = math.ceil((now + skew + life) / grid) * grid
+        add(slots, renewed, units)
+        result, is_changed = 4, true
+      else
+        result = is_known and 1 or 2
+      end
+    end
+    results[j] = struct.pack('<ddd', result, epoch, renewed)
+  end
+  if #slots > 18 then
+    return
+  elseif not is_changed then
+    return table.concat(results)
+  elseif #slots == 0 then
+    call('DEL', key)
+  elseif not write(key, found, nil, slots, epoch, skew) then
+    return
+  end
+  return table.concat(results)
+end
+local function change(changes, i)
+  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+end
+
+if action == 'holds' then
+  local position, reply = 1, {now}
+  for i = 1, #KEYS do
+    local count, changes = nil, {}
+    count, position = struct.unpack('<I2', items, position)
+    for j = 1, count do
+      changes[j] = {struct.unpack('<dddddd', items, position)}
+      position = position + 48
+    end
+    key = KEYS[i]
+    local ok, result = pcall(change, changes, i)
+    reply[i + 1] = ok and result or failure(key, result)
+  end
+  return reply
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
+local function apply(found, used, ...)
+  return found and (not used or write(key, found, used, ...)) and found
+end
+
+local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
+local function decide_keys()
+  while index < #KEYS do
+    index = index + 1
+    key = KEYS[index]
+    if not blocks and position <= #items then
+      runs, position = read_runs(position)
+    end
+    block = nil
+    local found = fast and action == fast_action and apply(fast(key, index, runs))
+    reply[index + 1] = found or engine().decide_all(runs)
+  end
+end
+
+while index < #KEYS do
+  local ok, err = pcall(decide_keys)
+  if not ok then
+    reply[index + 1] = failure(key, err)
+  end
+end
+return #KEYS == 1 and reply[2].err and reply[2] or reply

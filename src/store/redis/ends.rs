@@ -1,0 +1,122 @@
+//! The ends of holds that Redis has not answered yet, by key: a hold of the same process that is
+//! denied meanwhile tries again after the answer. Sending them is in `holds.rs`.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::Notify;
+
+use crate::sync::lock;
+
+/// Clones share the ends.
+#[derive(Clone, Default)]
+pub(super) struct Ends(Arc<EndsInner>);
+
+#[derive(Default)]
+struct EndsInner {
+    /// By the hash of limiter and key. Two with equal hashes only try again in vain.
+    keys: Mutex<HashMap<u64, Unanswered>>,
+    /// Notified when one is answered, or is not sent any more.
+    answered: Notify,
+    /// Notified when a request waits for one, which should not wait for others to be sent with it.
+    needed: Notify,
+}
+
+#[derive(Default)]
+struct Unanswered {
+    /// The ends without an answer.
+    open: usize,
+    answered: usize,
+}
+
+impl Ends {
+    /// Begins the end of a hold. It is open until the returned value is dropped.
+    pub(super) fn begin(&self, key: u64) -> OpenEnd {
+        lock(&self.0.keys).entry(key).or_default().open += 1;
+        OpenEnd { ends: self.clone(), key }
+    }
+
+    /// Returns the ends of these keys that are open now.
+    pub(super) fn open(&self, keys: Vec<u64>) -> OpenEnds {
+        let (open, answered) = self.count(&keys);
+        OpenEnds { ends: self.clone(), keys, open, answered }
+    }
+
+    /// Lets the ends of a hold be sent at once.
+    pub(super) fn hurry(&self) {
+        self.0.needed.notify_one();
+    }
+
+    /// Waits until an end is to be sent at once.
+    pub(super) async fn needed(&self) {
+        self.0.needed.notified().await;
+    }
+
+    /// Returns how many ends are open, and how many were answered since there were none.
+    fn count(&self, keys: &[u64]) -> (usize, usize) {
+        let all = lock(&self.0.keys);
+        let counts = keys.iter().filter_map(|key| all.get(key));
+        counts.fold((0, 0), |sum, it| (sum.0 + it.open, sum.1 + it.answered))
+    }
+}
+
+/// The ends of some keys that were open at an instant.
+pub(super) struct OpenEnds {
+    ends: Ends,
+    keys: Vec<u64>,
+    open: usize,
+    /// How many were answered before.
+    answered: usize,
+}
+
+impl OpenEnds {
+    pub(super) fn is_empty(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Waits for the answers to all of them.
+    pub(super) async fn answered(&self) {
+        let EndsInner { answered, needed, .. } = &*self.ends.0;
+        loop {
+            let notified = answered.notified();
+            let (left, now) = self.ends.count(&self.keys);
+            // Fewer: there were none in between.
+            if left == 0 || now < self.answered || now >= self.answered + self.open {
+                return;
+            }
+            needed.notify_one();
+            notified.await;
+        }
+    }
+}
+
+/// An end without an answer.
+pub(super) struct OpenEnd {
+    ends: Ends,
+    key: u64,
+}
+
+impl OpenEnd {
+    /// The hash of limiter and key.
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+}
+
+impl Drop for OpenEnd {
+    fn drop(&mut self) {
+        let EndsInner { keys, answered, .. } = &*self.ends.0;
+        let mut all = lock(keys);
+        if let Some(of_key) = all.get_mut(&self.key) {
+            of_key.open -= 1;
+            of_key.answered += 1;
+            if of_key.open == 0 {
+                all.remove(&self.key);
+            }
+        }
+        drop(all);
+        answered.notify_waiters();
+    }
+}

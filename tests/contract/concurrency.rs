@@ -1,0 +1,256 @@
+//! Limits on concurrency over either store: what is in flight, how it ends, and requests that wait.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_ratelimit::{
+    Algorithm, Charge, Error, FailurePolicy, Limiter, MemoryStore, Permit, Quota,
+    config::{ConfigError, Limits},
+    store::{AnyStore, Source, Store},
+};
+
+use crate::support::{self, load::until, server::RedisServer};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn concurrency(store: &AnyStore, limit: u64) -> Limiter {
+    Limiter::new("streams", store.clone(), Algorithm::concurrency(), Quota::concurrent(limit))
+}
+
+async fn stores(server: &RedisServer) -> [AnyStore; 2] {
+    let redis = support::redis_store(server).await;
+    [MemoryStore::new().into_any(), redis.into_any()]
+}
+
+async fn hold(limiter: &Limiter, n: u64) -> Option<Permit> {
+    limiter.hold("alice", n).await.unwrap().ok()
+}
+
+#[tokio::test]
+async fn a_permit_that_is_dropped_is_free_at_once() {
+    let server = RedisServer::start();
+    for store in stores(&server).await {
+        let streams = concurrency(&store, 2);
+        // The end and the next hold of a process come in this order, without a pause.
+        for _ in 0..100 {
+            let one = hold(&streams, 1).await.unwrap();
+            assert_eq!(one.decision().remaining(), 1);
+            let two = hold(&streams, 1).await.unwrap();
+            assert_eq!(two.decision().remaining(), 0);
+            assert!(hold(&streams, 1).await.is_none());
+            one.cancel();
+            let three = hold(&streams, 1).await.unwrap();
+            two.settle(7); // nothing is spent
+            drop(three);
+            drop(hold(&streams, 2).await.unwrap());
+        }
+        let state = streams.peek("alice").await.unwrap();
+        assert_eq!((state.quota(), state.source()), (Quota::concurrent(2), Source::Store));
+        until("all is free", async || streams.peek("alice").await.unwrap().remaining() == 2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_denial_says_what_is_held_and_not_when_it_ends() {
+    let server = RedisServer::start();
+    for store in stores(&server).await {
+        let streams = concurrency(&store, 3);
+        let permit = hold(&streams, 2).await.unwrap();
+        let denied = streams.hold("alice", 2).await.unwrap().unwrap_err();
+        assert_eq!((denied.is_allowed(), denied.remaining()), (false, 1));
+        assert_eq!((denied.retry_after(), denied.replenish_after()), (None, Duration::ZERO));
+        let state = streams.peek_n("alice", 2).await.unwrap();
+        assert_eq!((state.allows(), state.held(), state.remaining()), (false, 2, 1));
+        assert!(hold(&streams, 1).await.is_some());
+        assert!(streams.hold("bob", 3).await.unwrap().is_ok());
+        drop(permit);
+        streams.block("alice", SECOND).await.unwrap();
+        let denied = streams.hold("alice", 1).await.unwrap().unwrap_err();
+        assert!(denied.is_blocked() && denied.retry_after().is_some());
+        streams.unblock("alice").await.unwrap();
+        streams.reset("alice").await.unwrap();
+        assert!(hold(&streams, 3).await.is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_rate_and_concurrency_are_charged_together_or_not_at_all() {
+    let server = RedisServer::start();
+    for store in stores(&server).await {
+        let streams = concurrency(&store, 2);
+        let quota = Quota::per_day(3);
+        let requests = Limiter::new("requests", store.clone(), Algorithm::token_bucket(), quota);
+        let charge = Charge::new(&requests, "alice").also(&streams);
+        let left = async || {
+            let requests = requests.peek("alice").await.unwrap().remaining();
+            (requests, streams.peek("alice").await.unwrap().held())
+        };
+        let one = charge.hold().await.unwrap().unwrap();
+        let two = charge.hold().await.unwrap().unwrap();
+        assert_eq!(left().await, (1, 2));
+        let denied = charge.hold().await.unwrap().unwrap_err();
+        assert_eq!((denied.limiter(), denied.retry_after()), ("streams", None));
+        assert_eq!(left().await, (1, 2));
+        drop(one);
+        let three = charge.hold().await.unwrap().unwrap();
+        assert_eq!(left().await, (0, 2));
+        drop((two, three));
+        let denied = charge.hold().await.unwrap().unwrap_err();
+        assert_eq!(denied.limiter(), "requests");
+        until("none is in flight", async || left().await == (0, 0)).await;
+    }
+}
+
+#[tokio::test]
+async fn calls_that_spend_are_errors_that_say_what_to_do() {
+    let server = RedisServer::start();
+    for store in stores(&server).await {
+        let streams = concurrency(&store, 2);
+        let only_holds =
+            |error| matches!(error, Error::OnlyHolds { limiter, .. } if limiter == "streams");
+        assert!(only_holds(streams.check("alice").await.unwrap_err()));
+        assert!(only_holds(streams.acquire("alice").await.unwrap_err()));
+        assert!(only_holds(streams.check_within("alice", SECOND).await.unwrap_err()));
+        assert!(only_holds(streams.spend("alice", 1).await.unwrap_err()));
+        assert!(only_holds(streams.refund("alice", 1).await.unwrap_err()));
+        let charge = Charge::new(&streams, "alice");
+        assert!(only_holds(charge.check().await.unwrap_err()));
+        assert!(only_holds(charge.spend().await.unwrap_err()));
+        assert!(only_holds(charge.try_acquire(SECOND).await.unwrap_err()));
+        let above = streams.hold("alice", 3).await.unwrap_err();
+        assert!(matches!(above, Error::CostAboveQuota { cost: 3, max: 2, .. }));
+        assert!(matches!(streams.hold("alice", 0).await.unwrap_err(), Error::ZeroCost));
+        assert_eq!(streams.peek("alice").await.unwrap().remaining(), 2);
+    }
+}
+
+#[test]
+fn a_quota_fits_its_algorithm() {
+    let new = |algorithm, quota| Limiter::try_new("x", MemoryStore::new(), algorithm, quota);
+    let error = new(Algorithm::concurrency(), Quota::per_second(10)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "quota \"10/s\": concurrency counts units at a time; use a quota such as \"10 \
+         concurrent\", or another algorithm"
+    );
+    let error = new(Algorithm::token_bucket(), Quota::concurrent(10)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "quota \"10 concurrent\": a token-bucket counts units per window; use the algorithm \
+         concurrency, or a quota such as 10/s"
+    );
+    assert!(matches!(error, ConfigError::Concurrent { .. }));
+    assert!(Quota::concurrent(10).try_burst(20).is_err());
+    assert!(Quota::try_concurrent(0).is_err());
+    assert!(Quota::try_concurrent(1 << 47).is_err());
+    for (text, quota) in [("10 concurrent", 10), (" 1_000 Concurrent ", 1_000)] {
+        assert_eq!(text.parse(), Ok(Quota::concurrent(quota)));
+    }
+    assert_eq!(Quota::concurrent(1_000).to_string(), "1000 concurrent");
+    for text in ["concurrent", "10/s concurrent", "10 concurrent burst 20", "0 concurrent"] {
+        assert!(text.parse::<Quota>().is_err(), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_can_set_a_limit_on_concurrency_and_change_it() {
+    let read = |text| toml::from_str::<Limits>(text).unwrap();
+    let limits = read("streams = { algorithm = 'concurrency', quota = '1 concurrent' }");
+    let limiters = limits.limiters(&MemoryStore::new()).unwrap();
+    let streams = limiters.get("streams").unwrap();
+    let one = hold(&streams, 1).await.unwrap();
+    assert!(hold(&streams, 1).await.is_none());
+    limiters
+        .reload(&read("streams = { algorithm = 'concurrency', quota = '3 concurrent' }"))
+        .unwrap();
+    let two = hold(&streams, 2).await.unwrap();
+    limiters
+        .reload(&read("streams = { algorithm = 'concurrency', quota = '2 concurrent' }"))
+        .unwrap();
+    drop(one);
+    assert!(hold(&streams, 1).await.is_none()); // two are still in flight
+    drop(two);
+    assert!(hold(&streams, 2).await.is_some());
+    limiters.reload(&read("streams = { algorithm = 'token-bucket', quota = '5/day' }")).unwrap();
+    assert!(streams.check_n("alice", 5).await.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_are_served_in_order_and_woken_by_an_end() {
+    let store = MemoryStore::new().into_any();
+    let streams = concurrency(&store, 1);
+    let first = hold(&streams, 1).await.unwrap();
+    let (served, start) = (Arc::new(AtomicU64::new(0)), Instant::now());
+    let mut tasks = JoinSet::new();
+    for number in 0..20 {
+        let (streams, served) = (streams.clone(), served.clone());
+        tasks.spawn(async move {
+            let permit = streams.hold_within("alice", 1, 60 * SECOND).await.unwrap().unwrap();
+            assert_eq!(served.fetch_add(1, SeqCst), number, "in the order of arrival");
+            sleep(SECOND).await;
+            drop(permit);
+        });
+        tokio::task::yield_now().await;
+    }
+    // One that gives up delays no other.
+    let streams_2 = streams.clone();
+    let impatient =
+        tokio::spawn(async move { streams_2.hold_within("alice", 1, SECOND / 2).await });
+    sleep(SECOND).await;
+    let denied = impatient.await.unwrap().unwrap().unwrap_err();
+    assert_eq!((denied.retry_after(), denied.remaining()), (None, 0));
+    drop(first);
+    tasks.join_all().await;
+    assert_eq!(start.elapsed(), 21 * SECOND, "each began when the one before it ended");
+}
+
+#[tokio::test]
+async fn waiting_requests_of_two_processes_share_the_places() {
+    let server = RedisServer::start();
+    let mut tasks = JoinSet::new();
+    let in_flight = Arc::new(AtomicU64::new(0));
+    for _ in 0..2 {
+        let streams = concurrency(&support::redis_store(&server).await.into_any(), 2);
+        for _ in 0..5 {
+            let (streams, in_flight) = (streams.clone(), in_flight.clone());
+            tasks.spawn(async move {
+                for _ in 0..5 {
+                    let wait = 60 * SECOND;
+                    let permit = streams.hold_within("alice", 1, wait).await.unwrap().unwrap();
+                    assert!(in_flight.fetch_add(1, SeqCst) < 2);
+                    sleep(Duration::from_millis(10)).await;
+                    in_flight.fetch_sub(1, SeqCst);
+                    drop(permit);
+                }
+            });
+        }
+    }
+    tasks.join_all().await;
+}
+
+#[tokio::test]
+async fn the_failure_policy_applies() {
+    for (policy, admitted) in [(FailurePolicy::Open, 9), (FailurePolicy::Local { share: 0.5 }, 2)] {
+        let store = support::lazy("redis://127.0.0.1:1");
+        let quota = Quota::concurrent(4);
+        let streams = Limiter::new("streams", store, Algorithm::concurrency(), quota);
+        assert!(streams.hold("alice", 1).await.unwrap_err().is_store());
+        let streams = streams.on_failure(policy);
+        let mut permits = vec![];
+        for _ in 0..9 {
+            permits.extend(hold(&streams, 1).await);
+        }
+        assert_eq!(permits.len(), admitted, "{policy:?}");
+        permits.clear();
+        assert!(hold(&streams, 1).await.is_some());
+    }
+}
