@@ -2,7 +2,7 @@
 //! `scripts/debt.lua`.
 //!
 //! A debt is counted in parts of a unit, as far as these fit: up to `max_debt`. Whole units beyond
-//! that are counted as units, so that a debt which fits at one rate is not forgotten at another one.
+//! that are counted as units, so that a debt that fits at one rate is not forgotten at another one.
 //! While there are units beyond, the parts are those that fit, so they are more than a full bucket.
 
 use super::arithmetic::{EXACT, ceil, divide, floor, floor_div, max, min};

@@ -35,7 +35,8 @@ pub(crate) struct ScriptSource {
 
 macro_rules! algorithms {
     ($(
-        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal)?] $storage:literal
+        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal)?]
+            $storage:literal
     ),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
