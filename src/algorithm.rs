@@ -8,6 +8,7 @@ mod block;
 mod combine;
 mod concurrency;
 mod counts;
+mod debt;
 mod engine;
 mod fixed_window;
 mod hold;

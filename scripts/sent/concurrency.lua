@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line 19950c7849591e4c8e74ce39ecfae48da10c15b6
+-- EVALSHA names the text below this line f0d5afc7f957c9e603a2247fc57426fb2a4db8fe
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -33,12 +33,6 @@ local function failure(key, err)
     text = 'ERR the key ' .. key .. UNDECIDED .. text
   end
   return {err = text}
-end
-
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
 end
 
 local function round_up(time, grain)
@@ -559,14 +553,20 @@ end
 
 local function store(before, instant)
   local reset = reset_after()
+  local head = before and encode(true)
+  if before and #before ~= #head then
+    decode(before)
+    before = encode(true)
+  end
   if before and not stale then
-    reserving()(encode(true), before, instant, cost, '', reset)
+    reserving()(head, before, instant, cost, '', reset)
   elseif before then
-    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+    put(head .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
   elseif reset == 0 then
     put('')
   elseif found and #found > size and not stale then
-    local head, tails, behind = encode(true), tails(), nil
+    head = encode(true)
+    local tails, behind = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)

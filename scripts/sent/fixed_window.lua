@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 99b1d4d547a75d9734de4b6b944452fda769eb91
+-- EVALSHA names the text below this line 3cbcccff4bba9e45c25462c51605ba9811c47c59
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -33,12 +33,6 @@ local function failure(key, err)
     text = 'ERR the key ' .. key .. UNDECIDED .. text
   end
   return {err = text}
-end
-
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
 end
 
 local function round_up(time, grain)
@@ -614,14 +608,20 @@ end
 
 local function store(before, instant)
   local reset = reset_after()
+  local head = before and encode(true)
+  if before and #before ~= #head then
+    decode(before)
+    before = encode(true)
+  end
   if before and not stale then
-    reserving()(encode(true), before, instant, cost, '', reset)
+    reserving()(head, before, instant, cost, '', reset)
   elseif before then
-    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+    put(head .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
   elseif reset == 0 then
     put('')
   elseif found and #found > size and not stale then
-    local head, tails, behind = encode(true), tails(), nil
+    head = encode(true)
+    local tails, behind = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line 5fe1f1bb7cf928f76d375bdf009fcf25c69e595e
+-- EVALSHA names the text below this line 6480e5ec3dd4baed15094e4e689136708db312d7
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -33,12 +33,6 @@ local function failure(key, err)
     text = 'ERR the key ' .. key .. UNDECIDED .. text
   end
   return {err = text}
-end
-
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
 end
 
 local function round_up(time, grain)

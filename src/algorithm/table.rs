@@ -27,14 +27,16 @@ pub(crate) struct ScriptSource {
     pub(crate) form: u8,
     /// The parameters and the form of the state.
     pub(crate) state: &'static str,
-    /// The model, how its state is stored, and the engine.
+    /// The model and what it uses, how its state is stored, and the engine.
     pub(crate) model: &'static str,
     /// The fast path for the most common checks.
     pub(crate) fast: &'static str,
 }
 
 macro_rules! algorithms {
-    ($($variant:ident $module:ident::$state:ident $form:literal $storage:literal),* $(,)?) => {
+    ($(
+        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal)?] $storage:literal
+    ),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
@@ -60,6 +62,7 @@ macro_rules! algorithms {
             model: concat!(
                 include_str!("../../scripts/hold.lua"),
                 include_str!("../../scripts/block.lua"),
+                $(include_str!(concat!("../../scripts/", $part, ".lua")),)?
                 include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
@@ -356,12 +359,12 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window::FixedWindowState b'F' "reservations",
-    SlidingLog sliding_log::SlidingLogState b'S' "sliding_log/log",
-    SlidingWindow sliding_window::SlidingWindowState b'W' "reservations",
-    TokenBucket token_bucket::TokenBucketState b'T' "reservations",
-    LeakyBucket leaky_bucket::LeakyBucketState b'L' "reservations",
-    Concurrency concurrency::ConcurrencyState b'C' "reservations",
+    FixedWindow fixed_window::FixedWindowState b'F' [] "reservations",
+    SlidingLog sliding_log::SlidingLogState b'S' [] "sliding_log/log",
+    SlidingWindow sliding_window::SlidingWindowState b'W' [] "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' ["debt"] "reservations",
+    LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt"] "reservations",
+    Concurrency concurrency::ConcurrencyState b'C' [] "reservations",
 }
 
 impl Params {

@@ -9,7 +9,8 @@ use std::num::NonZeroU64;
 
 use super::{
     Refill,
-    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
+    arithmetic::{EXACT, Rate, ceil_div, divide, floor_div, grain_exponent, max, min},
+    debt::{convert, is_within, lower, max_debt, raise, settle, time_of, units_of},
     model::{Earliest, Model, Report},
     packed::{FastReport, FastStep, Packed},
     request::Release,
@@ -24,7 +25,7 @@ pub(crate) struct TokenBucketParams {
     unit: f64,
     period: f64,
     lump: f64,
-    /// Flows in within the longest refill; a changed quota could make the debt larger.
+    /// The most parts of a debt; units beyond are counted as such.
     max_debt: f64,
 }
 
@@ -33,6 +34,8 @@ pub(crate) struct TokenBucketState {
     pub(super) at: f64,
     /// The parts that the bucket lacks at `at` to be full.
     pub(super) debt: f64,
+    /// Whole units that it lacks beyond these parts.
+    pub(super) beyond: f64,
     /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
     pub(super) excess: f64,
     /// The rate that this was counted at.
@@ -154,16 +157,45 @@ impl TokenBucketState {
         [self.unit, self.period, self.lump]
     }
 
-    fn lower(&mut self, parts: f64) {
-        self.debt = max(self.debt - parts, 0.0);
-        if self.debt == 0.0 {
+    fn max_debt(&self) -> f64 {
+        max_debt(self.period, self.lump)
+    }
+
+    fn set_debt(&mut self, [debt, beyond]: [f64; 2]) {
+        (self.debt, self.beyond) = (debt, beyond);
+        if debt == 0.0 {
             self.excess = 0.0;
+        }
+    }
+
+    fn lower(&mut self, parts: f64) {
+        self.set_debt([max(self.debt - parts, 0.0), 0.0]);
+    }
+
+    /// The same with units beyond the parts.
+    #[cold]
+    fn lower_beyond(&mut self, units: f64, parts: f64) {
+        let debt = [self.debt, self.beyond];
+        self.set_debt(lower(debt, [units, parts], self.unit, self.max_debt()));
+    }
+
+    /// The parts that flow in within these periods, as units and parts.
+    fn flow(&self, periods: f64) -> [f64; 2] {
+        divide(periods, self.lump, self.unit)
+    }
+
+    /// The time in which `parts`, and the units beyond, are refilled.
+    fn refill_time(&self, parts: f64) -> f64 {
+        let Self { beyond, unit, period, lump, .. } = *self;
+        match beyond == 0.0 {
+            true => ceil_div(parts, lump) * period,
+            false => time_of([parts, beyond], unit, period, lump),
         }
     }
 
     /// Caps the queueing delay at the time in which the debt is refilled.
     fn bound_last(&mut self) {
-        self.last = min(self.last, self.at + ceil_div(self.debt, self.lump) * self.period);
+        self.last = min(self.last, self.at + self.refill_time(self.debt));
     }
 
     /// Begins to refill at another rate, now or when the last request that waits proceeds: what
@@ -172,15 +204,35 @@ impl TokenBucketState {
         if self.last > now {
             let periods = ceil_div(self.last - now, self.period);
             self.at = self.last - periods * self.period;
-            self.debt = min(self.debt + periods * self.lump, max_debt);
+            let debt = [self.debt, self.beyond];
+            [self.debt, self.beyond] = raise(debt, self.flow(periods), self.unit, max_debt);
             self.bound_last();
         } else if now - self.at >= self.period {
             self.at = now + 1.0 - self.period; // the next lump comes after what is spent now
         }
     }
 
+    /// Returns whole units, while there are units beyond the parts.
+    #[cold]
+    fn refund_beyond(&mut self, now: f64, release: &Release, params: &TokenBucketParams) {
+        let mut back = release.units;
+        if let Some(instant) = release.instant {
+            let periods = ceil_div(max(self.at - instant, 0.0), self.period);
+            let mut refilled = units_of(periods, self.lump, self.unit);
+            if self.rate() != params.rate() {
+                let lumps = floor_div(now - instant, params.period) + 1.0;
+                refilled = max(refilled, units_of(lumps, params.lump, params.unit));
+            }
+            back = max(back - refilled, 0.0);
+        }
+        if back > 0.0 {
+            self.lower_beyond(back, 0.0);
+            self.bound_last();
+        }
+    }
+
     fn time_until(&self, parts: f64, now: f64) -> f64 {
-        max(ceil_div(parts, self.lump) * self.period - (now - self.at), 0.0)
+        max(self.refill_time(parts) - (now - self.at), 0.0)
     }
 }
 
@@ -215,22 +267,31 @@ impl Model for TokenBucketState {
     #[inline]
     fn initial(now: f64, params: &TokenBucketParams) -> Self {
         let TokenBucketParams { unit, period, lump, .. } = *params;
-        Self { at: now, debt: 0.0, excess: 0.0, unit, period, lump, last: 0.0 }
+        Self { at: now, debt: 0.0, beyond: 0.0, excess: 0.0, unit, period, lump, last: 0.0 }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         if let Some(mut reader) = Reader::new(bytes, b'T') {
             let [at, debt, unit, lump, _grain] = reader.integers([7, 7, 6, 4, 1])?;
-            return Some(Self { at, debt, unit, period: 1.0, lump, last: 0.0, excess: 0.0 });
+            let (period, last) = (1.0, 0.0);
+            return Some(Self { at, debt, beyond: 0.0, excess: 0.0, unit, period, lump, last });
         }
-        if let Some(mut reader) = Reader::new(bytes, b'V') {
-            let [at, debt, period, lump, last, excess] = reader.integers([7, 7, 6, 7, 7, 6])?;
-            return Some(Self { at, debt, unit: 1.0, period, lump, last, excess });
+        if let Some(mut reader) = Reader::new(bytes, b'U') {
+            let [at, debt, unit, period, lump, last, excess] =
+                reader.integers([7, 7, 6, 6, 4, 7, 3])?;
+            return Some(Self { at, debt, beyond: 0.0, excess, unit, period, lump, last });
         }
-        let mut reader = Reader::new(bytes, b'U')?;
-        let [at, debt, unit, period, lump, last, excess] =
-            reader.integers([7, 7, 6, 6, 4, 7, 3])?;
-        Some(Self { at, debt, unit, period, lump, last, excess })
+        let state = if let Some(mut reader) = Reader::new(bytes, b'V') {
+            let [at, beyond, period, lump, last, excess] = reader.integers([7, 7, 6, 7, 7, 6])?;
+            Self { at, debt: 0.0, beyond, excess, unit: 1.0, period, lump, last }
+        } else {
+            let mut reader = Reader::new(bytes, b'X')?;
+            let [at, beyond, debt, unit, lump, last, excess] =
+                reader.integers([7, 7, 6, 6, 4, 7, 3])?;
+            Self { at, debt, beyond, excess, unit, period: 1.0, lump, last }
+        };
+        let [debt, beyond] = settle([state.debt, state.beyond], state.unit, state.max_debt());
+        Some(Self { debt, beyond, ..state })
     }
 
     #[inline]
@@ -257,7 +318,12 @@ impl Model for TokenBucketState {
     fn advance(&mut self, now: f64) {
         let periods = floor_div(now - self.at, self.period);
         self.at += periods * self.period;
-        self.lower(periods * self.lump);
+        if self.beyond == 0.0 {
+            self.lower(periods * self.lump);
+        } else {
+            let [units, parts] = self.flow(periods);
+            self.lower_beyond(units, parts);
+        }
     }
 
     #[inline]
@@ -265,8 +331,9 @@ impl Model for TokenBucketState {
         let changed = self.rate() != params.rate();
         if changed {
             self.advance(max(self.last, now));
-            (self.debt, self.excess) =
-                convert([self.debt, self.excess], self.unit, params.unit, params.max_debt);
+            let debt = [self.debt, self.beyond];
+            ([self.debt, self.beyond], self.excess) =
+                convert(debt, self.excess, self.unit, params.unit, params.max_debt);
             [self.unit, self.period, self.lump] = params.rate();
             self.restart_refill(now, params.max_debt);
         }
@@ -289,18 +356,35 @@ impl Model for TokenBucketState {
 
     #[inline]
     fn commit(&mut self, instant: f64, cost: f64, params: &TokenBucketParams) {
-        let refilled = floor_div(instant - self.at, self.period) * self.lump;
-        if refilled >= self.debt {
-            (self.debt, self.excess) = (refilled, 0.0);
+        let periods = floor_div(instant - self.at, self.period);
+        if self.beyond == 0.0 {
+            let refilled = periods * self.lump;
+            if refilled >= self.debt {
+                (self.debt, self.excess) = (refilled, 0.0);
+            }
+        } else {
+            let refilled @ [units, parts] = self.flow(periods);
+            if is_within([self.debt, self.beyond], 0.0, refilled, self.unit) {
+                (self.debt, self.beyond, self.excess) = (parts, units, 0.0);
+            }
         }
-        // Units spent may exceed the quota.
-        let most = if self.rate() == params.rate() { params.max_debt } else { EXACT };
-        self.debt = min(self.debt + cost * self.unit, most);
+        let is_own = self.rate() == params.rate();
+        let most = if is_own { params.max_debt } else { self.max_debt() };
+        let debt = self.debt + cost * self.unit;
+        if self.beyond == 0.0 && debt <= most {
+            self.debt = debt;
+        } else {
+            let debt = [self.debt, self.beyond + cost];
+            [self.debt, self.beyond] = settle(debt, self.unit, most);
+        }
         self.last = if instant > self.at { instant } else { 0.0 };
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &TokenBucketParams) {
         let Release { instant, units } = *release;
+        if self.beyond > 0.0 {
+            return self.refund_beyond(now, release, params);
+        }
         let mut back = units * self.unit;
         if let Some(instant) = instant {
             // Units that were refilled since, up to `at`, are back already.
@@ -340,7 +424,10 @@ impl Model for TokenBucketState {
 
     #[inline]
     fn pack(&self, now: f64, params: &TokenBucketParams) -> Option<Packed> {
-        let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
+        let fits = self.rate() == params.rate()
+            && self.excess == 0.0
+            && self.beyond == 0.0
+            && self.last <= now;
         fits.then_some([self.at as i64, self.debt as i64])
     }
 
