@@ -91,8 +91,9 @@ features:
 	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
 	$(call in-package,cargo hack check --lib --each-feature)
 
-# For ten minutes, or SECONDS=60.
+# For ten minutes and a minute, or SECONDS=60 for each.
 soak: redis-server
+	cargo run --release -p test-tools --bin soak-holds -- $(SECONDS)
 	cargo run --release -p test-tools --bin soak -- $(SECONDS)
 
 # The examples for hosts with many dependencies, against local servers.
@@ -117,6 +118,7 @@ release-check:
 bench: redis-server bench-memory
 	cargo bench --bench redis
 	cargo bench --bench waiting
+	cargo bench --bench concurrency
 
 # The memory store and the layer beside other rate limiters: times, allocations, instructions.
 # MEMORY="checks layers" selects parts of the times: see benches/memory/src/bin/memory/main.rs.
