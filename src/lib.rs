@@ -168,13 +168,14 @@ pub mod http {
     //! | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
     //! | settle what a request holds, in the service | [`Settle`] |
     //! | settle it by the response | [`Meter`] and [`Usage`], for [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by) |
+    //! | settle it by the tokens of a language model | [`TokenMeter`] and [`Tokens`] |
     //! | name the body of a limited service | [`ResponseBody`] |
     //!
     //! The page on [responses](crate::guide::http) shows them.
 
     pub use crate::middleware::{
         Headers, Meter, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody, Settle,
-        Usage,
+        TokenMeter, Tokens, Usage,
     };
 }
 

@@ -26,7 +26,7 @@ mod settle;
 pub use self::{
     custom::Custom,
     future::ResponseFuture,
-    http::{Headers, Http, Meter, RejectionBody, ResponseBody, Usage},
+    http::{Headers, Http, Meter, RejectionBody, ResponseBody, TokenMeter, Tokens, Usage},
     layer::RateLimitLayer,
     rejection::{MissingKey, Rejection, RequestError},
     rule::Rule,

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line 9fe86d959481d7284f0a83c334a7d4b72113ab96
+-- EVALSHA names the text below this line ac0f08c5a737d6bc5e939a10b43e0b7e421ef93b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -554,7 +554,8 @@ if returns then
       end
       return
     end
-    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+    local ahead = index - slot_of(now)
+    for i = math.min(ahead, 0) + parts + 1, math.max(ahead, 0) + 1, -1 do
       local back = math.min(counts[i], units)
       counts[i] = counts[i] - back
       units = units - back

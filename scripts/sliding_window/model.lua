@@ -202,7 +202,9 @@ if returns then
       end
       return
     end
-    for i = math.min(index - slot_of(now), 0) + parts + 1, 1, -1 do
+    -- Requests that wait keep theirs: their sub-windows may have replaced some that count now.
+    local ahead = index - slot_of(now)
+    for i = math.min(ahead, 0) + parts + 1, math.max(ahead, 0) + 1, -1 do
       local back = math.min(counts[i], units)
       counts[i] = counts[i] - back
       units = units - back

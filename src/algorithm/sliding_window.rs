@@ -271,8 +271,10 @@ impl Model for SlidingWindowState {
             }
             return;
         }
-        let inside = (self.grid.index - self.slot_of(now)).min(0.0) + self.grid.parts + 1.0;
-        for i in (0..inside as usize).rev() {
+        // Requests that wait keep theirs: their sub-windows may have replaced some that count now.
+        let ahead = self.grid.index - self.slot_of(now);
+        let inside = ahead.min(0.0) + self.grid.parts + 1.0;
+        for i in (ahead.max(0.0) as usize..inside as usize).rev() {
             units -= self.counts.remove(i, units);
         }
     }

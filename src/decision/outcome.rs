@@ -105,6 +105,13 @@ impl Receipts {
         }
     }
 
+    /// Forgets the holds, which are kept elsewhere.
+    pub(crate) fn remove_holds(&mut self) {
+        let each = self.each.iter_mut().flat_map(|each| each.iter_mut());
+        let holds = each.chain([&mut self.shared]).filter(|it| matches!(it, Receipt::Hold(_)));
+        holds.for_each(|receipt| *receipt = Receipt::None);
+    }
+
     /// Returns the receipt of one limit, by its index in the request.
     pub(crate) fn get(&self, limit: usize) -> &Receipt {
         self.each.as_ref().and_then(|each| each.get(limit)).unwrap_or(&self.shared)

@@ -17,6 +17,7 @@ use super::{
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
+    permit::Holds,
     recovery::Recovered,
     report::Wait,
     retry::{Retry, yield_to_queue},
@@ -289,6 +290,8 @@ pub(crate) struct Acquire {
     retry: Option<Box<Retry>>,
     /// Set from the first sleep to the last one, if there is an observer.
     wait: Option<Wait>,
+    /// What an admitted request holds while it waits for its service.
+    holds: Option<Holds>,
 }
 
 enum Phase {
@@ -318,6 +321,7 @@ impl Acquire {
             retries: deadline.is_some(),
             retry: None,
             wait: None,
+            holds: None,
         }
     }
 
@@ -342,6 +346,22 @@ impl Acquire {
         let mut acquire = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
         acquire.phase = Phase::Admitted(outcome, None);
         acquire
+    }
+
+    /// Keeps what the admitted request holds, as its service may not be ready for long: without
+    /// renewals, the hold would expire.
+    pub(crate) fn keep_holds(&mut self) {
+        if let Phase::Admitted(outcome, _) = &mut self.phase
+            && self.charge.holds_units()
+        {
+            self.holds = Some(self.charge.holds(&outcome.receipts));
+            outcome.receipts.remove_holds();
+        }
+    }
+
+    /// Returns what has been kept, so that the drop does not return it.
+    pub(crate) fn take_holds(&mut self) -> Option<Holds> {
+        self.holds.take()
     }
 
     pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
@@ -594,6 +614,9 @@ fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll
 impl Drop for Acquire {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
+        if let Some(holds) = self.holds.take() {
+            holds.end(|_| 0);
+        }
         // Law 12: a drop releases once. `Releasing` has begun it already, and a denial spent
         // nothing.
         match mem::replace(&mut self.phase, Phase::Done) {

@@ -23,7 +23,7 @@ use crate::{
 /// |---|---|
 /// | [`settle`](Permit::settle) | those that the caller reports; unused ones are returned |
 /// | [`cancel`](Permit::cancel) | none |
-/// | drop | all of them |
+/// | drop | all of them, or what [`set_used`](Permit::set_used) says |
 ///
 /// Units of [`Algorithm::concurrency`](crate::Algorithm::concurrency) are not used up: they are
 /// available again, however the permit ends.
@@ -121,6 +121,49 @@ impl Permit {
         Ok(())
     }
 
+    /// Sets how many units count as used if the permit is dropped. The default is all of them. It
+    /// calls no store, so a stream can set it with each frame: if the client cuts it off, what was
+    /// sent until then counts.
+    ///
+    /// If the process crashes, all units count as used when the hold expires.
+    ///
+    /// A permit of several limits sets the same number for each. To set them separately, call
+    /// [`set_used_for`](Permit::set_used_for).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_minute(100_000);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    ///
+    /// if let Ok(mut permit) = tokens.hold("alice", 500).await? {
+    ///     for token in 1..=180 {
+    ///         permit.set_used(token); // it is sent
+    ///     }
+    /// } // cut off
+    /// assert_eq!(tokens.peek("alice").await?.remaining(), 99_820);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_used(&mut self, used: u64) {
+        self.holds.parts.iter_mut().for_each(|part| part.used_at_drop = used);
+    }
+
+    /// Sets how many units of the limiter of this name count as used if the permit is dropped: see
+    /// [`set_used`](Permit::set_used).
+    ///
+    /// # Errors
+    ///
+    /// As for [`settle_for`](Permit::settle_for).
+    pub fn set_used_for(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
+        self.holds.named(limiter)?.for_each(|part| part.used_at_drop = used);
+        Ok(())
+    }
+
     /// Returns whether units of the permit count as used already: no renewal reached the store
     /// within the [lifetime](Limiter::hold_lifetime) of the hold. The request should stop: what it
     /// uses from now on may exceed the quota. In memory a permit never expires.
@@ -171,6 +214,11 @@ impl Holds {
 
     /// Takes the parts of the limiter of this name out, so that they can be ended without a lock.
     pub(crate) fn take(&mut self, limiter: &str) -> Result<Vec<HeldUnits>, Error> {
+        Ok(self.named(limiter)?.filter_map(HeldUnits::take).collect())
+    }
+
+    /// Returns the parts of the limiter of this name.
+    fn named(&mut self, limiter: &str) -> Result<impl Iterator<Item = &mut HeldUnits>, Error> {
         let named = || self.parts.iter().filter(|part| part.limiter.name() == limiter);
         if named().next().is_none() && self.is_counted {
             return Err(Error::NotHeld { limiter: limiter.to_owned() });
@@ -178,8 +226,7 @@ impl Holds {
         if named().next().is_some() && named().all(|part| part.guard.is_none()) {
             return Err(Error::HoldEnded { limiter: limiter.to_owned() });
         }
-        let named = self.parts.iter_mut().filter(|part| part.limiter.name() == limiter);
-        Ok(named.filter_map(HeldUnits::take).collect())
+        Ok(self.parts.iter_mut().filter(move |part| part.limiter.name() == limiter))
     }
 
     /// Takes all parts out. What remains has ended.
@@ -218,6 +265,8 @@ pub(crate) struct HeldUnits {
     limiter: Limiter,
     key: Key<'static>,
     units: u64,
+    /// The units that count as used if nothing settles them.
+    used_at_drop: u64,
     /// False if the limiter counts units at a time: their end only makes them available again.
     is_spent: bool,
     /// None once they have ended.
@@ -227,7 +276,8 @@ pub(crate) struct HeldUnits {
 impl HeldUnits {
     fn new(limiter: &Limiter, key: &Key<'static>, units: u64, guard: Box<dyn HoldGuard>) -> Self {
         let (is_spent, guard) = (!limiter.only_holds(), Some(guard));
-        let held = Self { limiter: limiter.clone(), key: key.clone(), units, is_spent, guard };
+        let (limiter, key, used_at_drop) = (limiter.clone(), key.clone(), units);
+        let held = Self { limiter, key, units, used_at_drop, is_spent, guard };
         report_hold_began(held.limiter.observers(), held.limiter.name(), &held.key, units);
         held
     }
@@ -235,8 +285,9 @@ impl HeldUnits {
     /// Returns the units to be ended elsewhere. What remains has ended.
     fn take(&mut self) -> Option<Self> {
         let guard = Some(self.guard.take()?);
+        let Self { units, used_at_drop, is_spent, .. } = *self;
         let (limiter, key) = (self.limiter.clone(), self.key.clone());
-        Some(Self { limiter, key, units: self.units, is_spent: self.is_spent, guard })
+        Some(Self { limiter, key, units, used_at_drop, is_spent, guard })
     }
 
     pub(crate) fn end(mut self, used: u64) {
@@ -254,7 +305,7 @@ impl HeldUnits {
 
 impl Drop for HeldUnits {
     fn drop(&mut self) {
-        self.end_once(self.units);
+        self.end_once(self.used_at_drop);
     }
 }
 

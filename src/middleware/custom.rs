@@ -6,6 +6,7 @@ use crate::{
     limiter::{AnyLimiter, Charge},
     middleware::{
         extractor::KeyExtractor,
+        http::Usage,
         pricing::{ChargeState, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
@@ -13,6 +14,7 @@ use crate::{
     },
 };
 
+type SettleBy<Res> = Arc<dyn Fn(&Res) -> Option<Usage> + Send + Sync>;
 type Reject<Req, Res> = Arc<dyn Fn(&Rejection, &Req) -> Res + Send + Sync>;
 
 /// Requests of any type, rejected by a closure. See
@@ -20,6 +22,7 @@ type Reject<Req, Res> = Arc<dyn Fn(&Rejection, &Req) -> Res + Send + Sync>;
 pub struct Custom<Req, Res> {
     pricing: Pricing<Req>,
     reject: Reject<Req, Res>,
+    pub(crate) settle_by: Option<SettleBy<Res>>,
 }
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {
@@ -28,7 +31,7 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
         key: impl KeyExtractor<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self { pricing: Pricing::by_key(limiter, key), reject: Arc::new(reject) }
+        Self::new(Pricing::by_key(limiter, key), Arc::new(reject))
     }
 
     pub(crate) fn by_rule(
@@ -38,13 +41,18 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
     where
         Req: Send + Sync,
     {
-        Self { pricing: Pricing::by_rule(rule), reject: Arc::new(reject) }
+        Self::new(Pricing::by_rule(rule), Arc::new(reject))
+    }
+
+    fn new(pricing: Pricing<Req>, reject: Reject<Req, Res>) -> Self {
+        Self { pricing, reject, settle_by: None }
     }
 }
 
 impl<Req, Res> Clone for Custom<Req, Res> {
     fn clone(&self) -> Self {
-        Self { pricing: self.pricing.clone(), reject: self.reject.clone() }
+        let Self { pricing, reject, settle_by } = self;
+        Self { pricing: pricing.clone(), reject: reject.clone(), settle_by: settle_by.clone() }
     }
 }
 
@@ -64,6 +72,11 @@ impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
     fn pricing_mut(&mut self) -> &mut Pricing<Req> {
         &mut self.pricing
     }
+
+    fn holds_costs(&self) -> bool {
+        // A rule says which costs are estimates.
+        self.settle_by.is_some() && self.pricing.limiter().is_some()
+    }
 }
 
 impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
@@ -82,7 +95,13 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
     fn annotate(&self, _: &mut Req, _: &mut ChargeState) {}
 
     fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
-        drop(state.holds.take());
+        // The drop ends what is not settled.
+        if let Some(holds) = state.holds.take()
+            && let Some(settle_by) = &self.settle_by
+            && let Some(usage) = settle_by(&response)
+        {
+            usage.settle(holds.handle());
+        }
         response
     }
 

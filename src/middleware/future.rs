@@ -287,7 +287,11 @@ impl<S, P> Call<S, P> {
                 drop(acquire.or_else(|| self.charge.take_acquire()));
                 Step::Return(Err(error))
             }
-            Poll::Pending => Step::AwaitReadiness(acquire.or_else(|| self.charge.take_acquire())),
+            Poll::Pending => {
+                let mut acquire = acquire.or_else(|| self.charge.take_acquire());
+                acquire.iter_mut().for_each(|acquire| acquire.keep_holds());
+                Step::AwaitReadiness(acquire)
+            }
         }
     }
 

@@ -9,6 +9,7 @@ mod headers;
 mod mapped;
 mod meter;
 mod problem;
+mod tokens;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -18,6 +19,7 @@ pub use self::{
     body::{RejectionBody, ResponseBody},
     headers::Headers,
     meter::{Meter, Usage},
+    tokens::{TokenMeter, Tokens},
 };
 use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
 pub(crate) use self::{

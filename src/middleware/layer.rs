@@ -14,7 +14,7 @@ use crate::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        http::{BoxError, Headers, Http, MakeMeter, MapRejection, Meter, RejectionBody},
+        http::{BoxError, Headers, Http, MakeMeter, MapRejection, Meter, RejectionBody, Usage},
         pricing::IntoMatch,
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
@@ -523,6 +523,46 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
         Req: Send + Sync,
     {
         Self(Arc::new(Shared::new(Custom::by_rule(rule, reject))))
+    }
+
+    /// Sets a closure that determines from a response what its request has used, so that the layer
+    /// settles what the request holds. If it returns `None`, or does not name a limiter, the
+    /// estimate counts as used; so does everything if there is no response.
+    ///
+    /// If the layer has a key extractor, the [cost](RateLimitLayer::cost) is the estimate that is
+    /// held. A [`Rule`] says which costs are [estimates](crate::Charge::estimate).
+    ///
+    /// # Examples
+    ///
+    /// Jobs that say how many rows they have read:
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_ratelimit::{
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Usage, key,
+    /// };
+    ///
+    /// struct Done {
+    ///     rows: u64,
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Infallible> {
+    /// let quota = Quota::per_day(100_000);
+    /// let rows = Limiter::new("rows", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let layer = RateLimitLayer::custom(&rows, key::Global, |_, _: &String| Done { rows: 0 })
+    ///     .cost(|_| 1_000)
+    ///     .settle_by(|done| Some(Usage::of("rows", done.rows)));
+    ///
+    /// let service = service_fn(async |_: String| Ok::<_, Infallible>(Done { rows: 120 }));
+    /// layer.layer(service).oneshot("a query".to_owned()).await?;
+    /// assert_eq!(rows.peek("global").await.unwrap().remaining(), 99_880);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn settle_by(self, usage: impl Fn(&Res) -> Option<Usage> + Send + Sync + 'static) -> Self {
+        self.with(|custom| custom.settle_by = Some(Arc::new(usage)))
     }
 }
 

@@ -222,7 +222,7 @@ pub struct ChargeState {
     pub(crate) decision: Option<Decision>,
     /// Those of an allowed request.
     receipts: Receipts,
-    /// What the request holds, from the call of the service on.
+    /// What the request holds, from the call of the service on. Before that, an [`Acquire`] has it.
     pub(crate) holds: Option<RequestHolds>,
 }
 
@@ -244,6 +244,7 @@ impl ChargeState {
 
     /// Takes over the charge and the receipts of a request that has waited.
     pub(crate) fn take_over(&mut self, mut acquire: Box<Acquire>) {
+        self.holds = acquire.take_holds().map(RequestHolds::new);
         (self.charge, self.receipts) = acquire.disarm();
     }
 
@@ -251,7 +252,8 @@ impl ChargeState {
     /// `shares`: the service can settle it, even if there is nothing.
     #[inline]
     pub(crate) fn begin_holds(&mut self, shares: bool) {
-        if !shares && !self.charge.holds_units() {
+        let are_kept = self.holds.is_some(); // since the service was not ready
+        if are_kept || !shares && !self.charge.holds_units() {
             return;
         }
         let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);

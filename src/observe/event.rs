@@ -100,6 +100,22 @@ pub enum Event<'a> {
         /// The number of units.
         held: u64,
     },
+    /// All units of an ended permit count as used, instead of those that were. Its end did not
+    /// reach the store before the hold expired, the reply was lost, or too many ends were waiting
+    /// for the store. Until the hold expires, the units stay held. If the store executed an end
+    /// whose reply was lost, the unused units are returned all the same. Units that count [at a
+    /// time](crate::Algorithm::Concurrency) are only held for too long.
+    #[non_exhaustive]
+    HoldUnsettled {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+        /// The number of units that were held.
+        held: u64,
+        /// The number of units that were used.
+        used: u64,
+    },
     /// A call of the store failed. If the [failure policy](crate::FailurePolicy) lets the request
     /// proceed, or decides in memory, [`Decided`](Event::Decided) follows.
     #[non_exhaustive]
@@ -193,6 +209,7 @@ impl<'a> Event<'a> {
             | Self::HoldEnded { limiter, .. }
             | Self::HoldExpired { limiter, .. }
             | Self::HoldLost { limiter, .. }
+            | Self::HoldUnsettled { limiter, .. }
             | Self::StoreFailed { limiter, .. }
             | Self::KeyChanged { limiter, .. }
             | Self::SettingsChanged { limiter, .. }

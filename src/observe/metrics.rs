@@ -31,6 +31,7 @@ const HELD: &str = "tower_ratelimit_held_units";
 const SETTLED: &str = "tower_ratelimit_settled_units_total";
 const HOLDS_EXPIRED: &str = "tower_ratelimit_expired_holds_total";
 const HOLDS_LOST: &str = "tower_ratelimit_lost_holds_total";
+const HOLDS_UNSETTLED: &str = "tower_ratelimit_unsettled_holds_total";
 const KEY_CHANGES: &str = "tower_ratelimit_key_changes_total";
 const SETTINGS_CHANGES: &str = "tower_ratelimit_settings_changes_total";
 const RELOADS: &str = "tower_ratelimit_reloads_total";
@@ -117,6 +118,7 @@ struct LimiterHandles {
     settled_used: Counter,
     holds_expired: Counter,
     holds_lost: Counter,
+    holds_unsettled: Counter,
     keys_blocked: Counter,
     keys_unblocked: Counter,
     keys_reset: Counter,
@@ -207,6 +209,7 @@ impl OfLimiter {
         describe_counter!(SETTLED, Unit::Count, "Units of ended permits: held, and used");
         describe_counter!(HOLDS_EXPIRED, Unit::Count, "Holds that were not renewed in time");
         describe_counter!(HOLDS_LOST, Unit::Count, "Holds that the store has lost");
+        describe_counter!(HOLDS_UNSETTLED, Unit::Count, "Holds whose end had no effect in time");
         describe_counter!(KEY_CHANGES, Unit::Count, "Keys blocked, unblocked or reset");
         describe_counter!(SETTINGS_CHANGES, Unit::Count, "Changes of a quota or an algorithm");
         describe_counter!(
@@ -244,6 +247,7 @@ impl OfLimiter {
             settled_used: settled("used"),
             holds_expired: counter!(HOLDS_EXPIRED, self.labels([])),
             holds_lost: counter!(HOLDS_LOST, self.labels([])),
+            holds_unsettled: counter!(HOLDS_UNSETTLED, self.labels([])),
             keys_blocked: key_changes(KeyChange::Blocked(Duration::ZERO)),
             keys_unblocked: key_changes(KeyChange::Unblocked),
             keys_reset: key_changes(KeyChange::Reset),
@@ -296,6 +300,7 @@ impl Observer for OfLimiter {
             }
             Event::HoldExpired { .. } => handles.holds_expired.increment(1),
             Event::HoldLost { .. } => handles.holds_lost.increment(1),
+            Event::HoldUnsettled { .. } => handles.holds_unsettled.increment(1),
             Event::KeyChanged { change, .. } => match change {
                 KeyChange::Blocked(_) => handles.keys_blocked.increment(1),
                 KeyChange::Unblocked => handles.keys_unblocked.increment(1),

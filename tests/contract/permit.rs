@@ -98,6 +98,29 @@ async fn a_permit_that_is_dropped_counts_as_used() {
 }
 
 #[tokio::test]
+async fn a_permit_that_is_dropped_counts_what_it_was_told() {
+    let server = RedisServer::start();
+    for limiter in limiters(&server).await {
+        let mut permit = hold(&limiter, 5).await;
+        permit.set_used(1);
+        permit.set_used(2);
+        until_left(&limiter, 5, 5).await;
+        drop(permit);
+        until_left(&limiter, 8, 0).await;
+        let mut permit = hold(&limiter, 2).await;
+        permit.set_used_for(limiter.name(), 7).unwrap(); // more than it holds
+        let error = permit.set_used_for("another", 0).unwrap_err();
+        assert!(matches!(error, Error::NotHeld { .. }), "{error}");
+        permit.settle(1); // it is not dropped
+        until_left(&limiter, 7, 0).await;
+        let mut permit = hold(&limiter, 1).await;
+        permit.set_used(3);
+        drop(permit);
+        until_left(&limiter, 4, 0).await;
+    }
+}
+
+#[tokio::test]
 async fn a_cancelled_permit_returns_all_units_and_a_settled_one_those_that_were_not_used() {
     let server = RedisServer::start();
     for limiter in limiters(&server).await {
@@ -156,8 +179,11 @@ async fn a_charge_spends_and_holds_all_or_nothing() {
         permit.settle_for("input", 100).unwrap();
         until_left(&input, 900, 0).await;
         until_left(&output, 700, 300).await;
-        let again = permit.settle_for("input", 100).unwrap_err();
-        assert!(matches!(again, Error::HoldEnded { .. }), "{again}");
+        permit.set_used(700); // of the output alone: the input is settled
+        for again in [permit.settle_for("input", 100), permit.set_used_for("input", 100)] {
+            let again = again.unwrap_err();
+            assert!(matches!(again, Error::HoldEnded { .. }), "{again}");
+        }
         for name in ["requests", "tokens"] {
             let error = permit.settle_for(name, 1).unwrap_err();
             assert!(matches!(error, Error::NotHeld { .. }), "{error}");

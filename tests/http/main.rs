@@ -18,3 +18,4 @@ mod rule;
 mod service;
 mod settle;
 mod testing;
+mod tokens;

@@ -571,6 +571,38 @@ async fn a_custom_request_ends_its_holds_with_its_future() {
     }
 }
 
+#[tokio::test]
+async fn a_custom_request_is_settled_by_its_response() {
+    let (limiter, recorder) = recorded();
+    // The response is the number of units that were used, if it is known.
+    let service = service_fn(async |name: String| match &*name {
+        "fail" => Err("as intended"),
+        _ => Ok(name.parse().ok()),
+    });
+    let settle = |used: &Option<u64>| match used {
+        Some(0) => Some(Usage::of("another", 0)),
+        Some(9) => panic!("as intended"),
+        used => used.map(|used| Usage::of("default", used)),
+    };
+    let by_key = RateLimitLayer::custom(&limiter, key::Global, |_, _: &String| None)
+        .cost(|_| 5)
+        .settle_by(settle);
+    let rule = {
+        let limiter = limiter.clone();
+        move |_: &String| Ok(Charge::new(&limiter, "global").estimate(5))
+    };
+    let by_rule = RateLimitLayer::custom_by_rule(rule, |_, _: &String| None).settle_by(settle);
+    for layer in [by_key, by_rule] {
+        for (answer, used) in [("2", 2), ("7", 7), ("unknown", 5), ("0", 5), ("fail", 5)] {
+            drop(layer.layer(service).oneshot(answer.to_owned()).await);
+            assert_eq!(settled(&recorder), [used], "{answer}");
+        }
+        let panics = tokio::spawn(layer.layer(service).oneshot("9".to_owned()));
+        assert!(panics.await.unwrap_err().is_panic());
+        assert_eq!(settled(&recorder), [5]);
+    }
+}
+
 /// A response body has the same auto traits with any meter.
 #[test]
 fn a_response_body_is_send_and_sync() {

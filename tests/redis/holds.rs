@@ -1,10 +1,29 @@
 //! Permits over Redis: renewals, processes that die, servers that lose their memory or hang, and
 //! the calls that ends take.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{
+    array,
+    cell::RefCell,
+    future, mem,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use tokio::{runtime, task::JoinSet};
-use tower_ratelimit::{Algorithm, Limiter, Permit, Quota, RedisStore, store::KeyState};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    runtime,
+    task::JoinSet,
+};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Algorithm, Charge, Limiter, Permit, Quota, RateLimitLayer, RedisStore, store::KeyState,
+};
+use tower_test::mock;
 
 use crate::support::{
     self,
@@ -93,6 +112,31 @@ async fn a_process_that_dies_frees_its_units_after_one_lifetime() {
     }
 }
 
+#[test]
+fn a_permit_can_be_dropped_while_its_runtime_shuts_down() {
+    let server = RedisServer::start();
+    let runtime = || runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let first = runtime();
+    let limiter = first.block_on(async {
+        let store = support::forgetful_store(&server).await;
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        // Some of them are dropped after the task that sends the ends, whatever the order.
+        for _ in 0..8 {
+            let permit = hold(&limiter, 1).await;
+            tokio::spawn(async {
+                let _permit = permit;
+                future::pending::<()>().await;
+            });
+        }
+        limiter
+    });
+    drop(first);
+    runtime().block_on(async {
+        hold(&limiter, 1).await.cancel(); // sends the ends, too
+        until_held(&limiter, 0, 2).await;
+    });
+}
+
 #[tokio::test]
 async fn a_server_that_has_lost_its_memory_holds_the_units_again_within_a_renewal() {
     let server = RedisServer::start();
@@ -127,6 +171,39 @@ async fn a_permit_says_that_it_has_expired() {
     until_held(&limiter, 0, 2).await;
     permit.settle(9); // one more than was spent
     until_held(&limiter, 0, 1).await;
+}
+
+#[tokio::test]
+async fn an_end_that_has_no_effect_is_reported() {
+    let recorder = Recorder::new();
+    let (mut hung, mut stopped) = (RedisServer::start(), RedisServer::start());
+    for (server, stops) in [(&mut hung, false), (&mut stopped, true)] {
+        let store = observed(support::forgetful_store(server).await, recorder.clone());
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        let [used, settled] = [hold(&limiter, 2).await, hold(&limiter, 5).await];
+        if stops {
+            server.kill()
+        } else {
+            server.freeze()
+        }
+        drop(used);
+        settled.settle(3);
+        tokio::time::sleep(2 * LIFETIME).await; // of a real server
+        if !stops {
+            server.thaw(); // it executes the end after the hold has expired
+        }
+        let events = RefCell::new(vec![]);
+        until("the end is reported", async || {
+            events.borrow_mut().extend(recorder.take_of("hold unsettled"));
+            !events.borrow().is_empty()
+        })
+        .await;
+        assert_eq!(
+            events.take(),
+            [format!("hold unsettled {} alice 5 3", limiter.name())],
+            "{stops}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -210,5 +287,164 @@ async fn the_end_of_a_permit_keeps_what_a_changed_quota_has_counted() {
         let left = state(&limiter).await.remaining();
         assert!(left <= 39, "{algorithm}: {left} are left");
         assert!(time_to_live(&server, &limiter) > 60_000, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
+    let server = RedisServer::start();
+    let store = support::forgetful_store(&server).await;
+    for algorithm in ALGORITHMS {
+        for (then, left) in [("ready", 2), ("failed", 10), ("dropped", 10)] {
+            let limiter = limiter(&store, algorithm);
+            limiter.reset("alice").await.unwrap();
+            let held = limiter.clone();
+            let rule = move |_: &()| Ok(Charge::new(&held, "alice").estimate(8));
+            let layer = RateLimitLayer::custom_by_rule(rule, |_, ()| false);
+            let (service, mut handle) = mock::pair::<(), bool>();
+            handle.allow(0);
+            let request = tokio::spawn(layer.layer(service).oneshot(()));
+            until_held(&limiter, 8, 2).await;
+            tokio::time::sleep(LIFETIME).await; // of a real server, where it expires in 100 ms
+            assert_eq!(state(&limiter).await.held(), 8, "{algorithm}, {then}");
+            match then {
+                "ready" => {
+                    handle.allow(1);
+                    handle.next_request().await.unwrap().1.send_response(true);
+                }
+                "failed" => handle.send_error("as intended"),
+                _ => request.abort(),
+            }
+            drop(request.await);
+            until_held(&limiter, 0, left).await;
+        }
+    }
+}
+
+/// Set for the process that is killed: the URL of the server.
+const KILLED: &str = "TOWER_RATELIMIT_KILLED";
+
+const SHARED_LIMIT: u64 = 800;
+
+/// Holds and settles until nothing is left, and nothing is held. `report` is called with the units before any
+/// are used, and with those that were used before they are settled.
+async fn spend_all(limiter: Limiter, report: impl Fn(u64, Option<u64>)) {
+    let mut units = 1;
+    loop {
+        if let Ok(permit) = limiter.hold("alice", units).await.unwrap() {
+            report(units, None);
+            // Some live for several lifetimes.
+            let millis = if fastrand::u8(..20) == 0 { 1_000 } else { fastrand::u64(..20) };
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            let used = fastrand::u64(..=units);
+            report(units, Some(used));
+            permit.settle(used);
+            units = fastrand::u64(1..10);
+        } else if (state(&limiter).await.held(), state(&limiter).await.remaining()) == (0, 0) {
+            return;
+        } else {
+            units = 1;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+fn shared_limiters(store: &RedisStore) -> [Limiter; 4] {
+    let limiter = |algorithm| {
+        let name = format!("shared-{algorithm}");
+        let limiter = Limiter::new(&name, store.clone(), algorithm, Quota::per_day(SHARED_LIMIT));
+        limiter.hold_lifetime(LIFETIME)
+    };
+    ALGORITHMS.map(limiter)
+}
+
+fn shared_streams(store: &RedisStore) -> Limiter {
+    let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(10));
+    Limiter::new("shared-streams", store.clone(), algorithm, quota).hold_lifetime(LIFETIME)
+}
+
+/// The process that is killed prints a line for each hold, and for each end.
+async fn spend_until_killed(url: &str) {
+    let store = support::connected(support::config(url).denial_ttl(Duration::ZERO)).await;
+    let _streams = hold(&shared_streams(&store), 9).await;
+    let mut tasks = JoinSet::new();
+    for (index, limiter) in shared_limiters(&store).into_iter().enumerate() {
+        for _ in 0..5 {
+            tasks.spawn(spend_all(limiter.clone(), move |units, used| match used {
+                None => println!("\nheld {index} {units} 0"),
+                Some(used) => println!("\nended {index} {units} {used}"),
+            }));
+        }
+    }
+    tasks.join_all().await;
+    future::pending().await
+}
+
+/// The units that a process may have used: those that were settled, and those that it held.
+fn most_used(lines: &[String], index: usize) -> u64 {
+    let mut used = 0;
+    for line in lines {
+        let words: Vec<_> = line.split(' ').collect();
+        let [what, of, numbers @ ..] = &*words else { continue };
+        let [units, settled] = numbers else { continue };
+        let number = |text: &&str| text.parse::<u64>().unwrap();
+        match *what {
+            _ if *of != index.to_string() => {}
+            "held" => used += number(units),
+            "ended" => used = used + number(settled) - number(units),
+            _ => {}
+        }
+    }
+    used
+}
+
+#[tokio::test]
+async fn a_process_that_is_killed_exceeds_no_quota_and_frees_its_units() {
+    if let Ok(url) = std::env::var(KILLED) {
+        return spend_until_killed(&url).await; // the other process
+    }
+    let server = RedisServer::start();
+    let this_test = "holds::a_process_that_is_killed_exceeds_no_quota_and_frees_its_units";
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", this_test, "--nocapture"])
+        .env(KILLED, server.url())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
+    let mut lines = vec![];
+    while lines.len() < 500 {
+        lines.push(output.next_line().await.unwrap().expect("the other process runs"));
+    }
+    let store = support::forgetful_store(&server).await;
+    let limiters = shared_limiters(&store);
+    let used: [_; 4] = array::from_fn(|_| Arc::new(AtomicU64::new(0)));
+    let mut tasks = JoinSet::new();
+    for (limiter, used) in limiters.iter().zip(&used) {
+        for _ in 0..5 {
+            let used = used.clone();
+            let report = move |_, ended: Option<u64>| {
+                used.fetch_add(ended.unwrap_or(0), Ordering::Relaxed);
+            };
+            tasks.spawn(spend_all(limiter.clone(), report));
+        }
+    }
+    while lines.len() < 1_000 {
+        lines.push(output.next_line().await.unwrap().expect("the other process runs"));
+    }
+    let streams = shared_streams(&store);
+    assert!(streams.hold("alice", 2).await.unwrap().is_err(), "nine of ten are in flight");
+    process.kill().await.unwrap();
+    while let Some(line) = output.next_line().await.unwrap() {
+        lines.push(line);
+    }
+    // They end when nothing is held any more: no unit of the other process is.
+    tasks.join_all().await;
+    let permit = streams.hold_within("alice", 10, Duration::from_secs(60)).await;
+    permit.unwrap().unwrap().cancel();
+    for (index, used) in used.iter().enumerate() {
+        let used = [used.load(Ordering::Relaxed), most_used(&lines, index)];
+        assert!(used.iter().sum::<u64>() <= SHARED_LIMIT, "{}: {used:?}", ALGORITHMS[index]);
     }
 }

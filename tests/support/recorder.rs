@@ -65,6 +65,9 @@ impl Observer for Recorder {
             }
             Event::HoldExpired { key, held, .. } => format!("hold expired {limiter} {key} {held}"),
             Event::HoldLost { key, held, .. } => format!("hold lost {limiter} {key} {held}"),
+            Event::HoldUnsettled { key, held, used, .. } => {
+                format!("hold unsettled {limiter} {key} {held} {used}")
+            }
             Event::StoreFailed { operation, error, .. } => {
                 format!("failed {limiter} {} {}", operation.as_str(), error.kind().as_str())
             }

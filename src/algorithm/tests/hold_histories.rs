@@ -2,7 +2,7 @@
 //! of each hold at instants between its begin and its end, and does not know any state. The laws of
 //! single decisions are in `hold_laws.rs`.
 
-use std::{collections::VecDeque, env, time::Duration};
+use std::{cell::RefCell, collections::VecDeque, env, time::Duration};
 
 use proptest::{
     prelude::*,
@@ -15,7 +15,7 @@ use super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
         HoldReply, Lifetime, Params, Refill, State,
     },
-    backends::{Holds, check},
+    backends::{Backend, Holds, RedisServer, Scripted, check},
     hold_laws,
 };
 use crate::quota::Quota;
@@ -26,8 +26,10 @@ const START: f64 = 1.7e15;
 pub(super) trait Key: Holds {
     fn lose(&mut self);
 
-    /// The state, if it can be copied.
+    /// The state, if a copy of it costs little.
     fn copy(&self) -> Option<State>;
+
+    fn state(&mut self, params: &Params) -> State;
 }
 
 impl Key for State {
@@ -37,6 +39,24 @@ impl Key for State {
 
     fn copy(&self) -> Option<State> {
         Some(self.clone())
+    }
+
+    fn state(&mut self, _: &Params) -> State {
+        self.clone()
+    }
+}
+
+impl Key for Scripted {
+    fn lose(&mut self) {
+        self.forget();
+    }
+
+    fn copy(&self) -> Option<State> {
+        None
+    }
+
+    fn state(&mut self, params: &Params) -> State {
+        Self::state(self, params)
     }
 }
 
@@ -304,14 +324,14 @@ impl<B: Key> History<'_, B> {
 
     fn ask(&mut self, request: EngineRequest) -> Result<EngineReply, TestCaseError> {
         let params = self.params();
-        let peek = EngineRequest { action: Action::Peek, ..request };
-        let peeked = (request.action == Action::Check).then(|| self.backend.decide(&params, peek));
         let before = self.backend.copy();
         let reply = self.backend.decide(&params, request);
-        if let Some(peek) = peeked {
-            prop_assert_eq!((peek.admitted, peek.wait), (reply.admitted, reply.wait));
-        }
         if let (Some(before), Some(after)) = (before, self.backend.copy()) {
+            if request.action == Action::Check {
+                let peek = EngineRequest { action: Action::Peek, ..request };
+                let peek = before.clone().decide(&params, peek);
+                prop_assert_eq!((peek.admitted, peek.wait), (reply.admitted, reply.wait));
+            }
             let quota = self.setup.quotas[self.current];
             hold_laws::keeps(&self.setup, quota, &request, &reply, [&before, &after])?;
         }
@@ -335,8 +355,11 @@ impl<B: Key> History<'_, B> {
     }
 
     /// The opening of the fixed window of this instant, if it is known, and one is open.
-    fn window_of(&self, at: f64) -> Option<f64> {
-        let state = match self.backend.copy()? {
+    fn window_of(&mut self, at: f64) -> Option<f64> {
+        if self.setup.algorithm != Algorithm::FixedWindow {
+            return None;
+        }
+        let state = match self.backend.state(&self.params()) {
             State::Held(held) => held.state,
             state => state,
         };
@@ -598,27 +621,52 @@ fn run(
     Ok(over(&history))
 }
 
-/// Returns a runner whose histories are the same in each run of the tests.
-fn same_each_time(config: ProptestConfig) -> TestRunner {
-    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+/// The histories of one seed.
+const BATCH: u32 = 300;
+
+/// Returns a runner whose histories are the same for each seed.
+fn runner(seed: u64, cases: u32) -> TestRunner {
+    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// Runs the same 300 histories each time, or as many random ones as the environment variable
-/// `HISTORIES` says.
+/// The same seed each time; or as many random ones as the environment variable `HISTORIES` needs;
+/// or the one that `SEED` says, which a failure prints.
+fn seeds() -> Vec<u64> {
+    let number = |name| env::var(name).map(|number| number.parse::<u64>().unwrap()).ok();
+    match (number("SEED"), number("HISTORIES")) {
+        (Some(seed), _) => vec![seed],
+        (None, Some(histories)) => {
+            (0..histories.div_ceil(BATCH.into())).map(|_| fastrand::u64(..)).collect()
+        }
+        (None, None) => vec![0],
+    }
+}
+
 fn never_exceeds(algorithms: impl Strategy<Value = Algorithm>) {
-    let random = env::var("HISTORIES").map(|number| number.parse().unwrap()).ok();
-    let cases = random.unwrap_or(300);
-    let config = ProptestConfig { cases, failure_persistence: None, ..Default::default() };
-    let mut runner = match random {
-        Some(_) => TestRunner::new(config),
-        None => same_each_time(config),
-    };
-    let result = runner.run(&(setups(algorithms), steps()), |(setup, steps)| {
-        let over = run(&mut State::Initial, setup, &steps)?;
-        prop_assert!(over.is_none(), "{}", over.unwrap());
-        Ok(())
-    });
-    result.unwrap_or_else(|failure| panic!("{failure}"));
+    run_all(algorithms, BATCH, &mut State::Initial);
+}
+
+/// The same for the scripts, with fewer histories if the environment does not ask for more.
+fn never_exceeds_in_scripts(algorithms: impl Strategy<Value = Algorithm>) {
+    let server = RedisServer::start();
+    let is_asked = env::var("SEED").or(env::var("HISTORIES")).is_ok();
+    let cases = if is_asked { BATCH } else { 40 };
+    run_all(algorithms, cases, &mut Scripted::new(&server, "{key}"));
+}
+
+fn run_all(algorithms: impl Strategy<Value = Algorithm>, cases: u32, backend: &mut impl Key) {
+    let (strategy, backend) = ((setups(algorithms), steps()), RefCell::new(backend));
+    for seed in seeds() {
+        let result = runner(seed, cases).run(&strategy, |(setup, steps)| {
+            let over = run(*backend.borrow_mut(), setup, &steps)?;
+            prop_assert!(over.is_none(), "{}", over.unwrap());
+            Ok(())
+        });
+        result.unwrap_or_else(|failure| panic!("SEED={seed}: {failure}"));
+    }
 }
 
 fn bucket(refill: Refill) -> impl Strategy<Value = Algorithm> {
@@ -626,29 +674,38 @@ fn bucket(refill: Refill) -> impl Strategy<Value = Algorithm> {
         .prop_map(move |overdraft| Algorithm::TokenBucket { refill, overdraft })
 }
 
-#[test]
-fn holds_of_a_fixed_window_are_never_over() {
-    never_exceeds(Just(Algorithm::FixedWindow));
+fn windows() -> impl Strategy<Value = Algorithm> {
+    (1_u32..12).prop_map(|buckets| Algorithm::SlidingWindow { buckets })
 }
 
-#[test]
-fn holds_of_a_sliding_log_are_never_over() {
-    never_exceeds(Just(Algorithm::SlidingLog));
+macro_rules! laws {
+    ($($name:ident, $in_scripts:ident: $algorithms:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                never_exceeds($algorithms);
+            }
+
+            #[test]
+            fn $in_scripts() {
+                never_exceeds_in_scripts($algorithms);
+            }
+        )*
+    };
 }
 
-#[test]
-fn holds_of_a_sliding_window_are_never_over() {
-    never_exceeds((1_u32..12).prop_map(|buckets| Algorithm::SlidingWindow { buckets }));
-}
-
-#[test]
-fn holds_of_a_token_bucket_are_never_over() {
-    never_exceeds(bucket(Refill::Continuous));
-}
-
-#[test]
-fn holds_of_a_bucket_that_refills_at_once_are_never_over() {
-    never_exceeds(bucket(Refill::Interval));
+laws! {
+    holds_of_a_fixed_window_are_never_over, holds_of_a_fixed_window_are_never_over_in_scripts:
+        Just(Algorithm::FixedWindow);
+    holds_of_a_sliding_log_are_never_over, holds_of_a_sliding_log_are_never_over_in_scripts:
+        Just(Algorithm::SlidingLog);
+    holds_of_a_sliding_window_are_never_over, holds_of_a_sliding_window_are_never_over_in_scripts:
+        windows();
+    holds_of_a_token_bucket_are_never_over, holds_of_a_token_bucket_are_never_over_in_scripts:
+        bucket(Refill::Continuous);
+    holds_of_a_bucket_that_refills_at_once_are_never_over,
+        holds_of_a_bucket_that_refills_at_once_are_never_over_in_scripts:
+        bucket(Refill::Interval);
 }
 
 #[test]
@@ -661,9 +718,7 @@ fn without_epochs_holds_are_over_after_a_loss_of_the_state() {
     ] {
         let strategy = (setups(Just(algorithm)), steps());
         let mut caught = false;
-        let config =
-            ProptestConfig { cases: 10_000, failure_persistence: None, ..Default::default() };
-        let result = same_each_time(config).run(&strategy, |(mut setup, steps)| {
+        let result = runner(0, 10_000).run(&strategy, |(mut setup, steps)| {
             setup.scope = Scope {
                 grants: false,
                 losses: true,

@@ -6,7 +6,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
     super::{Action, Algorithm, EngineRequest, Params, Refill, Release, State},
-    agreement::large,
+    agreement::{both, large},
     backends::{Backend, RedisServer, Scripted, check},
 };
 use crate::quota::{MAX_UNITS, Quota};
@@ -537,5 +537,29 @@ fn a_refund_returns_units_that_still_count() {
         // The request that was admitted first no longer counts.
         assert_eq!(decide(Action::Peek, 1.0, 1500.0).remaining, 7.0, "{algorithm}");
         assert_eq!(decide(Action::Refund, 3.0, 1500.0).remaining, 10.0, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_refund_leaves_the_units_of_requests_that_wait_after_the_clock_stepped_back() {
+    // A request that waits has moved the counts of the present out of a sliding window. Without it,
+    // the key would be as unused.
+    let server = RedisServer::start();
+    let mut scripted = Scripted::new(&server, "{key}");
+    for buckets in [1, 2, 10] {
+        let algorithm = Algorithm::SlidingWindow { buckets };
+        let params = Params::new(algorithm, Quota::per_second(1)).unwrap();
+        let mut twin = State::Initial;
+        scripted.forget();
+        let mut decide = |action, cost, max_wait, now| {
+            let request = EngineRequest { action, max_wait, ..check(cost, now) };
+            both(&mut scripted, &mut twin, &params, request)
+        };
+        let now = 1.7e15;
+        decide(Action::Spend, 7.0, 0.0, now);
+        assert!(decide(Action::Check, 1.0, 60e6, now).wait > 1e6, "{algorithm}");
+        decide(Action::Refund, 4.0, 0.0, now - 1.0);
+        let denied = decide(Action::Check, 1.0, 0.0, now - 1.0);
+        assert!(!denied.admitted && denied.wait > 1e6, "{algorithm}: {denied:?}");
     }
 }

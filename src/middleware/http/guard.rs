@@ -108,10 +108,7 @@ impl Drop for BodyGuard {
         }
         let is_complete = *self.is_complete.get_mut();
         let usage = self.with_meter(|meter| meter.usage(is_complete)).flatten();
-        for (limiter, used) in usage.iter().flat_map(|usage| usage.iter()) {
-            // An error: the service has settled it, or the request does not hold it.
-            drop(self.holds.handle().settle(limiter, used));
-        }
+        usage.iter().for_each(|usage| usage.settle(self.holds.handle()));
     }
 }
 

@@ -5,6 +5,8 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::{HeaderMap, response};
 
+use crate::middleware::settle::Settle;
+
 /// Determines from a response what its request has used, for
 /// [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by). Each response has its own
 /// meter.
@@ -103,8 +105,12 @@ impl Usage {
         self
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.0.iter().map(|(limiter, used)| (&**limiter, *used))
+    /// Settles what the request holds of these limiters.
+    pub(crate) fn settle(&self, holds: &Settle) {
+        for (limiter, used) in &self.0 {
+            // An error: the service has settled it, or the request does not hold it.
+            drop(holds.settle(limiter, *used));
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use super::{
     transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
-    algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime, units},
+    algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
     decision::Outcome,
     keys::Key,
     observe::{Event, Observers},
@@ -63,7 +63,7 @@ const MAX_CALLS: usize = 16;
 /// tasks in the background.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 /// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are
-/// dropped: their units count as used when the holds expire.
+/// dropped, and reported: their units count as used when the holds expire.
 const MAX_ENDED: usize = 100_000;
 
 /// The holds of a store and its clones.
@@ -115,20 +115,58 @@ struct Ended {
     expires: Instant,
     open: OpenEnd,
     /// Lets later checks ask the server, as units may be returned.
-    change: Arc<Change>,
+    _change: Change,
+}
+
+impl Ended {
+    /// Returns whether the end changes nothing any more: the units were spent when the hold
+    /// expired, and what was used beyond them is nothing.
+    fn is_too_late(&self, now: Instant) -> bool {
+        self.expires <= now && self.used <= self.hold.units
+    }
+
+    /// Reports that all units count as used, instead of those that were. Units that count at a time
+    /// stay held instead, until the hold expires.
+    fn report_unsettled(&self) {
+        let Self { hold, used, expires, .. } = self;
+        let (key, held, used) = (&hold.key, hold.units, *used);
+        let matters = match hold.settings.params.spends() {
+            true => used != held,
+            false => Instant::now() < *expires,
+        };
+        if matters {
+            let limiter = hold.settings.name;
+            hold.observers.report(&Event::HoldUnsettled { limiter, key, held, used });
+        }
+    }
 }
 
 /// The change of a hold, which a call carries.
-struct Sent {
-    hold: Hold,
-    action: HoldAction,
-    /// What it is about: a hold that is renewed, or one that has ended.
-    subject: Subject,
+enum Sent {
+    Renewal(u64, Hold),
+    End(Ended),
 }
 
-enum Subject {
-    Renewed(u64),
-    Ended { id: u64, used: u64, expires: Instant, open: OpenEnd, change: Arc<Change> },
+impl Sent {
+    fn hold(&self) -> &Hold {
+        let (Self::Renewal(_, hold) | Self::End(Ended { hold, .. })) = self;
+        hold
+    }
+
+    fn hold_mut(&mut self) -> &mut Hold {
+        let (Self::Renewal(_, hold) | Self::End(Ended { hold, .. })) = self;
+        hold
+    }
+
+    fn change(&self) -> HoldChange {
+        match self {
+            Self::Renewal(_, hold) => {
+                let action = HoldAction::Renew(lifetime(hold.lifetime));
+                HoldChange { action, ..hold.end(0) }
+            }
+            Self::End(Ended { hold, used, .. }) => hold.end(*used),
+        }
+    }
 }
 
 impl Holds {
@@ -151,6 +189,26 @@ impl Holds {
             ended.hold.receipt = receipt;
             ended.expires = began + lifetime;
         }
+    }
+
+    /// Takes what has to be sent now, and the ends that are too late for it. Returns the time of
+    /// the next renewal, too.
+    fn take_due(&mut self, generation: u64) -> Option<(Vec<Ended>, Vec<Sent>, Option<Instant>)> {
+        if self.generation != generation {
+            return None; // another task does the work
+        }
+        self.woken = None;
+        let now = Instant::now();
+        let ended = self.ended.drain(..);
+        let (late, ended): (Vec<_>, Vec<_>) = ended.partition(|ended| ended.is_too_late(now));
+        let mut due: Vec<_> = ended.into_iter().map(Sent::End).collect();
+        while let Some((_, id)) = self.renewals.first().filter(|(at, _)| *at <= now).copied()
+            && let Some(hold) = self.live.get(&id).map(|live| live.hold.clone())
+        {
+            due.push(Sent::Renewal(id, hold));
+            self.renew_at(id, now + ANSWER_TIMEOUT); // unless an answer arrives
+        }
+        Some((late, due, self.renewals.first().map(|(at, _)| *at)))
     }
 
     /// Returns the number of a new task, if one is needed.
@@ -234,21 +292,29 @@ impl Keeper {
     }
 
     fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
-        let KeeperInner { holds, ends, denials, queues, .. } = &*self.0;
-        let change = Arc::new(denials.begin_return(&hold.settings, &hold.key));
+        let KeeperInner { ends, denials, queues, .. } = &*self.0;
+        let change = denials.begin_return(&hold.settings, &hold.key);
         let key = queues.queue_of(hold.settings.name, &hold.key);
         let open = ends.begin(key);
         // Units that count at a time are free when they are returned, and not before.
         if !hold.settings.params.spends() || queues.is_waited_for(key) {
             ends.hurry();
         }
-        {
-            let ended = &mut lock(holds).ended;
-            if ended.len() < MAX_ENDED {
-                ended.push(Ended { id, hold, used, expires, open, change });
-            }
-        }
+        self.queue(Ended { id, hold, used, expires, open, _change: change });
         self.start();
+    }
+
+    /// Queues an end, unless too many wait.
+    fn queue(&self, end: Ended) {
+        let left = {
+            let ended = &mut lock(&self.0.holds).ended;
+            if ended.len() < MAX_ENDED {
+                ended.push(end);
+                return;
+            }
+            end
+        };
+        left.report_unsettled();
     }
 
     /// Returns the hash by which the ends of a key are known.
@@ -271,7 +337,9 @@ impl Keeper {
         let Some(runtime) = Handle::try_current().ok().or_else(|| self.0.client.runtime()) else {
             return; // the next call starts it
         };
-        if let Some(generation) = lock(&self.0.holds).next_task() {
+        // A runtime that shuts down drops the task at once, which takes the lock.
+        let generation = lock(&self.0.holds).next_task();
+        if let Some(generation) = generation {
             runtime.spawn(run(Task { keeper: self.clone(), generation, is_done: false }));
         }
     }
@@ -279,82 +347,58 @@ impl Keeper {
     /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one;
     /// nothing if another task has replaced this one.
     fn take_due(&self, generation: u64) -> Option<(Vec<Sent>, Option<Instant>)> {
-        let holds = &mut *lock(&self.0.holds);
-        if holds.generation != generation {
-            return None; // another task does the work
-        }
-        holds.woken = None;
-        let now = Instant::now();
-        let mut due: Vec<Sent> = vec![];
-        for Ended { id, hold, used, expires, open, change } in holds.ended.drain(..) {
-            // Nothing is left to do for one that has expired, unless it has used more than it held.
-            if now < expires || used > hold.units {
-                let action = HoldAction::End { used: units(used) };
-                let subject = Subject::Ended { id, used, expires, open, change };
-                due.push(Sent { hold, action, subject });
-            }
-        }
-        while let Some((_, id)) = holds.renewals.first().filter(|(at, _)| *at <= now).copied()
-            && let Some(hold) = holds.live.get(&id).map(|live| live.hold.clone())
-        {
-            let action = HoldAction::Renew(lifetime(hold.lifetime));
-            due.push(Sent { hold, action, subject: Subject::Renewed(id) });
-            holds.renew_at(id, now + ANSWER_TIMEOUT); // unless an answer arrives
-        }
-        due.iter_mut().for_each(|sent| sent.hold.update_settings());
-        Some((due, holds.renewals.first().map(|(at, _)| *at)))
+        let (late, mut due, next) = lock(&self.0.holds).take_due(generation)?;
+        late.iter().for_each(Ended::report_unsettled);
+        due.iter_mut().for_each(|sent| sent.hold_mut().update_settings());
+        Some((due, next))
     }
 
     /// Does what the answer to a change demands.
     fn answered(&self, sent: Sent, began: Instant, reply: HoldReply) {
-        let Sent { hold, subject, .. } = sent;
-        let epoch = hold.receipt.epoch;
-        let ended = match &subject {
-            Subject::Ended { open, .. } => Some(open.key()),
-            Subject::Renewed(_) => None,
+        let returned = match &sent {
+            Sent::Renewal(..) => None,
+            Sent::End(end) => Some(end.open.key()),
         };
-        let (name, held) = (hold.settings.name, hold.units);
-        let lost = Event::HoldLost { limiter: name, key: &hold.key, held };
-        match (reply, subject) {
-            (HoldReply::Renewed(receipt), Subject::Renewed(id)) => {
-                lock(&self.0.holds).renewed(id, receipt, began, hold.lifetime);
-                if receipt.epoch != epoch {
-                    hold.observers.report(&lost);
+        let hold = sent.hold();
+        let Hold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
+        let (limiter, held) = (settings.name, *held);
+        let lost = Event::HoldLost { limiter, key, held };
+        match (&sent, reply) {
+            (Sent::Renewal(id, _), HoldReply::Renewed(new)) => {
+                lock(&self.0.holds).renewed(*id, new, began, *lifetime);
+                if new.epoch != receipt.epoch {
+                    observers.report(&lost);
                 }
             }
-            (HoldReply::Expired, Subject::Renewed(id)) => {
-                lock(&self.0.holds).expired(id);
-                let Hold { key, observers, .. } = &hold;
-                observers.report(&Event::HoldExpired { limiter: name, key, held });
+            (Sent::Renewal(id, _), HoldReply::Expired) => {
+                lock(&self.0.holds).expired(*id);
+                observers.report(&Event::HoldExpired { limiter, key, held });
             }
-            (HoldReply::Lost, _) => hold.observers.report(&lost),
+            (Sent::End(end), HoldReply::Expired) if end.used < held => end.report_unsettled(),
+            (_, HoldReply::Lost) => observers.report(&lost),
             _ => {}
         }
-        if let Some(key) = ended {
+        if let Some(key) = returned {
+            drop(sent);
             self.0.queues.units_returned(key, true);
         }
     }
 
     /// Keeps a change whose call has failed for another try, if the server has not executed it.
     fn failed(&self, sent: Sent, may_have_run: bool) {
-        let Sent { hold, subject, .. } = sent;
-        let holds = &mut *lock(&self.0.holds);
-        match subject {
+        match sent {
             // A renewal can be repeated: the units are found by the old receipt, too. But if the
             // state is lost and so is the reply, each one holds them again, so not at once.
-            Subject::Renewed(id) => {
+            Sent::Renewal(id, _) => {
+                let holds = &mut *lock(&self.0.holds);
                 let now = Instant::now();
                 let left = holds.live.get(&id).map_or(PAUSE, |live| live.expires - now);
                 let pause = if may_have_run { left / 4 } else { PAUSE };
                 holds.renew_at(id, now + pause.max(PAUSE));
             }
             // Repeated, an end would take the units of another hold.
-            Subject::Ended { .. } if may_have_run => {}
-            Subject::Ended { id, used, expires, open, change } => {
-                if holds.ended.len() < MAX_ENDED {
-                    holds.ended.push(Ended { id, hold, used, expires, open, change });
-                }
-            }
+            Sent::End(end) if may_have_run => end.report_unsettled(),
+            Sent::End(end) => self.queue(end),
         }
     }
 }
@@ -499,14 +543,14 @@ type Call = BTreeMap<String, Vec<Sent>>;
 fn calls(due: Vec<Sent>, by_key: bool) -> Vec<Call> {
     let mut limiters: HashMap<usize, Vec<Sent>> = HashMap::new();
     for sent in due {
-        limiters.entry(Arc::as_ptr(&sent.hold.settings) as usize).or_default().push(sent);
+        limiters.entry(Arc::as_ptr(&sent.hold().settings) as usize).or_default().push(sent);
     }
     let max_keys = if by_key { 1 } else { MAX_KEYS };
     let mut calls = vec![];
     for all in limiters.into_values() {
         let (mut call, mut count) = (Call::new(), 0);
         for sent in all {
-            let key = sent.hold.key.as_str().to_owned();
+            let key = sent.hold().key.as_str().to_owned();
             if call.len() == max_keys && !call.contains_key(&key) || count == MAX_CHANGES {
                 calls.push(mem::take(&mut call));
                 count = 0;
@@ -522,22 +566,15 @@ fn calls(due: Vec<Sent>, by_key: bool) -> Vec<Call> {
 /// Executes a call. Returns false if some of it has to be tried again.
 async fn send(keeper: &Keeper, call: Call) -> bool {
     let began = Instant::now();
-    let changes = |sent: &Vec<Sent>| -> Vec<HoldChange> {
-        let change = |Sent { hold, action, .. }: &Sent| HoldChange {
-            receipt: hold.receipt,
-            units: units(hold.units),
-            action: *action,
-        };
-        sent.iter().map(change).collect()
-    };
-    let Some(settings) = call.values().flatten().next().map(|sent| sent.hold.settings.clone())
+    let Some(settings) = call.values().flatten().next().map(|sent| sent.hold().settings.clone())
     else {
         return true;
     };
-    let keys: Vec<(String, Vec<HoldChange>)> = call
-        .values()
-        .map(|sent| (key_name(&keeper.0.prefix, &settings, &sent[0].hold.key), changes(sent)))
-        .collect();
+    let keys = call.values().map(|sent| {
+        let key = key_name(&keeper.0.prefix, &settings, &sent[0].hold().key);
+        (key, sent.iter().map(Sent::change).collect())
+    });
+    let keys: Vec<(String, Vec<HoldChange>)> = keys.collect();
     let keys = keys.iter().map(|(key, changes)| (&**key, &**changes));
     let (command, script) = script::change_holds(&settings.params, keys);
     let command = Command::script(&command, &script.text);

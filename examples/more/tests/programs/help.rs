@@ -18,6 +18,7 @@ fn the_help_of_each_example_fits_into_100_columns() {
         "redisson",
         "replay",
         "server",
+        "streams",
     ] {
         let output = Command::new(support::example(name)).arg("--help").output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();

@@ -16,3 +16,4 @@ mod quickstart;
 mod redisson;
 mod replay;
 mod server;
+mod streams;
