@@ -36,7 +36,7 @@ const COMPETITION: u8 = 8;
 const TURN: Duration = Duration::from_millis(600);
 /// The pause, in which each other process checks once: `HOLD_RETRY`, and the time that a timer and a
 /// call take on a busy machine.
-const PAUSE: Duration = Duration::from_millis(65);
+const PAUSE: Duration = Duration::from_millis(75);
 /// The pause after a denial of unknown duration: units are held, perhaps by another process, which
 /// ends its holds without a word to this one. The first request of a queue checks 20 times per
 /// second then. An end in this process wakes it.
@@ -100,9 +100,9 @@ struct Queue {
     competition: u8,
     /// The beginning of the turn of this process, if it shares the units with others.
     turn: Option<Instant>,
-    /// True from a pause to the first check after it, which shows whether another process has taken
-    /// the units.
-    has_paused: bool,
+    /// True from a return of units to the next check, which shows whether another process has taken
+    /// them.
+    expects_units: bool,
 }
 
 /// The requests with the same limiters and keys.
@@ -283,7 +283,6 @@ impl Queue {
             return self.check_at(now);
         }
         self.turn = Some(now + PAUSE);
-        self.has_paused = true;
         self.check_at(now + PAUSE)
     }
 
@@ -293,16 +292,18 @@ impl Queue {
         let sleeping = self.checking.values_mut().filter(|checking| checking.at > now);
         let woken = sleeping.filter_map(|checking| {
             checking.at = at;
+            self.expects_units = true;
             checking.waker.take()
         });
         woken.collect()
     }
 
-    /// Records a check after a pause: if another process has taken the units, the next turn of this
-    /// one begins when it has them again.
-    fn end_pause(&mut self, was_denied: bool) {
-        if self.has_paused && self.turn.is_some_and(|turn| turn <= Instant::now()) {
-            self.has_paused = false;
+    /// Records a check of units that were returned. If another process has taken them, in a pause
+    /// or a moment before, the next turn of this process begins when it has units again: it would
+    /// otherwise pause after one request.
+    fn end_turn_if_taken(&mut self, was_denied: bool) {
+        if self.expects_units && self.turn.is_some_and(|turn| turn <= Instant::now()) {
+            self.expects_units = false;
             self.turn.take_if(|_| was_denied);
         }
     }
@@ -364,7 +365,7 @@ impl Ticket {
     /// took the units.
     pub(crate) fn record_competition(&self, was_denied: bool) {
         let queue = &mut *lock(&self.queue);
-        queue.end_pause(was_denied);
+        queue.end_turn_if_taken(was_denied);
         let competition = &mut queue.competition;
         *competition = if was_denied { COMPETITION } else { competition.saturating_sub(1) };
     }

@@ -50,6 +50,7 @@ const LIFETIME: Duration = Duration::from_secs(4);
 const LONGEST_LIFE: Duration = Duration::from_secs(5);
 /// The key of the places that a process keeps.
 const KEPT: u64 = 3;
+const TICK: Duration = Duration::from_millis(10);
 /// The ways to ask for a place: from this one on, one of the rate is spent, too.
 const SPENDS_RATE: u8 = 2;
 const WAYS: u8 = 4;
@@ -122,6 +123,8 @@ struct Counts {
     expired: AtomicU64,
     lost: AtomicU64,
     failed: AtomicU64,
+    /// The longest time, in milliseconds, in which no task ran. Holds can expire meanwhile.
+    pause: AtomicU64,
 }
 
 impl Observer for Counts {
@@ -153,14 +156,27 @@ async fn process(url: &str, kept: &str) {
             }
         });
     }
+    let watch = tokio::spawn({
+        let counts = counts.clone();
+        async move {
+            loop {
+                let before = now();
+                sleep(TICK).await;
+                let pause = (now() - before) / 1_000;
+                counts.pause.fetch_max(pause, Relaxed);
+            }
+        }
+    });
     let input = tokio::task::spawn_blocking(|| io::stdin().read_to_end(&mut vec![]));
     let _ = input.await;
     is_over.store(true, Relaxed);
     callers.join_all().await;
     drop(kept);
     sleep(Duration::from_millis(500)).await; // the last ends reach Redis
-    let Counts { expired, lost, failed } = &*counts;
-    println!("= {} {} {}", expired.load(Relaxed), lost.load(Relaxed), failed.load(Relaxed));
+    watch.abort();
+    let Counts { expired, lost, failed, pause } = &*counts;
+    let numbers = [expired, lost, failed, pause].map(|number| number.load(Relaxed));
+    println!("= {numbers:?}");
     let _ = io::stdout().flush();
 }
 
@@ -199,7 +215,7 @@ struct Used {
 #[derive(Default)]
 struct Seen {
     used: Vec<Used>,
-    /// Expired and lost holds, and failed calls, of each process that has ended by itself.
+    /// Of each process that has ended by itself: its `Counts`.
     counts: Vec<(usize, String)>,
 }
 
@@ -356,7 +372,7 @@ async fn soak(time: Duration) -> bool {
 
 fn report(seen: &Seen, faults: &Faults, whole: Duration) -> bool {
     for (process, counts) in &seen.counts {
-        println!("process {process}: expired, lost, failed: {counts}");
+        println!("process {process}: [expired, lost, failed, longest pause in ms]: {counts}");
     }
     let mut is_within = true;
     for key in 0..KEYS {
