@@ -95,7 +95,7 @@ pub const SHOWN: [Shown; 6] = [
         id: "concurrency",
         name: "Concurrency",
         about: "Counts requests in flight. The place of a request is free again when it ends.",
-        promise: "never more than {} at a time",
+        promise: "at most {} at a time",
         at_a_time: true,
         can_hold: true,
         has_burst: false,

@@ -1,7 +1,11 @@
 //! The requests of one algorithm that hold units, or wait for them, and their checks. A request
 //! ends when its duration is over. What the page shows of the ends is in `session.rs`.
 
-use std::{cell::Cell, collections::BTreeMap, time::Duration};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
 
 use tower_ratelimit::{Decision, Error, Limiter, Permit};
 
@@ -91,10 +95,11 @@ impl Flight {
     }
 
     pub fn answered(&mut self, at: Duration) {
-        if let Some(pending) = self.pending.get_mut(&tick(at)) {
-            *pending -= 1;
+        let Entry::Occupied(mut pending) = self.pending.entry(tick(at)) else { return };
+        *pending.get_mut() -= 1;
+        if *pending.get() == 0 {
+            pending.remove();
         }
-        self.pending.retain(|_, pending| *pending > 0);
     }
 
     /// Returns the requests that came before `at` and have no answer yet.
