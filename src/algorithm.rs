@@ -33,9 +33,9 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    packed::{FastStep, INITIAL, Packed},
+    packed::{FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
-    table::{Kind, Params, State},
+    table::{Fast, Kind, Params, State},
 };
 use crate::quota::{ConfigError, Quota};
 

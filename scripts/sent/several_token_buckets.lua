@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line eaf24759c3377814301a1a43f97ac680700987c4
+-- EVALSHA names the text below this line 919aa86c1016cd4a877fded86fb677f066893f38
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -49,6 +49,8 @@ end
 local function expire_at(time)
   return string.format('%.0f', math.ceil(time / 1000))
 end
+
+local change_fast
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -224,12 +226,12 @@ local function add_slot(ends, units)
   end
 end
 
-local function hold(units, lifetime, grid)
+local function hold(units, lifetime, grid, is_known)
   if not held then
     local state = whole()
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
-  if #held.slots == 0 then
+  if #held.slots == 0 and not is_known then
     held.epoch, held.at, held.skew = clock, clock, 0
   end
   touch()
@@ -861,7 +863,8 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
   if has_expired then
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
-    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
+    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+    return RENEWED, hold(units, lifetime, grid, is_known), 0
   end
   return is_known and ENDED or LOST, 0, used
 end

@@ -228,11 +228,11 @@ impl Model for LeakyBucketState {
     #[inline]
     fn pack(&self, now: f64, params: &LeakyBucketParams) -> Option<Packed> {
         let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
-        fits.then_some([self.at, self.debt])
+        fits.then_some([self.at as i64, self.debt as i64])
     }
 
     #[inline]
     fn unpack([at, debt]: Packed, params: &LeakyBucketParams) -> Option<Self> {
-        Some(Self { debt, ..Self::initial(at, params) })
+        Some(Self { debt: debt as f64, ..Self::initial(at as f64, params) })
     }
 }

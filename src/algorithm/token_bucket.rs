@@ -5,12 +5,14 @@
 //!
 //! `debt` and `lump` are in parts of a token, `unit` parts to a token.
 
+use std::num::NonZeroU64;
+
 use super::{
     Refill,
     arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
     model::{Earliest, Model, Report},
-    packed::{FastStep, Packed},
-    request::{Admission, EngineReply, Release},
+    packed::{FastReport, FastStep, Packed},
+    request::Release,
     state_bytes::Reader,
 };
 use crate::quota::{ConfigError, LONGEST_REFILL, Quota};
@@ -72,60 +74,78 @@ impl TokenBucketParams {
         if self.overdraft > 0.0 { 1.0 } else { 0.0 }
     }
 
-    /// Returns whether the fast path knows the settings: continuous refill without an overdraft.
+    /// Returns the parameters for the fast path, if it knows the settings.
+    pub(super) fn plain(&self) -> Option<PlainTokenBucket> {
+        let Self { burst, unit, lump, max_debt, .. } = *self;
+        if self.period != 1.0 || self.overdraft > 0.0 {
+            return None;
+        }
+        Some(PlainTokenBucket {
+            burst: burst as u64,
+            unit: NonZeroU64::new(unit as u64)?,
+            lump: lump as u64,
+            full: self.full() as u64,
+            max_debt: max_debt as u64,
+        })
+    }
+}
+
+/// A bucket with continuous refill and without an overdraft, in integers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainTokenBucket {
+    burst: u64,
+    unit: NonZeroU64,
+    lump: u64,
+    /// The burst in parts.
+    full: u64,
+    max_debt: u64,
+}
+
+impl PlainTokenBucket {
+    /// Returns the time until the parts have flowed in. Most buckets gain one in a microsecond.
     #[inline]
-    fn is_plain(&self) -> bool {
-        self.period == 1.0 && self.overdraft == 0.0
+    fn time_until(&self, parts: u64) -> u64 {
+        if self.lump == 1 { parts } else { parts.div_ceil(self.lump) }
     }
 
-    /// Decides as the engine does about a check that does not wait; `None` if the settings are not
-    /// plain, or the state is newer.
     #[inline]
-    pub(super) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
-        let Self { burst, unit, lump, max_debt, .. } = *self;
-        let [at, debt] = *packed;
-        if !self.is_plain() || now < at {
+    fn debt_at(&self, [at, debt]: Packed, now: i64) -> Option<u64> {
+        let elapsed = u64::try_from(now - at).ok()?;
+        Some((debt as u64).saturating_sub(elapsed.saturating_mul(self.lump)))
+    }
+
+    #[inline]
+    pub(super) fn step(&self, packed: &mut Packed, cost: u64, now: i64) -> Option<FastStep> {
+        let debt = self.debt_at(*packed, now)?;
+        if cost == 0 || cost > self.burst {
             return None;
         }
-        let debt = max(debt - (now - at) * lump, 0.0);
-        let after = debt + cost * unit;
-        if after >= max_debt {
+        let spent = debt + cost * self.unit.get();
+        if spent >= self.max_debt {
             return None;
         }
-        let missing = after - burst * unit;
-        Some(if missing <= 0.0 {
-            *packed = [now, after];
-            let admission = Admission { admitted: true, wait: 0.0 };
-            FastStep { admission, after: *packed, now }
+        Some(if spent <= self.full {
+            *packed = [now, spent as i64];
+            FastStep { admitted: true, wait: 0, after: *packed, now }
         } else {
-            let admission = Admission { admitted: false, wait: ceil_div(missing, lump) };
-            FastStep { admission, after: [now, debt], now }
+            let wait = self.time_until(spent - self.full);
+            FastStep { admitted: false, wait, after: [now, debt as i64], now }
         })
     }
 
     #[inline]
-    pub(super) fn reply_fast(&self, step: &FastStep) -> EngineReply {
-        let Self { burst, unit, lump, .. } = *self;
-        let FastStep { admission: Admission { admitted, wait }, after: [_, debt], now } = *step;
-        let room = burst * unit - debt;
-        let remaining = max(floor_div(room, unit), 0.0);
-        let replenish = ceil_div((remaining + 1.0) * unit - room, lump);
-        let reset = ceil_div(debt, lump);
-        let reply = EngineReply::uncounted(now + wait);
-        EngineReply { admitted, wait, remaining, replenish, reset, ..reply }
+    pub(super) fn report(&self, step: &FastStep) -> FastReport {
+        let debt = step.after[1] as u64;
+        let remaining = self.full.saturating_sub(debt) / self.unit;
+        let missing = (remaining + 1) * self.unit.get() + debt - self.full;
+        let (replenish, reset) = (self.time_until(missing), self.time_until(debt));
+        FastReport { remaining, replenish, reset }
     }
 
-    /// Returns what remains, and the time until the state is the initial one; `None` as for
-    /// [`step_fast`](Self::step_fast).
     #[inline]
-    pub(super) fn observe_fast(&self, [at, debt]: Packed, now: f64) -> Option<(f64, f64)> {
-        let Self { burst, unit, lump, .. } = *self;
-        if !self.is_plain() || now < at {
-            return None;
-        }
-        let debt = max(debt - (now - at) * lump, 0.0);
-        let remaining = max(floor_div(burst * unit - debt, unit), 0.0);
-        Some((remaining, ceil_div(debt, lump)))
+    pub(super) fn observe(&self, packed: Packed, now: i64) -> Option<[u64; 2]> {
+        let debt = self.debt_at(packed, now)?;
+        Some([self.full.saturating_sub(debt) / self.unit, self.time_until(debt)])
     }
 }
 
@@ -321,11 +341,11 @@ impl Model for TokenBucketState {
     #[inline]
     fn pack(&self, now: f64, params: &TokenBucketParams) -> Option<Packed> {
         let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
-        fits.then_some([self.at, self.debt])
+        fits.then_some([self.at as i64, self.debt as i64])
     }
 
     #[inline]
     fn unpack([at, debt]: Packed, params: &TokenBucketParams) -> Option<Self> {
-        Some(Self { debt, ..Self::initial(at, params) })
+        Some(Self { debt: debt as f64, ..Self::initial(at as f64, params) })
     }
 }
