@@ -93,8 +93,9 @@ features:
 	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
 	$(call in-package,cargo hack check --lib --each-feature)
 
-# For ten minutes, or SECONDS=60.
+# For ten minutes and a minute, or SECONDS=60 for each.
 soak: redis-server
+	cargo run --release -p test-tools --bin soak-holds -- $(SECONDS)
 	cargo run --release -p test-tools --bin soak -- $(SECONDS)
 
 # The examples for hosts with many dependencies, against local servers.
@@ -119,6 +120,7 @@ release-check:
 bench: redis-server bench-memory
 	cargo bench --bench redis
 	cargo bench --bench waiting
+	cargo bench --bench concurrency
 
 # The memory store and the layer beside other rate limiters, and the least that is possible: times,
 # by both clocks, allocations, bytes, instructions, and the ratios that are aimed at.

@@ -211,8 +211,16 @@ fn specs(flags: &Flags) -> Result<(Vec<Spec>, Vec<String>), String> {
     let max_wait = Duration::try_from_secs_f64(flags.max_wait)
         .map_err(|_| "--max-wait: it is no time; write seconds, such as 0.5".to_owned())?;
     let algorithms = if flags.algorithm.is_empty() { &ALGORITHMS[..] } else { &flags.algorithm };
+    let no_durations =
+        "a log has no durations of requests, so it is unknown how many are in flight";
+    if algorithms.contains(&Algorithm::Concurrency) {
+        return Err(format!("--algorithm concurrency: {no_durations}; write another algorithm"));
+    }
     let (mut specs, mut notes) = (vec![], vec![]);
     for &quota in &flags.quota {
+        if quota.is_concurrent() {
+            return Err(format!("--quota \"{quota}\": {no_durations}; write a rate, as 100/min"));
+        }
         let mut left_out = vec![];
         for &algorithm in algorithms {
             let (index, max_keys) = (specs.len(), flags.max_keys as usize);

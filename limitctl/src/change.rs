@@ -107,6 +107,12 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
                 None if applies => println!("{name}: {key} {}", change.would(&before)),
                 None => println!("{name}: {key} was never seen; nothing to {}", change.name()),
             }
+            if matches!(change, Change::Reset) && before.held() > 0 {
+                println!(
+                    "{name}: processes that still hold units hold them again with their next \
+                     renewal, within 30 s by default; those of a crashed process stay free"
+                );
+            }
         }
         let states = json!({
             "changed": after.is_some(),

@@ -48,7 +48,9 @@ pub struct Shared {
     pub algorithm: Option<Algorithm>,
 
     /// Without a file: the quota of the limit, such as "10/s burst 20"
+    /// or "10 concurrent"
     #[arg(long, value_name = "QUOTA", global = true, requires = "algorithm")]
+    #[arg(verbatim_doc_comment)]
     pub quota: Option<Quota>,
 
     /// The environment variable with the secret of a `hashed` extractor

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tower_ratelimit::{Algorithm, Key, config::Limit};
+use tower_ratelimit::{Algorithm, Key, Quota, config::Limit};
 
 use crate::{
     flags::Shared,
@@ -91,11 +91,16 @@ async fn other_algorithm(
         Algorithm::sliding_log(),
         Algorithm::token_bucket(),
         Algorithm::leaky_bucket(),
+        Algorithm::concurrency(),
     ] {
         if algorithm.name() == limit.algorithm().name() {
             continue;
         }
-        let quota = limit.quota().burst(limit.quota().limit());
+        // A peek finds state under any quota of the right kind.
+        let quota = match algorithm {
+            Algorithm::Concurrency => Quota::concurrent(1),
+            _ => Quota::per_second(1),
+        };
         let Ok(limit) = Limit::try_new(algorithm, quota) else { continue };
         // The name is free again when the limiter is dropped.
         let Ok(limiter) = limit.limiter(name, store.clone()) else { continue };

@@ -44,7 +44,7 @@ impl From<Error> for Failure {
 
 /// Returns whether a key has state: it was seen, and not all of its quota is restored yet.
 pub fn is_seen(state: &KeyState) -> bool {
-    !state.reset_after().is_zero() || state.blocked_for().is_some()
+    !state.reset_after().is_zero() || state.held() > 0 || state.blocked_for().is_some()
 }
 
 /// Returns whether a request would be allowed now, as a cell.
@@ -54,6 +54,9 @@ pub fn verdict(state: &KeyState) -> Cell {
         (Some(rest), _) => (format!("blocked for {}", time(rest)), Tone::Bad),
         _ if state.allows() => ("allowed".to_owned(), Tone::Good),
         (None, Some(wait)) => (format!("denied for {}", time(wait)), Tone::Bad),
+        (None, None) if state.quota().is_concurrent() => {
+            ("denied until requests end".to_owned(), Tone::Bad)
+        }
         (None, None) => ("denied until permits end".to_owned(), Tone::Bad),
     }
 }
@@ -66,7 +69,8 @@ pub fn rest(state: &KeyState) -> [Cell; 3] {
     };
     let mut remaining = number(state.remaining());
     if state.held() > 0 {
-        remaining += &format!(" + {} held", number(state.held()));
+        let held = if state.quota().is_concurrent() { "in flight" } else { "held" };
+        remaining += &format!(" + {} {held}", number(state.held()));
     }
     [remaining, after(state.replenish_after()), after(state.reset_after())]
         .map(|text| (text, Tone::Plain))

@@ -28,6 +28,7 @@ struct Site {
 }
 
 /// What the program has printed.
+#[derive(Debug)]
 struct Output {
     code: i32,
     text: String,
@@ -140,6 +141,55 @@ async fn a_peek_shows_what_permits_hold() {
         (&3.into(), &Value::Null)
     );
     drop(permits);
+}
+
+#[tokio::test]
+async fn a_limit_on_concurrency_shows_what_is_in_flight() {
+    let site = Site::new();
+    let limits = "streams = { algorithm = 'concurrency', quota = '2 concurrent' }";
+    fs::write(site.file(), limits).unwrap();
+    let quota = Quota::concurrent(2);
+    let streams = Limiter::new("streams", site.store(), Algorithm::concurrency(), quota);
+    let first = streams.hold("alice", 1).await.unwrap().unwrap();
+    let found = site.run(&["peek", "text:alice"]);
+    assert_eq!(found.code, 0, "{}", found.errors);
+    assert!(found.text.contains("streams  concurrency  2 concurrent  allowed"), "{}", found.text);
+    assert!(found.text.contains("1 + 1 in flight"), "{}", found.text);
+
+    let second = streams.hold("alice", 1).await.unwrap().unwrap();
+    let found = site.run(&["top"]);
+    assert!(found.text.contains("1 keys with state"), "{}", found.text);
+    assert!(found.text.contains("alice  denied until requests end"), "{}", found.text);
+    assert!(found.text.contains("0 + 2 in flight"), "{}", found.text);
+    let json = site.run(&["--json", "peek", "text:alice"]).json();
+    let state = &json["limits"][0];
+    assert_eq!((&state["held"], &state["remaining"]), (&2.into(), &0.into()));
+    assert_eq!((&state["seen"], &state["retry_after"]), (&true.into(), &Value::Null));
+
+    let reset = site.run(&["reset", "text:alice"]);
+    assert_eq!(reset.code, 0, "{}", reset.errors);
+    assert!(reset.text.contains("alice is reset, 2 remaining; it was denied"), "{}", reset.text);
+    assert!(reset.text.contains("hold them again with their next renewal"), "{}", reset.text);
+    let third = streams.hold("alice", 1).await.unwrap().unwrap();
+
+    let blocked = site.run(&["block", "text:alice", "--for", "1h"]);
+    assert!(blocked.text.starts_with("streams: alice is blocked for "), "{}", blocked.text);
+    assert!(streams.hold("alice", 1).await.unwrap().unwrap_err().is_blocked());
+    let lifted = site.run(&["unblock", "text:alice"]);
+    assert!(lifted.text.starts_with("streams: alice is unblocked, 1 remaining"), "{}", lifted.text);
+    drop((first, second, third));
+
+    // A wrong algorithm is named in both directions, and a mistyped key is never seen.
+    let _ = site.api().check("bob").await.unwrap();
+    let peek = ["--algorithm", "concurrency", "--quota", "9 concurrent", "peek"];
+    let found = site.run(&[&["--limit", "api"], &peek[..], &["text:bob"]].concat());
+    assert_eq!(found.code, 3);
+    assert!(found.errors.contains("api has counted bob with token-bucket"), "{}", found.errors);
+    let _held = streams.hold("carol", 1).await.unwrap().unwrap();
+    let peek = ["--algorithm", "token-bucket", "--quota", "9/s", "peek", "text:carol"];
+    let found = site.run(&[&["--limit", "streams"], &peek[..]].concat());
+    assert!(found.errors.contains("streams has counted carol with concurrency"), "{found:?}");
+    assert_eq!(site.run(&["peek", "text:dave"]).code, 3);
 }
 
 #[tokio::test]

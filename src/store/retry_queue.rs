@@ -31,11 +31,12 @@ pub(crate) const MAX_STALL: Duration = Duration::from_secs(1);
 /// one they are not (1 in 256).
 const COMPETITION: u8 = 8;
 /// The time in which the requests of this process take the units that it returns to Redis one after
-/// the other. Then it leaves units to other processes for a pause, in which each of them checks
-/// once. Without this, the others would find no unit: a request of this process learns of a return
-/// first. Measured with one unit that is held for 50 ms, and 4 callers in each of 2 processes: the
-/// unit is held for 95 % of the time, and the longest wait is 0.9 s.
+/// the other. Then it leaves units to other processes for a pause. Without this, the others would
+/// find no unit: a request of this process learns of a return first.
 const TURN: Duration = Duration::from_millis(600);
+/// The pause, in which each other process checks once: `HOLD_RETRY`, and the time that a timer and a
+/// call take on a busy machine.
+const PAUSE: Duration = Duration::from_millis(75);
 /// The pause after a denial of unknown duration: units are held, perhaps by another process, which
 /// ends its holds without a word to this one. The first request of a queue checks 20 times per
 /// second then. An end in this process wakes it.
@@ -99,6 +100,9 @@ struct Queue {
     competition: u8,
     /// The beginning of the turn of this process, if it shares the units with others.
     turn: Option<Instant>,
+    /// True from a return of units to the next check, which shows whether another process has taken
+    /// them.
+    expects_units: bool,
 }
 
 /// The requests with the same limiters and keys.
@@ -278,8 +282,8 @@ impl Queue {
         if now < turn + TURN {
             return self.check_at(now);
         }
-        self.turn = Some(now + HOLD_RETRY);
-        self.check_at(now + HOLD_RETRY)
+        self.turn = Some(now + PAUSE);
+        self.check_at(now + PAUSE)
     }
 
     /// Lets all requests that sleep until they check do so at this instant. Returns their wakers.
@@ -288,9 +292,20 @@ impl Queue {
         let sleeping = self.checking.values_mut().filter(|checking| checking.at > now);
         let woken = sleeping.filter_map(|checking| {
             checking.at = at;
+            self.expects_units = true;
             checking.waker.take()
         });
         woken.collect()
+    }
+
+    /// Records a check of units that were returned. If another process has taken them, in a pause
+    /// or a moment before, the next turn of this process begins when it has units again: it would
+    /// otherwise pause after one request.
+    fn end_turn_if_taken(&mut self, was_denied: bool) {
+        if self.expects_units && self.turn.is_some_and(|turn| turn <= Instant::now()) {
+            self.expects_units = false;
+            self.turn.take_if(|_| was_denied);
+        }
     }
 
     fn stop_check(&mut self, arrival: u64) -> Option<Checking> {
@@ -349,7 +364,9 @@ impl Ticket {
     /// Records the result of a check at the expected instant: a denial means that another process
     /// took the units.
     pub(crate) fn record_competition(&self, was_denied: bool) {
-        let competition = &mut lock(&self.queue).competition;
+        let queue = &mut *lock(&self.queue);
+        queue.end_turn_if_taken(was_denied);
+        let competition = &mut queue.competition;
         *competition = if was_denied { COMPETITION } else { competition.saturating_sub(1) };
     }
 
@@ -424,7 +441,10 @@ pub(crate) fn after(now: Instant, pause: Duration) -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll, Waker};
+
     use proptest::{collection::vec, prelude::*};
+    use tokio::time::advance;
 
     use super::*;
 
@@ -485,6 +505,60 @@ mod tests {
                 let new = queue.checking.keys().filter(is_new).count();
                 prop_assert!(new <= 1 || units_checking <= max);
             }
+        }
+    }
+
+    /// A process whose only waiting request checks again, each time after `HOLD_RETRY`.
+    struct Process {
+        queues: Arc<RetryQueues>,
+        ticket: Ticket,
+    }
+
+    impl Process {
+        fn new() -> Self {
+            let queues = Arc::<RetryQueues>::default();
+            let gap = Duration::ZERO;
+            let entry = QueueEntry { queue: 1, group: 1, cost: 1, max_units: 1, gap };
+            let ticket = queues.join(entry, 0, Self::retry());
+            Self { queues, ticket }
+        }
+
+        fn retry() -> Forecast {
+            Forecast { available: 0, next_at: Instant::now() + HOLD_RETRY, cost: Some(1) }
+        }
+
+        /// The check has ended. The request is to check again.
+        fn checked(&self, was_denied: bool) {
+            self.ticket.record_competition(was_denied);
+            self.ticket.denied(Self::retry());
+        }
+
+        /// Returns when the request checks after the process has returned a unit.
+        fn returned(&self) -> Duration {
+            self.queues.units_returned(1, true);
+            match self.ticket.poll(&Context::from_waker(Waker::noop())) {
+                Poll::Ready(at) => at.saturating_duration_since(Instant::now()),
+                Poll::Pending => panic!("it is the first one"),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_leaves_units_to_others_after_its_turn() {
+        for was_taken in [true, false] {
+            let process = Process::new();
+            for _ in 0..12 {
+                assert_eq!(process.returned(), Duration::ZERO);
+                advance(HOLD_RETRY).await;
+                process.checked(false);
+            }
+            assert_eq!(process.returned(), PAUSE);
+            advance(PAUSE).await;
+            process.checked(was_taken);
+            // The turn of the other process, or the next one of this process.
+            advance(TURN).await;
+            process.checked(was_taken);
+            assert_eq!(process.returned(), if was_taken { Duration::ZERO } else { PAUSE });
         }
     }
 }

@@ -5,6 +5,7 @@
 mod support;
 
 mod cluster;
+mod concurrency;
 mod connecting;
 mod dashboard;
 mod denials;

@@ -11,6 +11,7 @@
 //! the traffic and the limiters of one page are in `session.rs`.
 
 mod algorithms;
+mod flight;
 mod observed;
 mod redis_server;
 mod session;

@@ -12,7 +12,7 @@ use std::{
 use serde::Serialize;
 use tower_ratelimit::observe::{Event, Observer};
 
-use crate::algorithms::SHOWN;
+use crate::{algorithms::SHOWN, flight::WAITS};
 
 /// The counts of one limiter.
 #[derive(Default)]
@@ -45,6 +45,10 @@ impl Observer for Observed {
             Event::BatchSent { checks, .. } => {
                 add(&counters.calls, 1);
                 add(&counters.checks, checks as u64);
+            }
+            // In the task of the request.
+            Event::WaitBegan { .. } => {
+                let _ = WAITS.try_with(|waits| waits.set(true));
             }
             _ => {}
         }

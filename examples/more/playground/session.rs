@@ -10,11 +10,12 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval},
 };
-use tower_ratelimit::{Decision, Error, Limiter, MemoryStore, Quota, RedisStore, store::Source};
+use tower_ratelimit::{Error, Limiter, MemoryStore, Permit, RedisStore, store::Source};
 
 use crate::{
     App,
     algorithms::{SHOWN, Shown},
+    flight::{Checked, Flight, hold, spend},
     observed::Observed,
     settings::{Counts, Policy, Request, Settings},
     support::{Context, Failure},
@@ -28,8 +29,12 @@ const STEP: Duration = Duration::from_millis(10);
 /// The steps between two messages to the page.
 const STEPS_PER_FRAME: u64 = 5;
 
-/// More than that wait for Redis only if it fails.
-const MAX_IN_FLIGHT: usize = 20_000;
+/// More calls than those of requests that wait for the longest time are in progress only if Redis
+/// fails.
+const MAX_CALLS: usize = 60_000;
+
+/// A call without an answer after this time is shown as waiting.
+const SHOWN_AS_WAITING: Duration = Duration::from_millis(100);
 
 /// Runs the traffic of a page until the page is closed.
 pub async fn run(app: Arc<App>, mut socket: WebSocket) {
@@ -101,6 +106,13 @@ struct Session {
 /// One algorithm.
 struct Lane {
     is_on: bool,
+    /// True if the requests hold their units while they are in progress.
+    holds: bool,
+    /// True if the requests in flight are counted, and not those that passed.
+    at_a_time: bool,
+    /// The largest number of units that remain.
+    capacity: u64,
+    flight: Flight,
     /// One for each replica.
     limiters: Vec<Limiter>,
     totals: Totals,
@@ -121,21 +133,12 @@ struct Window {
     admitted: u64,
 }
 
-/// The answer of Redis.
+/// The answer to a check.
 struct Answer {
     lane: usize,
     start: u64,
     sent: Duration,
-    result: Result<Decision, Error>,
-}
-
-/// Checks one request. Without a wait, a limiter delays only where its algorithm does.
-async fn check(limiter: &Limiter, key: String, max_wait: Duration) -> Result<Decision, Error> {
-    match max_wait.is_zero() {
-        true => limiter.check(key).await,
-        // The page shows the wait; there is no request to hold back.
-        false => limiter.check_within(key, max_wait).await.map(|reserved| reserved.keep()),
-    }
+    result: Result<Checked, Error>,
 }
 
 impl Session {
@@ -145,6 +148,10 @@ impl Session {
             window_ms: 3_000,
             burst: 1_000,
             max_wait_ms: 0,
+            duration_ms: 1_000,
+            in_flight: 500,
+            holds: false,
+            used_percent: 50,
             replicas: 1,
             store: if app.redis.is_some() { Counts::Redis } else { Counts::Memory },
             policy: Policy::Closed,
@@ -180,7 +187,6 @@ impl Session {
 
     /// Begins again, with new limiters and stores.
     fn restart(&mut self) -> Result<(), Failure> {
-        let quota = self.settings.quota().map_err(Failure::new)?;
         self.starts += 1;
         self.calls = JoinSet::new();
         let observed = Arc::<Observed>::default();
@@ -194,12 +200,12 @@ impl Session {
                     let store = redis.store(&self.prefix)?;
                     store.add_observer(observed.clone());
                     self.stores.push(store.clone());
-                    self.replica(quota, || store.clone())?
+                    self.replica(|| store.clone())?
                 }
                 _ => {
                     let store = MemoryStore::new();
                     store.add_observer(observed.clone());
-                    self.replica(quota, || store.clone())?
+                    self.replica(|| store.clone())?
                 }
             };
             for (limiters, limiter) in limiters.iter_mut().zip(replica) {
@@ -207,8 +213,8 @@ impl Session {
             }
         }
         let lanes = SHOWN.iter().zip(limiters);
-        let lanes = lanes.map(|(shown, limiters)| self.lane(shown, limiters, quota));
-        self.lanes = lanes.collect();
+        let lanes = lanes.map(|(shown, limiters)| self.lane(shown, limiters));
+        self.lanes = lanes.collect::<Result<_, _>>()?;
         self.arrived = Fresh::default();
         self.began = self.now();
         self.arrivals = Arrivals::new(&self.traffic, &self.settings, self.began);
@@ -223,31 +229,44 @@ impl Session {
     /// Returns the limiters of one replica, over its store.
     fn replica<S: tower_ratelimit::store::Store>(
         &self,
-        quota: Quota,
         store: impl Fn() -> S,
     ) -> Result<Vec<Limiter>, Failure> {
         let policy = self.settings.failure_policy();
         let limiter = |shown: &Shown| {
+            let quota = self.settings.quota(shown).map_err(Failure::new)?;
             let limiter = Limiter::try_new(shown.id, store(), (shown.algorithm)(), quota);
             Ok(limiter.context(shown.id)?.on_failure(policy))
         };
         SHOWN.iter().map(limiter).collect()
     }
 
-    fn lane(&self, shown: &Shown, limiters: Vec<Limiter>, quota: Quota) -> Lane {
-        // Replicas that count for themselves have windows of their own.
-        let has_windows = shown.has_windows && self.counts() == 1;
-        Lane {
+    fn lane(&self, shown: &Shown, limiters: Vec<Limiter>) -> Result<Lane, Failure> {
+        let holds = self.settings.holds(shown);
+        // Replicas that count for themselves have windows of their own. A unit that is held counts
+        // in the window in which it is used.
+        let has_windows = shown.has_windows && self.counts() == 1 && !holds;
+        let capacity = self.capacity(shown)?;
+        Ok(Lane {
             is_on: self.settings.lanes.iter().any(|on| on == shown.id),
+            holds,
+            at_a_time: shown.at_a_time,
+            capacity,
+            flight: Flight::default(),
             windows: has_windows.then(VecDeque::new),
             limiters,
             totals: Totals::default(),
             fresh: Fresh::default(),
-            most: Most::new(quota.window()),
-            remaining: quota.limit(),
+            most: Most::new(self.settings.window()),
+            remaining: capacity,
             reset_at: Duration::ZERO,
             retry_at: None,
-        }
+        })
+    }
+
+    /// Returns the units of a key that has spent none, in one count.
+    fn capacity(&self, shown: &Shown) -> Result<u64, Failure> {
+        let quota = self.settings.quota(shown).map_err(Failure::new)?;
+        Ok(if shown.has_burst { quota.burst_size() } else { quota.limit() })
     }
 
     /// Carries out a request of the page. Returns the state for the page.
@@ -289,41 +308,50 @@ impl Session {
         if self.app.redis.is_none() {
             new.store = Counts::Memory;
         }
-        let quota = new.quota().map_err(Failure::new)?;
         let old = std::mem::replace(&mut self.settings, new);
         if old.needs_restart(&self.settings) {
             return self.restart();
         }
-        for (shown, lane) in SHOWN.iter().zip(&mut self.lanes) {
+        let new_window = self.settings.window();
+        let mut is_changed = false;
+        for (index, shown) in SHOWN.iter().enumerate() {
+            let quota = self.settings.quota(shown).map_err(Failure::new)?;
+            let capacity = self.capacity(shown)?;
+            let lane = &mut self.lanes[index];
             lane.is_on = self.settings.lanes.iter().any(|on| on == shown.id);
-        }
-        let (new_window, changed) = (self.settings.window(), Ok(quota) != old.quota());
-        if changed {
-            for lane in &mut self.lanes {
-                for limiter in &lane.limiters {
-                    limiter.set_quota(quota)?;
-                }
-                // What was admitted under another quota says nothing about this one.
-                lane.most.restart(new_window);
-                lane.retry_at = None;
+            if Ok(quota) == old.quota(shown) {
+                continue;
             }
+            is_changed |= !shown.at_a_time;
+            for limiter in &lane.limiters {
+                limiter.set_quota(quota)?;
+            }
+            lane.capacity = capacity;
+            // What was admitted under another quota says nothing about this one.
+            lane.most.restart(new_window);
+            lane.retry_at = None;
+        }
+        if is_changed {
             // Patterns depend on the quota.
             self.arrivals = Arrivals::new(&self.traffic, &self.settings, self.now());
         }
         Ok(())
     }
 
-    /// Lets the requests come that are due.
+    /// Ends the requests whose duration is over, and lets those come that are due.
     async fn step(&mut self) {
         while let Some(Ok(answer)) = self.calls.try_join_next() {
             self.answered(answer);
+        }
+        for lane in &mut self.lanes {
+            lane.end_requests(self.start, &self.settings);
         }
         let due = self.arrivals.due(self.now());
         self.arrive(due).await;
         let now = self.now();
         let last = tick(now);
         for lane in &mut self.lanes {
-            let within = lane.most.advance(now);
+            let within = lane.within(now);
             if last != self.last_tick {
                 lane.fresh.curve.push((last, within));
             }
@@ -347,22 +375,32 @@ impl Session {
     }
 
     async fn check(&mut self, lane: usize, now: Duration, max_wait: Duration) {
-        let Lane { limiters, totals, fresh, .. } = &mut self.lanes[lane];
+        let Lane { limiters, totals, fresh, flight, holds, .. } = &mut self.lanes[lane];
         let limiter = &limiters[self.turn];
         let key = format!("client-{}", self.starts);
         totals.arrived += 1;
-        if self.stores.is_empty() {
-            let sent = self.start.elapsed();
-            let result = check(limiter, key, max_wait).await;
-            return self.answered(Answer { lane, start: self.starts, sent, result });
+        let (holds, sent, start) = (*holds, self.start.elapsed(), self.starts);
+        let waits = holds && !max_wait.is_zero();
+        if self.stores.is_empty() && !waits {
+            let result = match holds {
+                true => hold(limiter, key, max_wait).await,
+                false => spend(limiter, key, max_wait).await,
+            };
+            return self.answered(Answer { lane, start, sent, result });
         }
-        if self.calls.len() >= MAX_IN_FLIGHT {
+        if self.calls.len() >= MAX_CALLS {
             totals.failed += 1;
             return fresh.add(now, FAILED);
         }
-        let (limiter, sent, start) = (limiter.clone(), self.start.elapsed(), self.starts);
+        if waits {
+            flight.sent(sent);
+        }
+        let limiter = limiter.clone();
         self.calls.spawn(async move {
-            let result = check(&limiter, key, max_wait).await;
+            let result = match holds {
+                true => hold(&limiter, key, max_wait).await,
+                false => spend(&limiter, key, max_wait).await,
+            };
             Answer { lane, start, sent, result }
         });
     }
@@ -372,7 +410,8 @@ impl Session {
         let Answer { lane, start, sent, result } = answer;
         let now = self.now();
         let Some(lane) = self.lanes.get_mut(lane).filter(|_| start == self.starts) else { return };
-        let Ok(decision) = result else {
+        lane.flight.answered(sent);
+        let Ok(Checked { decision, permit, has_waited }) = result else {
             lane.totals.failed += 1;
             return lane.fresh.add(sent, FAILED);
         };
@@ -390,6 +429,10 @@ impl Session {
             return lane.fresh.add(sent, DENIED);
         }
         lane.retry_at = None;
+        if let Some(permit) = permit {
+            let end = now + self.settings.duration();
+            return lane.begin_request(permit, has_waited, sent, now, end);
+        }
         lane.count_in_window(sent + decision.reset_after(), now + decision.reset_after());
         let delay = decision.delay();
         match delay < TICK / 10 {
@@ -418,10 +461,12 @@ impl Session {
 
     /// Returns the settings and their consequences.
     fn state(&self, error: Option<Failure>) -> serde_json::Value {
-        let quota = self.settings.quota().ok();
         // Replicas that count for themselves have a quota each.
         let counts = self.counts() as u64;
-        let most = |shown: &Shown| quota.map(|q| counts * (shown.most)(q));
+        let most = |shown: &Shown| {
+            let quota = self.settings.quota(shown).ok();
+            quota.map(|quota| counts * (shown.most)(quota))
+        };
         let lanes = SHOWN.iter().map(|shown| (shown.id.to_owned(), json!(most(shown))));
         json!({
             "type": "state",
@@ -442,13 +487,12 @@ impl Session {
     async fn frame(&mut self) -> serde_json::Value {
         let now = self.now();
         let (is_redis, key) = (!self.stores.is_empty(), format!("client-{}", self.starts));
-        let limit = self.settings.limit;
         let mut lanes = serde_json::Map::new();
         for (index, (shown, lane)) in SHOWN.iter().zip(&mut self.lanes).enumerate() {
             if !is_redis {
                 lane.peek(&key).await;
             } else if now >= lane.reset_at {
-                lane.remaining = if shown.has_burst { self.settings.burst } else { limit };
+                lane.remaining = lane.capacity.saturating_sub(lane.flight.len() as u64);
             }
             let (calls, checks) = self.observed.calls(index);
             lanes.insert(shown.id.to_owned(), lane.frame(now, calls, checks));
@@ -479,6 +523,57 @@ impl Lane {
             }
         }
         self.remaining = remaining;
+    }
+
+    /// Counts an admitted request that holds its unit until it ends.
+    fn begin_request(
+        &mut self,
+        permit: Permit,
+        has_waited: bool,
+        sent: Duration,
+        now: Duration,
+        end: Duration,
+    ) {
+        self.flight.begin(permit, end);
+        match has_waited {
+            false => {
+                self.totals.admitted += 1;
+                self.fresh.add(sent, ADMITTED);
+            }
+            true => {
+                self.totals.waited += 1;
+                self.fresh.add(sent, WAITING);
+                self.fresh.add(now, DEPARTED);
+            }
+        }
+        // After a lower limit, requests that are in flight already go on.
+        let in_flight = self.flight.len() as u64;
+        if self.at_a_time && in_flight > self.most.most {
+            (self.most.most, self.most.at) = (in_flight, now);
+        }
+    }
+
+    /// Ends the requests whose duration is over. A unit counts as used at the end of its request,
+    /// when it is certainly still held.
+    fn end_requests(&mut self, start: Instant, settings: &Settings) {
+        let now = start.elapsed();
+        while let Some(permit) = self.flight.ended(now) {
+            let used = if self.at_a_time { 0 } else { self.flight.used(settings.used_percent) };
+            let at = start.elapsed();
+            if used > 0 {
+                self.most.add(at, at);
+                self.reset_at = self.reset_at.max(at + settings.window());
+            } else {
+                self.remaining = (self.remaining + 1).min(self.capacity);
+            }
+            permit.settle(used);
+        }
+    }
+
+    /// Returns the requests in flight, or those that passed in the window that ends now.
+    fn within(&mut self, now: Duration) -> usize {
+        let passed = self.most.advance(now);
+        if self.at_a_time { self.flight.len() } else { passed }
     }
 
     /// Counts an admitted request in its window, which ends between these instants.
@@ -514,7 +609,9 @@ impl Lane {
             "totals": self.totals,
             "remaining": self.remaining,
             "retryAt": retry.map(millis),
-            "within": self.most.advance(now),
+            "within": self.within(now),
+            "held": self.flight.len(),
+            "pending": self.flight.pending(now.saturating_sub(SHOWN_AS_WAITING)),
             "most": self.most.most,
             "mostAt": millis(self.most.at),
             "calls": calls,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tower_ratelimit::{FailurePolicy, Quota};
 
-use crate::traffic::Traffic;
+use crate::{algorithms::Shown, traffic::Traffic};
 
 /// A message of the page.
 #[derive(Deserialize)]
@@ -30,6 +30,13 @@ pub struct Settings {
     pub window_ms: u64,
     pub burst: u64,
     pub max_wait_ms: u64,
+    /// How long each request takes. Rates hold units for this time if `holds` is true.
+    pub duration_ms: u64,
+    /// The limit of the requests in flight.
+    pub in_flight: u64,
+    pub holds: bool,
+    /// How many of 100 units that a rate holds are used.
+    pub used_percent: u64,
     pub replicas: usize,
     pub store: Counts,
     pub policy: Policy,
@@ -60,6 +67,9 @@ impl Settings {
             window_ms: self.window_ms.clamp(500, 20_000),
             burst: self.burst.clamp(1, 2_000),
             max_wait_ms: self.max_wait_ms.min(10_000),
+            duration_ms: self.duration_ms.clamp(50, 10_000),
+            in_flight: self.in_flight.clamp(1, 2_000),
+            used_percent: self.used_percent.min(100),
             replicas: self.replicas.clamp(1, 4),
             ..self
         }
@@ -69,10 +79,22 @@ impl Settings {
         Duration::from_millis(self.window_ms)
     }
 
-    pub fn quota(&self) -> Result<Quota, String> {
-        let quota = Quota::try_new(self.limit, self.window());
-        let quota = quota.and_then(|quota| quota.try_burst(self.burst));
+    pub fn duration(&self) -> Duration {
+        Duration::from_millis(self.duration_ms)
+    }
+
+    pub fn quota(&self, shown: &Shown) -> Result<Quota, String> {
+        let quota = match shown.at_a_time {
+            true => Quota::try_concurrent(self.in_flight),
+            false => Quota::try_new(self.limit, self.window())
+                .and_then(|quota| quota.try_burst(self.burst)),
+        };
         quota.map_err(|error| error.to_string())
+    }
+
+    /// Returns whether the requests of an algorithm hold their units while they are in progress.
+    pub fn holds(&self, shown: &Shown) -> bool {
+        shown.at_a_time || (self.holds && shown.can_hold)
     }
 
     /// Returns the policy while Redis fails. The replicas share the quota.
@@ -86,6 +108,7 @@ impl Settings {
 
     /// Returns whether a change needs new limiters, and so begins all counts again.
     pub fn needs_restart(&self, new: &Self) -> bool {
-        (self.replicas, self.store, self.policy) != (new.replicas, new.store, new.policy)
+        let parts = |it: &Self| (it.replicas, it.store, it.policy, it.holds);
+        parts(self) != parts(new)
     }
 }

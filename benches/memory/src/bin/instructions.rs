@@ -10,9 +10,11 @@ use std::{convert::Infallible, env, hint::black_box, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
-use memory::{Bare, ONE, SLOW, check_all, header_values, layer, limiter, send_all, shuffled_keys};
+use memory::{
+    API_KEY, Bare, ONE, SLOW, check_all, header_values, layer, limiter, send_all, shuffled_keys,
+};
 use tower_layer::Layer;
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 use tower_service::Service;
 
 const KEYS: usize = 1_000;
@@ -105,6 +107,11 @@ fn main() {
     rows.bare = rows.count;
     rows.requests("layer, allowed, headers (the default)", layer(SLOW).layer(Bare), true);
     rows.requests("layer, allowed, no headers", layer(SLOW).headers([]).layer(Bare), true);
+    // Each request takes a place, and returns it with its response.
+    let concurrency = RateLimitLayer::concurrency(10, key::header(API_KEY));
+    rows.requests("layer, concurrency, allowed", concurrency.clone().layer(Bare), true);
+    let no_headers = concurrency.headers([]).layer(Bare);
+    rows.requests("layer, concurrency, allowed, no headers", no_headers, true);
     let extensions = layer(SLOW).extensions(true);
     rows.requests("layer, allowed, headers, extensions", extensions.clone().layer(Bare), true);
     rows.requests("layer, allowed, extensions", extensions.headers([]).layer(Bare), true);

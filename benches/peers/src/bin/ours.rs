@@ -1,8 +1,10 @@
-//! This crate: each algorithm by `Limiter::check`, and the limiter that Java services share. It
+//! This crate: each algorithm by `Limiter::check`, concurrency by a hold that ends at once, and the
+//! limiter that Java services share. It
 //! uses only what an older commit has, too, because it is also built with that commit.
 
 use std::{
     collections::HashMap,
+    mem,
     process::ExitCode,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -14,6 +16,9 @@ use tower_ratelimit::{
     redisson::{RateLimiter, RateType},
 };
 
+/// Of a permit, long enough that none is renewed during a round.
+const LIFETIME: Duration = Duration::from_secs(3_600);
+
 fn main() -> ExitCode {
     run::<Ours>()
 }
@@ -22,6 +27,8 @@ struct Ours {
     store: RedisStore,
     /// None: Redisson's form.
     algorithm: Option<Algorithm>,
+    /// Permits that are never returned, in order to measure a hold alone.
+    keeps_permits: bool,
 }
 
 impl Subject for Ours {
@@ -35,18 +42,25 @@ impl Subject for Ours {
             "sliding-window" => Some(Algorithm::SlidingWindow { buckets: 1 }),
             "sliding-window-10" => Some(Algorithm::SlidingWindow { buckets: 10 }),
             "sliding-log" => Some(Algorithm::SlidingLog),
+            "concurrency" | "concurrency-kept" => Some(Algorithm::concurrency()),
             "redisson" => None,
             other => return Err(format!("no algorithm {other}").into()),
         };
         // A slow machine shows in the figures, and does not end the measurement.
         let mark = if url.contains('?') { '&' } else { '?' };
         let store = RedisStore::connect(&format!("{url}{mark}deadline=30s")).await?;
-        Ok(Self { store, algorithm })
+        Ok(Self { store, algorithm, keeps_permits: variant == "concurrency-kept" })
     }
 
     fn limiter(&self, quota: Quota) -> Result<OurLimiter, Error> {
         let store = self.store.clone();
         Ok(match self.algorithm {
+            Some(algorithm @ Algorithm::Concurrency) => {
+                let places = tower_ratelimit::Quota::concurrent(quota.limit.into());
+                let limiter =
+                    tower_ratelimit::Limiter::try_new(quota.name, store, algorithm, places)?;
+                OurLimiter::Permits(limiter.hold_lifetime(LIFETIME), self.keeps_permits)
+            }
             Some(algorithm) => {
                 let per_day = tower_ratelimit::Quota::per_day(quota.limit.into());
                 OurLimiter::Keyed(tower_ratelimit::Limiter::try_new(
@@ -60,6 +74,7 @@ impl Subject for Ours {
 
 enum OurLimiter {
     Keyed(tower_ratelimit::Limiter),
+    Permits(tower_ratelimit::Limiter, bool),
     Redisson(Redisson),
 }
 
@@ -67,6 +82,13 @@ impl Limiter for OurLimiter {
     async fn check(&self, key: &str) -> Result<bool, Error> {
         match self {
             Self::Keyed(limiter) => Ok(limiter.check(key).await?.is_allowed()),
+            Self::Permits(limiter, keeps) => match limiter.hold(key, 1).await? {
+                Ok(permit) if *keeps => {
+                    mem::forget(permit);
+                    Ok(true)
+                }
+                permit => Ok(permit.is_ok()), // and return it
+            },
             Self::Redisson(redisson) => redisson.check(key).await,
         }
     }

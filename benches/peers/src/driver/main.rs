@@ -1,11 +1,12 @@
 //! Measures this crate and other rate limiters in alternating rounds on one private Redis. Prints
 //! the tables, and writes those of a whole run to `docs/benchmarks.md`. With `--commit`, it also
-//! compares this crate with itself at another commit.
+//! compares this crate with itself at another commit. `--permits` measures limits on concurrency.
 
 mod child;
 mod comparison;
 mod machine;
 mod measure;
+mod permits;
 mod programs;
 mod proxy;
 mod report;
@@ -21,10 +22,11 @@ use measure::{Bench, Lengths};
 use report::Run;
 use subjects::{Kind, OTHER_COMMIT, Subject};
 
-const USAGE: &str = "arguments: [--quick] [--list] [--commit=COMMIT] [NAME ..]
+const USAGE: &str = "arguments: [--quick] [--list] [--commit=COMMIT] [--permits] [NAME ..]
 
 --quick           fewer and shorter rounds, to try the program
 --list            prints the names of the subjects
+--permits         permits that are taken and returned, instead of the other subjects
 --commit=COMMIT   measures this crate at that commit, too, and prints the ratios
 NAME              a subject, or the beginning of names; all by default
 
@@ -48,11 +50,15 @@ fn run(args: Vec<String>) -> Result<(), String> {
         args.iter().map(String::as_str).partition(|arg| arg.starts_with('-'));
     let commit = options.iter().find_map(|option| option.strip_prefix("--commit="));
     let is_known =
-        |option: &str| ["--quick", "--list"].contains(&option) || option.starts_with("--commit=");
+        |option: &str| ["--quick", "--list", "--permits"].contains(&option) || option.starts_with("--commit=");
     if let Some(other) = options.iter().find(|option| !is_known(option)) {
         return Err(format!("no option {other}\n{USAGE}"));
     }
-    let subjects = selected(&names, commit.is_some())?;
+    let measures_permits = options.contains(&"--permits");
+    let subjects = match measures_permits {
+        true => subjects::PERMITS.iter().collect(),
+        false => selected(&names, commit.is_some())?,
+    };
     if options.contains(&"--list") {
         subjects.iter().for_each(|subject| println!("{:<32} {}", subject.id, subject.label));
         return Ok(());
@@ -71,6 +77,10 @@ fn run(args: Vec<String>) -> Result<(), String> {
         lengths.rounds,
         lengths.round.as_millis(),
     );
+    if measures_permits {
+        println!("\n{conditions}\n\n{}", permits::table(&entries));
+        return Ok(());
+    }
     let markdown = Run { entries: &entries, conditions }.markdown();
     println!("{markdown}");
     if let Some(commit) = commit {

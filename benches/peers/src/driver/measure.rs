@@ -75,6 +75,9 @@ impl Workload {
     }
 
     pub fn includes(self, subject: &Subject) -> bool {
+        if subject.is_permits() {
+            return matches!(self, Self::Many | Self::Hot);
+        }
         let compares_all = matches!(self, Self::Many | Self::Hot | Self::Flood);
         compares_all || subject.is_own() || subject.kind == Kind::Baseline
     }
@@ -205,13 +208,19 @@ impl Bench {
     }
 
     pub fn run(&mut self, entries: &mut [Entry]) {
-        for entry in entries.iter_mut().filter(|entry| entry.results.not_run.is_none()) {
+        let has_promises =
+            |entry: &&mut Entry| entry.results.not_run.is_none() && !entry.subject.is_permits();
+        for entry in entries.iter_mut().filter(has_promises) {
             if let Err(reason) = self.measure_promises(entry) {
                 println!("{}: {reason}", entry.subject.id);
                 entry.results.not_run = Some(reason);
             }
         }
-        for workload in Workload::ALL {
+        let is_measured = |workload: &Workload| {
+            entries.iter().any(|entry| workload.includes(entry.subject))
+        };
+        let workloads: Vec<Workload> = Workload::ALL.into_iter().filter(is_measured).collect();
+        for workload in workloads {
             println!("{}", workload.label());
             if workload == Workload::Far {
                 // The connections of that workload are others.

@@ -23,6 +23,8 @@ pub enum Kind {
     Ours,
     /// Ours at another commit.
     OtherCommit,
+    /// Permits, of this crate or another library.
+    Permits,
     /// Another library. Our limiter that has its kind of algorithm is compared with it.
     Peer {
         rival: &'static str,
@@ -33,6 +35,10 @@ impl Subject {
     /// Whether the workloads that only compare this crate with itself include it.
     pub fn is_own(&self) -> bool {
         matches!(self.kind, Kind::Ours | Kind::OtherCommit) && !self.id.ends_with("redisson")
+    }
+
+    pub fn is_permits(&self) -> bool {
+        self.kind == Kind::Permits
     }
 }
 
@@ -205,7 +211,38 @@ const OTHERS: &[Subject] = &[
     },
 ];
 
-/// All subjects, in the order of the tables.
+/// Permits that are taken and returned. They are measured by themselves, by `--permits`.
+pub const PERMITS: &[Subject] = &[
+    Subject {
+        id: "concurrency",
+        label: "concurrency",
+        kind: Kind::Permits,
+        program: Program::Rust("ours"),
+        variant: "concurrency",
+        algorithm: "concurrency",
+        lacks: "",
+    },
+    Subject {
+        id: "concurrency-kept",
+        label: "the same, without the return",
+        kind: Kind::Permits,
+        program: Program::Rust("ours"),
+        variant: "concurrency-kept",
+        algorithm: "concurrency",
+        lacks: "",
+    },
+    Subject {
+        id: "redisson-semaphore",
+        label: "Redisson 4.7 (Java), `RPermitExpirableSemaphore`",
+        kind: Kind::Permits,
+        program: Program::Java,
+        variant: "redisson-semaphore",
+        algorithm: "concurrency",
+        lacks: "",
+    },
+];
+
+/// All other subjects, in the order of the tables.
 pub fn all() -> impl Iterator<Item = &'static Subject> {
     OURS.iter().chain(OTHERS)
 }

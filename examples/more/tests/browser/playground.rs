@@ -7,8 +7,14 @@ use serde_json::{Value, json};
 
 use crate::driver::Page;
 
-const LANES: [&str; 5] =
-    ["fixed-window", "sliding-log", "sliding-window", "token-bucket", "leaky-bucket"];
+const LANES: [&str; 6] = [
+    "fixed-window",
+    "sliding-log",
+    "sliding-window",
+    "token-bucket",
+    "leaky-bucket",
+    "concurrency",
+];
 
 impl Page {
     /// Stops the traffic, and makes the window long and the burst large.
@@ -31,9 +37,28 @@ impl Page {
     /// Sends 2,000 requests at once, and waits until all are decided and shown.
     async fn burst(&self) {
         self.click("#burst").await;
+        self.until_decided(2_000).await;
+    }
+
+    /// Waits until each lane shows this number of decisions.
+    async fn until_decided(&self, requests: u64) {
         for lane in LANES {
-            self.until(&format!("{} === 2000", self.decided(lane))).await;
+            self.until(&format!("{} === {requests}", self.decided(lane))).await;
         }
+    }
+
+    /// Moves the slider of a count to a number of 1 to 10.
+    async fn slide_to(&self, id: &str, count: usize) {
+        let slider = self.find(&format!("#{id}")).await;
+        let keys = [vec![Key::Home], vec![Key::Right; count - 1]].concat();
+        let keys: String = keys.into_iter().map(char::from).collect();
+        slider.send_keys(&keys).await.unwrap();
+    }
+
+    /// Waits until a number of a lane is as text.
+    async fn until_text(&self, lane: &str, name: &str, text: &str) {
+        let stat = format!("[data-lane={lane}] [data-stat={name}]");
+        self.until(&format!("document.querySelector('{stat}').textContent === '{text}'")).await;
     }
 
     /// Returns the expression for the decisions that a lane shows.
@@ -110,6 +135,83 @@ async fn a_changed_quota_changes_what_is_admitted() {
 }
 
 #[tokio::test]
+async fn requests_are_in_flight_for_their_duration() {
+    let page = Page::open(&[]).await;
+    page.only_bursts().await;
+    page.slide("duration_ms", Key::End, "duration_ms", 10_000).await;
+    page.start_again().await;
+    page.burst().await;
+    for (name, number) in
+        [("flight", 500), ("most", 500), ("denied", 1_500), ("remaining", 0), ("waited", 0)]
+    {
+        assert_eq!(page.shown("concurrency", name).await, number, "{name}");
+    }
+    page.until_text("concurrency", "verdict", "✓ promised: at most 500 at a time").await;
+    page.until_text("concurrency", "flight", "0").await;
+    page.until_text("concurrency", "remaining", "500").await;
+    page.click("#burst").await;
+    page.until_decided(4_000).await;
+    assert_eq!(page.shown("concurrency", "admitted").await, 1_000);
+    assert_eq!(page.shown("concurrency", "most").await, 500);
+    page.close().await;
+}
+
+#[tokio::test]
+async fn replicas_share_the_places_in_redis_and_requests_wait_for_them() {
+    let page = Page::open(&["--redis"]).await;
+    page.click("[data-kind=off]").await;
+    page.slide("replicas", Key::End, "replicas", 4).await;
+    page.slide("duration_ms", Key::End, "duration_ms", 10_000).await;
+    page.slide_to("in_flight", 5).await;
+    page.until("playground.state().settings.in_flight === 5").await;
+    page.slide_to("size", 10).await;
+    page.start_again().await;
+    page.click("#burst").await;
+    page.until_decided(10).await;
+    for (name, number) in [("flight", 5), ("most", 5), ("denied", 5)] {
+        assert_eq!(page.shown("concurrency", name).await, number, "{name}");
+    }
+
+    page.slide("duration_ms", Key::Home, "duration_ms", 50).await;
+    page.slide("max_wait_ms", Key::End, "max_wait_ms", 5_000).await;
+    page.start_again().await;
+    page.click("#burst").await;
+    page.until_decided(10).await;
+    page.until_text("concurrency", "flight", "0").await;
+    let waited = page.shown("concurrency", "waited").await.as_u64().unwrap();
+    assert!(waited > 0);
+    assert_eq!(page.shown("concurrency", "denied").await, 0);
+    page.close().await;
+}
+
+#[tokio::test]
+async fn rates_hold_units_and_settle_those_that_are_used() {
+    let page = Page::open(&[]).await;
+    page.only_bursts().await;
+    page.slide("duration_ms", Key::End, "duration_ms", 10_000).await;
+    page.click("#holds").await;
+    page.until("playground.state().settings.holds").await;
+    page.start_again().await;
+    page.burst().await;
+    let can_hold = ["fixed-window", "sliding-log", "sliding-window"];
+    for lane in can_hold {
+        page.until_text(lane, "held", "1,000").await;
+        assert_eq!(page.shown(lane, "remaining").await, 0, "{lane}");
+        assert_eq!(page.shown(lane, "most").await, 0, "{lane}");
+    }
+    page.until_text("token-bucket", "admitted", "1,000").await;
+    let cannot = "cannot hold, and spends at once";
+    page.until_text("leaky-bucket", "verdict", cannot).await;
+    // Half of the units are used.
+    for lane in can_hold {
+        page.until_text(lane, "held", "0").await;
+        page.until_text(lane, "most", "500").await;
+        page.until_text(lane, "remaining", "500").await;
+    }
+    page.close().await;
+}
+
+#[tokio::test]
 async fn the_page_works_with_the_keyboard_alone() {
     let page = Page::open(&[]).await;
     page.press('7').await;
@@ -139,7 +241,19 @@ async fn the_page_works_with_the_keyboard_alone() {
         }
         reached.push(focused);
     }
-    for id in ["pause", "theme", "boundary", "drawn", "Decide with Sliding log", "burst", "limit"] {
+    for id in [
+        "pause",
+        "theme",
+        "boundary",
+        "drawn",
+        "Decide with Sliding log",
+        "Decide with Concurrency",
+        "burst",
+        "limit",
+        "duration_ms",
+        "in_flight",
+        "holds",
+    ] {
         assert!(reached.iter().any(|reached| reached == id), "{id}: {reached:?}");
     }
 
@@ -196,8 +310,8 @@ async fn redis_can_be_killed_and_revived_from_the_page() {
 async fn the_page_fits_each_width() {
     let page = Page::open(&[]).await;
     for (name, width, height, scheme) in [
-        ("light", 1_280, 1_080, "light"),
-        ("dark", 1_280, 1_080, "dark"),
+        ("light", 1_280, 1_230, "light"),
+        ("dark", 1_280, 1_230, "dark"),
         ("narrow", 390, 844, "light"),
     ] {
         let metrics = json!({

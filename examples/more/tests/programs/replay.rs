@@ -238,6 +238,11 @@ fn a_mistake_names_the_flag_and_what_to_write() {
         (&[&log, "--key", "request"], &["--key: ", "ip, user"]),
         (&[&log, "--quota", "many"], &["--quota", "10/s"]),
         (&[&log, "--quota", "1/s burst 5", "--algorithm", "sliding-log"], &["--quota: "]),
+        (&[&log, "--quota", "10 concurrent"], &["--quota \"10 concurrent\": ", "no durations"]),
+        (
+            &[&log, "--quota", "1/s", "--algorithm", "concurrency"],
+            &["--algorithm concurrency: ", "no durations"],
+        ),
         (&["/nowhere/access.log"], &["/nowhere/access.log: "]),
     ] {
         let output = program().args(args).output().unwrap();

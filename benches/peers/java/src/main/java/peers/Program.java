@@ -33,9 +33,11 @@ public final class Program {
     public static void main(String[] args) throws Exception {
         try {
             var subject =
-                    args[0].equals("redisson")
-                            ? new RedissonLimiter(args[1])
-                            : new Bucket4j(args[1]);
+                    switch (args[0]) {
+                        case "redisson" -> new RedissonLimiter(args[1]);
+                        case "redisson-semaphore" -> new RedissonSemaphore(args[1]);
+                        default -> new Bucket4j(args[1]);
+                    };
             var program = new Program(subject);
             System.out.println("ready");
             var input = new BufferedReader(new InputStreamReader(System.in));

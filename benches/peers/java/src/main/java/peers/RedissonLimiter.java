@@ -14,12 +14,18 @@ final class RedissonLimiter implements Subject {
     private final RedissonClient client;
 
     RedissonLimiter(String url) {
+        client = connect(url);
+    }
+
+    static RedissonClient connect(String url) {
         var config = new Config();
         var database = url.lastIndexOf('/');
         config.useSingleServer()
                 .setAddress(url.substring(0, database))
+                // A slow machine shows in the figures, and does not end the measurement.
+                .setTimeout(30_000)
                 .setDatabase(Integer.parseInt(url.substring(database + 1)));
-        client = Redisson.create(config);
+        return Redisson.create(config);
     }
 
     @Override
