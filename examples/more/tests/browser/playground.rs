@@ -206,8 +206,8 @@ async fn rates_hold_units_and_settle_those_that_are_used() {
     for lane in can_hold {
         page.until_text(lane, "held", "0").await;
         page.until_text(lane, "most", "500").await;
-        page.until_text(lane, "remaining", "500").await;
     }
+    page.until_text("sliding-log", "remaining", "500").await;
     page.close().await;
 }
 
