@@ -418,6 +418,9 @@ fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineRep
         assert!(later(reply.replenish - 1.0, peek).remaining <= reply.remaining);
     }
 
+    if reply.reset >= LONGEST_REFILL as f64 {
+        return; // a lower bound: a longer time than a century is not known exactly
+    }
     let fresh =
         State::Initial.decide(params, EngineRequest { now: request.now + reply.reset, ..one });
     let mut reset = after.clone();
