@@ -122,12 +122,21 @@ bench: redis-server bench-memory
 	cargo bench --bench waiting
 	cargo bench --bench concurrency
 
-# The memory store and the layer beside other rate limiters: times, allocations, instructions.
+# The memory store and the layer beside other rate limiters, and the least that is possible: times,
+# by both clocks, allocations, bytes, instructions, and the ratios that are aimed at.
 # MEMORY="checks layers" selects parts of the times: see benches/memory/src/bin/memory/main.rs.
+BUILD_MEMORY = cargo build --release --manifest-path benches/memory/Cargo.toml --target-dir target/memory
+
 bench-memory: valgrind
-	cargo build --release --manifest-path benches/memory/Cargo.toml --target-dir target/memory --features peers
+	$(BUILD_MEMORY) --features peers,counter
+	cp target/memory/release/memory target/memory/memory-by-counter
+	$(BUILD_MEMORY) --features peers
 	target/memory/release/memory $(MEMORY)
+	@echo
+	target/memory/memory-by-counter $(or $(MEMORY),checks threads)
+	@echo
 	target/memory/release/allocations
+	@echo
 	PEERS=1 BASE=none benches/memory/instructions.sh
 
 # Fails if the memory store or the layer takes over 2 % more instructions than in the commit before.

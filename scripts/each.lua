@@ -51,13 +51,24 @@ local function engine()
   return created
 end
 
+-- Returns the states of all keys; `false` for a key without one.
+local function read_all()
+  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
+  return is_fast and call('MGET', unpack(KEYS))
+end
+
 if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
 end
 
+-- FAST
 -- Ends and renews holds.
+local function change(changes, i)
+  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+end
+
 if action == 'holds' then
   local position, reply = 1, {now}
   for i = 1, #KEYS do
@@ -68,15 +79,10 @@ if action == 'holds' then
       position = position + 48
     end
     key = KEYS[i]
-    local ok, result = pcall(engine().change_holds, changes)
+    local ok, result = pcall(change, changes, i)
     reply[i + 1] = ok and result or failure(key, result)
   end
   return reply
-end
-
--- Returns the states of all keys; `false` for a key without one.
-local function read_all()
-  return action == fast_action and call('MGET', unpack(KEYS))
 end
 
 local function read_runs(position)
@@ -90,7 +96,6 @@ local function read_runs(position)
   return runs, position
 end
 
--- FAST
 -- Stores what the fast path grants. Returns the state that it has found.
 local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found

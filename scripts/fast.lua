@@ -6,6 +6,8 @@
 -- write  takes the key and what `fast` has returned, and stores what is used. Returns false if the
 --        key holds another type of value.
 
+local change_fast -- ends and renews holds; only concurrency has it
+
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,
 -- and what is missing for the one that is denied longest; none if one of them has to wait.
 local function use(used, size, parts, runs)

@@ -100,13 +100,14 @@ local function add_slot(ends, units)
   end
 end
 
--- Holds units for a lifetime. Returns the end of their slot.
-local function hold(units, lifetime, grid)
+-- Holds units for a lifetime: of the same epoch, if they were held before. Returns the end of their
+-- slot.
+local function hold(units, lifetime, grid, is_known)
   if not held then
     local state = whole()
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
-  if #held.slots == 0 then
+  if #held.slots == 0 and not is_known then
     held.epoch, held.at, held.skew = clock, clock, 0
   end
   touch()

@@ -111,7 +111,8 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
     -- Not for less than is left of it: the holder may not get this reply.
-    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
+    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+    return RENEWED, hold(units, lifetime, grid, is_known), 0
   end
   return is_known and ENDED or LOST, 0, used
 end

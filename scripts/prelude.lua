@@ -50,15 +50,6 @@ local function failure(key, err)
   return {err = text}
 end
 
--- Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and
--- what it was rounded up by. So quotas that alternate on one key do not raise the debt with each
--- conversion.
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1) -- three bytes
-end
-
 -- Rounds an expiry up to a multiple of a power of two, so that a key needs a new one less often.
 local function round_up(time, grain)
   return math.ceil(time / grain) * grain

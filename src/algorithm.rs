@@ -8,6 +8,7 @@ mod block;
 mod combine;
 mod concurrency;
 mod counts;
+mod debt;
 mod engine;
 mod fixed_window;
 mod hold;
@@ -33,9 +34,9 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    packed::{FastStep, INITIAL, Packed},
+    packed::{FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},
-    table::{Kind, Params, State},
+    table::{Fast, Kind, Params, State},
 };
 use crate::quota::{ConfigError, Quota};
 

@@ -2,17 +2,19 @@
 //! `decision/outcome.rs`, and the state of a key, without a decision, in `decision/key_state.rs`.
 
 mod key_state;
+mod limit;
 mod outcome;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+pub(crate) use self::limit::Limit;
 pub use self::{
     key_state::KeyState,
     outcome::{Outcome, Receipt, Receipts},
 };
 
 use crate::{
-    algorithm::{EngineReply, Kind},
+    algorithm::{EngineReply, FastReport, FastStep, Kind},
     quota::Quota,
 };
 
@@ -50,8 +52,7 @@ const UNKNOWN: u64 = i64::MAX as u64;
 #[must_use = "a denied request must not proceed"]
 pub struct Decision {
     // Not a `Policy` and an `EngineReply`, which would take more memory. Times are in microseconds.
-    limiter: &'static str,
-    quota: Quota,
+    limit: &'static Limit,
     cost: u64,
     /// The delay of an allowed request; the time until a denied one would be allowed, or
     /// [`UNKNOWN`].
@@ -78,6 +79,8 @@ struct Rare {
     blocked: u64,
     /// The units of the key that are held.
     held: u64,
+    /// The quota, if it is not that of `limit`.
+    quota: Option<Quota>,
     /// What is left of each of several limits.
     counts: Box<[Count]>,
 }
@@ -108,9 +111,10 @@ impl Count {
 /// The limit that a request is checked against.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Policy {
-    pub(crate) limiter: &'static str,
+    pub(crate) limit: &'static Limit,
     /// `None` for a limiter in a foreign format.
     pub(crate) algorithm: Option<Kind>,
+    /// The quota, which `limit` has if it can.
     pub(crate) quota: Quota,
     pub(crate) cost: u64,
     pub(crate) source: Source,
@@ -151,8 +155,9 @@ impl Status {
 
 impl Rare {
     #[cold]
-    fn new(blocked: f64, held: f64) -> Option<Arc<Self>> {
-        Self { blocked: integer(blocked), held: integer(held), ..Self::default() }.shared()
+    fn new(blocked: f64, held: f64, quota: Option<Quota>) -> Option<Arc<Self>> {
+        let (blocked, held) = (integer(blocked), integer(held));
+        Self { blocked, held, quota, counts: Box::default() }.shared()
     }
 
     /// Equal decisions have equal parts: there is none that says nothing.
@@ -164,11 +169,12 @@ impl Rare {
 impl Decision {
     #[inline]
     pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
-        let Policy { limiter, quota, cost, source, .. } = limit;
+        let Policy { limit, quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, held, .. } = reply;
+        let quota = (quota != limit.quota).then_some(quota);
+        let is_rare = blocked > 0.0 || held > 0.0 || quota.is_some();
         Self {
-            limiter,
-            quota,
+            limit,
             cost,
             wait: integer(wait),
             remaining: integer(remaining),
@@ -176,8 +182,18 @@ impl Decision {
             reset: integer(reset),
             age: age as u32,
             status: Status::new(source, admitted),
-            rare: if blocked > 0.0 || held > 0.0 { Rare::new(blocked, held) } else { None },
+            rare: if is_rare { Rare::new(blocked, held, quota) } else { None },
         }
+    }
+
+    /// Returns the decision of the fast path about a limit in memory.
+    #[inline]
+    pub(crate) fn of_fast(limit: Policy, step: &FastStep, report: FastReport) -> Self {
+        let Policy { limit, cost, source, .. } = limit;
+        let FastStep { admitted, wait, .. } = *step;
+        let FastReport { remaining, replenish, reset } = report;
+        let status = Status::new(source, admitted);
+        Self { limit, cost, wait, remaining, replenish, reset, age: 0, status, rare: None }
     }
 
     /// Returns the decision of a request that proceeds uncounted, because the store did not decide.
@@ -262,6 +278,13 @@ impl Decision {
         }
     }
 
+    /// Returns a denial with a retry-after that is longer by a part of it.
+    pub(crate) fn later(self, part: f64) -> Self {
+        let Some(time) = self.retry_after() else { return self };
+        let extra = time.as_micros() as f64 * part;
+        Self { wait: self.wait.saturating_add(extra as u64).min(UNKNOWN - 1), ..self }
+    }
+
     /// Returns whether the request was denied until units that are held are returned.
     pub(crate) const fn waits_for_holds(&self) -> bool {
         !self.is_allowed() && self.wait == UNKNOWN
@@ -311,13 +334,13 @@ impl Decision {
     /// decision describes this limiter, except for the delay, which is that of the request.
     #[must_use]
     pub const fn limiter(&self) -> &'static str {
-        self.limiter
+        self.limit.name
     }
 
     /// Returns the quota that the request was checked against.
     #[must_use]
-    pub const fn quota(&self) -> Quota {
-        self.quota
+    pub fn quota(&self) -> Quota {
+        self.rare.as_ref().and_then(|rare| rare.quota).unwrap_or(self.limit.quota)
     }
 
     /// Returns the origin of the decision.
@@ -350,7 +373,7 @@ impl Decision {
     /// Returns what is left of each limit of the request. A remembered denial knows the limit that
     /// has denied.
     pub(crate) fn counts(&self) -> impl Iterator<Item = Count> {
-        let Self { limiter, remaining, replenish, .. } = *self;
+        let Self { limit: Limit { name: limiter, .. }, remaining, replenish, .. } = *self;
         let all = self.rare.as_ref().map_or(&[][..], |rare| &rare.counts);
         let own = all.is_empty().then_some(Count { limiter, remaining, replenish });
         all.iter().copied().chain(own)
@@ -399,9 +422,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_decision_has_its_quota_even_if_the_process_knows_too_many() {
+        let quotas = [1, 2, 3].map(Quota::per_second);
+        let limit = Limit::of("many quotas", quotas[0]);
+        let decide = |quota| {
+            let (algorithm, source) = (None, Source::Store);
+            let policy = Policy { limit, algorithm, quota, cost: 1, source };
+            Decision::new(policy, EngineReply::uncounted(0.0), 0.0)
+        };
+        assert_eq!(quotas.map(|quota| decide(quota).quota()), quotas);
+        assert_ne!(decide(quotas[0]), decide(quotas[1]));
+        assert_eq!(decide(quotas[1]).without_counts(), decide(quotas[1]));
+    }
+
+    #[test]
     fn a_decision_stays_small() {
-        // A decision in memory is copied several times. The largest part is the quota.
-        assert_eq!(size_of::<Decision>(), 72 + size_of::<Quota>());
+        // A decision in memory is copied several times.
+        assert_eq!(size_of::<Decision>(), 64);
         assert!(size_of::<Outcome>() <= 128, "a larger one is copied by a call of `memcpy`");
     }
 }

@@ -169,13 +169,17 @@ pub mod http {
     //! | settle what a request holds, in the service | [`Settle`] |
     //! | settle it by the response | [`Meter`] and [`Usage`], for [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by) |
     //! | settle it by the tokens of a language model | [`TokenMeter`] and [`Tokens`] |
+    //! | adopt what a vendor says about its limit | [`VendorState`], for [`RateLimitLayer::learn`](crate::RateLimitLayer::learn) and [`Limiter::learn`](crate::Limiter::learn) |
     //! | name the body of a limited service | [`ResponseBody`] |
     //!
     //! The page on [responses](crate::guide::http) shows them.
 
-    pub use crate::middleware::{
-        Headers, Meter, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody, Settle,
-        TokenMeter, Tokens, Usage,
+    pub use crate::{
+        limiter::VendorState,
+        middleware::{
+            Headers, Meter, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody,
+            Settle, TokenMeter, Tokens, Usage,
+        },
     };
 }
 

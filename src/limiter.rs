@@ -8,6 +8,7 @@ mod check;
 mod failure_policy;
 mod handle;
 mod hold;
+mod learn;
 mod max_wait;
 mod permit;
 mod recovery;
@@ -20,6 +21,7 @@ mod wait_queue;
 
 pub(crate) use self::{
     acquire::{Acquire, DEFAULT_MAX_LATENESS},
+    learn::Learning,
     max_wait::MaxWait,
     permit::Holds,
     recovery::Recovery,
@@ -29,6 +31,7 @@ pub use self::{
     charge::Charge,
     failure_policy::FailurePolicy,
     handle::Limiter,
+    learn::VendorState,
     permit::Permit,
     reservation::Reservation,
     target::{AnyLimiter, IntoLimiter},

@@ -22,6 +22,7 @@ mod rejection;
 mod rule;
 mod service;
 mod settle;
+mod vendor;
 
 pub use self::{
     custom::Custom,

@@ -13,7 +13,7 @@ const MICROS_PER_DAY: u64 = 86_400_000_000;
 /// Keys in Redis expire in whole milliseconds.
 const SHORTEST_WINDOW: u64 = 1_000;
 /// The longest year, so that a quota per year has a window.
-const LONGEST_WINDOW: u64 = 366 * MICROS_PER_DAY;
+pub(crate) const LONGEST_WINDOW: u64 = 366 * MICROS_PER_DAY;
 
 /// The longest time in which a full burst may refill: 100 years. It keeps every sum of a time and a
 /// refill below 2^53 microseconds, where the arithmetic of the scripts is exact.

@@ -7,7 +7,7 @@
 #                                 before, or with HEAD if there are changes that are not committed
 #   BASE=v0.1.0 instructions.sh   compares with another commit
 #   BASE=none instructions.sh     only prints the counts
-#   PEERS=1 BASE=none ..          prints those of other rate limiters, too
+#   PEERS=1 BASE=none ..          prints those of other rate limiters, too, and the ratios to them
 #   LIMIT=5 instructions.sh       allows 5 %
 #
 # Both are built from the program of this checkout, or, if that does not compile with the library of
@@ -53,12 +53,29 @@ count() { # program
   rm -r "$out"
 }
 
+# Prints the goals: the ratio to another row, or the number of instructions.
+ratios() { # counts
+  echo "goals, by instructions"
+  awk -F ' *[|] *' '
+    NR == FNR { count = $0; sub(/ .*/, "", count); sub(/^[0-9]+ /, ""); counts[$0] = count; next }
+    $3 == "" { printf "%8d  at most %4s  %s\n", counts[$2], $1, $2; next }
+    { printf "%8.2f  at most %4s  %s / %s\n", counts[$2] / counts[$3], $1, $2, $3 }
+  ' "$1" - <<'GOALS'
+400 | check, token bucket, admitted
+0.65 | layer, allowed, headers (the default) | tower_governor, allowed, headers
+1.0 | layer, allowed, no headers | tower_governor, allowed
+0.55 | layer, denied, headers (the default) | tower_governor, denied, headers
+0.55 | layer, denied, no headers | tower_governor, denied
+GOALS
+}
+
 folder=$PWD/target/instructions/work
 mkdir -p "$folder"
 build . "$target"
 count "$target/release/instructions" > "$folder/after"
 if [ "${BASE:-}" = none ]; then
   awk '{ count = $1; $1 = ""; printf "%8d %s\n", count, $0 }' "$folder/after"
+  [ -z "${PEERS:-}" ] || ratios "$folder/after"
   exit
 fi
 

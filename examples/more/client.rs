@@ -2,17 +2,15 @@
 
 use std::{
     future::{Ready, ready},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
-use reqwest::{
-    Client, Request, Response, StatusCode, Url, header::RETRY_AFTER, redirect::Policy as Redirects,
-};
+use reqwest::{Client, Request, Response, StatusCode, Url, redirect::Policy as Redirects};
 use tower::{BoxError, ServiceBuilder, ServiceExt, retry::Policy, util::BoxCloneService};
-use tower_ratelimit::{Limiter, RateLimitLayer, http::Rejection};
-
-/// The longest block, whatever a vendor demands.
-const MAX_BLOCK: Duration = Duration::from_secs(3_600);
+use tower_ratelimit::{
+    Limiter, RateLimitLayer,
+    http::{Rejection, VendorState},
+};
 
 /// Returns a client whose clones share the quota. Requests wait for the quota of their host and for
 /// the end of its blocks. With retries, a request takes at most `deadline` in all. Redirects are
@@ -28,7 +26,7 @@ pub fn client(
         .retry(WhenBusy)
         .layer(limit)
         // Inside the limit, so that all responses are those of vendors.
-        .and_then(move |response| block_if_busy(limiter.clone(), response))
+        .and_then(move |response| learn(limiter.clone(), response))
         .service(client.expect("TLS and the resolver are available"))
         .boxed_clone()
 }
@@ -53,26 +51,19 @@ fn reject(rejection: &Rejection, _: &Request) -> Response {
 #[derive(Clone)]
 struct Blocked;
 
-/// Blocks a host for all callers, on all replicas, if it has too many requests.
-async fn block_if_busy(limiter: Limiter, mut response: Response) -> Result<Response, BoxError> {
-    if response.status() == StatusCode::TOO_MANY_REQUESTS {
-        let time = retry_after(&response).unwrap_or(Duration::from_secs(1));
-        let host = key(response.url());
-        match limiter.block(&host, time.min(MAX_BLOCK)).await {
-            Ok(_) => _ = response.extensions_mut().insert(Blocked),
-            Err(error) => eprintln!("cannot block {host}: {error}"),
+/// Blocks a host for all callers, on all replicas, if it has too many requests. `.learn(..)` of the
+/// layer does the same; here, the retry must know whether the store has failed.
+async fn learn(limiter: Limiter, mut response: Response) -> Result<Response, BoxError> {
+    let state = VendorState::from_response(response.status(), response.headers());
+    let host = key(response.url());
+    match limiter.learn(&host, state).await {
+        Ok(()) if response.status() == StatusCode::TOO_MANY_REQUESTS => {
+            response.extensions_mut().insert(Blocked);
         }
+        Ok(()) => {}
+        Err(error) => eprintln!("cannot block {host}: {error}"),
     }
     Ok(response)
-}
-
-/// Returns the `Retry-After` of a response: seconds, or a date.
-fn retry_after(response: &Response) -> Option<Duration> {
-    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
-    match value.parse() {
-        Ok(seconds) => Some(Duration::from_secs(seconds)),
-        Err(_) => httpdate::parse_http_date(value).ok()?.duration_since(SystemTime::now()).ok(),
-    }
 }
 
 /// Sends a request again after the `429` of a vendor. The limit lets it wait until the block ends,

@@ -7,6 +7,7 @@ local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up 
 -- expiry; none if the engine must decide.
 local function read(key)
   local value = redis.pcall('GETRANGE', key, '0', page_end)
+  form, beyond, size = 76, 0, 36 -- not those of the key before
   if value == '' then
     at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
     return value, grain

@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line 7f2cfa5cd1ff668a40ce399db75e8e6b593d00c1
+-- EVALSHA names the text below this line f0d5afc7f957c9e603a2247fc57426fb2a4db8fe
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -35,12 +35,6 @@ local function failure(key, err)
   return {err = text}
 end
 
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
-end
-
 local function round_up(time, grain)
   return math.ceil(time / grain) * grain
 end
@@ -48,6 +42,8 @@ end
 local function expire_at(time)
   return string.format('%.0f', math.ceil(time / 1000))
 end
+
+local change_fast
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -171,12 +167,12 @@ local function add_slot(ends, units)
   end
 end
 
-local function hold(units, lifetime, grid)
+local function hold(units, lifetime, grid, is_known)
   if not held then
     local state = whole()
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
-  if #held.slots == 0 then
+  if #held.slots == 0 and not is_known then
     held.epoch, held.at, held.skew = clock, clock, 0
   end
   touch()
@@ -557,14 +553,20 @@ end
 
 local function store(before, instant)
   local reset = reset_after()
+  local head = before and encode(true)
+  if before and #before ~= #head then
+    decode(before)
+    before = encode(true)
+  end
   if before and not stale then
-    reserving()(encode(true), before, instant, cost, '', reset)
+    reserving()(head, before, instant, cost, '', reset)
   elseif before then
-    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+    put(head .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
   elseif reset == 0 then
     put('')
   elseif found and #found > size and not stale then
-    local head, tails, behind = encode(true), tails(), nil
+    head = encode(true)
+    local tails, behind = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
@@ -703,7 +705,8 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
   if has_expired then
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
-    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
+    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+    return RENEWED, hold(units, lifetime, grid, is_known), 0
   end
   return is_known and ENDED or LOST, 0, used
 end
@@ -825,41 +828,15 @@ local function engine()
   return created
 end
 
+local function read_all()
+  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
+  return is_fast and call('MGET', unpack(KEYS))
+end
+
 if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
-end
-
-if action == 'holds' then
-  local position, reply = 1, {now}
-  for i = 1, #KEYS do
-    local count, changes = nil, {}
-    count, position = struct.unpack('<I2', items, position)
-    for j = 1, count do
-      changes[j] = {struct.unpack('<dddddd', items, position)}
-      position = position + 48
-    end
-    key = KEYS[i]
-    local ok, result = pcall(engine().change_holds, changes)
-    reply[i + 1] = ok and result or failure(key, result)
-  end
-  return reply
-end
-
-local function read_all()
-  return action == fast_action and call('MGET', unpack(KEYS))
-end
-
-local function read_runs(position)
-  local count, runs = nil, {}
-  count, position = struct.unpack('<I2', items, position)
-  for i = 1, count do
-    local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-    runs[i] = run
-  end
-  return runs, position
 end
 
 local function read(found)
@@ -874,7 +851,7 @@ local function read(found)
   if now + skew < at then
     return
   end
-  local slots, sum = {}, 0
+  local slots, sum, has_ended = {}, 0, false
   for _ = 1, count do
     local ends, units
     ends, units, position = struct.unpack('<I7I7', found, position)
@@ -882,12 +859,14 @@ local function read(found)
       slots[#slots + 1] = ends
       slots[#slots + 1] = units
       sum = sum + units
+    else
+      has_ended = has_ended or units > 0
     end
   end
   if sum == 0 then
-    return slots, 0, now, 0
+    return slots, 0, now, 0, has_ended
   end
-  return slots, sum, epoch, skew
+  return slots, sum, epoch, skew, has_ended
 end
 
 local function write(key, found, _, slots, epoch, skew)
@@ -917,6 +896,105 @@ local function fast(_, i, runs)
   end
   return found, used, slots, epoch, skew
 end
+
+local function take(slots, ends, units)
+  local left = {}
+  for i = 1, #slots, 2 do
+    local of_slot = slots[i + 1]
+    if slots[i] >= ends then
+      local taken = math.min(of_slot, units)
+      of_slot, units = of_slot - taken, units - taken
+    end
+    if of_slot > 0 then
+      left[#left + 1], left[#left + 2] = slots[i], of_slot
+    end
+  end
+  return left
+end
+
+local function add(slots, ends, units)
+  local i = 1
+  while slots[i] and slots[i] < ends do
+    i = i + 2
+  end
+  if slots[i] == ends then
+    slots[i + 1] = slots[i + 1] + units
+  else
+    table.insert(slots, i, units)
+    table.insert(slots, i, ends)
+  end
+end
+
+function change_fast(i, changes)
+  local found, results, is_changed = states[i] or '', {}, false
+  local slots, _, epoch, skew, has_ended = read(found)
+  if not slots or has_ended then
+    return
+  end
+  local time = now + skew
+  for j, change in ipairs(changes) do
+    local of, ends, units, _, life, grid = unpack(change, 1, 6)
+    local is_known, result, renewed = #slots > 0 and of == epoch, 3, 0
+    if ends > time then
+      if is_known then
+        slots, is_changed = take(slots, ends, units), true
+      end
+      if life > 0 then
+        if #slots == 0 and not is_known then
+          epoch, skew = now, 0
+        end
+        life = is_known and math.max(life, ends - time) or life
+        renewed = math.ceil((now + skew + life) / grid) * grid
+        add(slots, renewed, units)
+        result, is_changed = 4, true
+      else
+        result = is_known and 1 or 2
+      end
+    end
+    results[j] = struct.pack('<ddd', result, epoch, renewed)
+  end
+  if #slots > 18 then
+    return
+  elseif not is_changed then
+    return table.concat(results)
+  elseif #slots == 0 then
+    call('DEL', key)
+  elseif not write(key, found, nil, slots, epoch, skew) then
+    return
+  end
+  return table.concat(results)
+end
+local function change(changes, i)
+  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+end
+
+if action == 'holds' then
+  local position, reply = 1, {now}
+  for i = 1, #KEYS do
+    local count, changes = nil, {}
+    count, position = struct.unpack('<I2', items, position)
+    for j = 1, count do
+      changes[j] = {struct.unpack('<dddddd', items, position)}
+      position = position + 48
+    end
+    key = KEYS[i]
+    local ok, result = pcall(change, changes, i)
+    reply[i + 1] = ok and result or failure(key, result)
+  end
+  return reply
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
 local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end

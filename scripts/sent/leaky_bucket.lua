@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line ce9fc4c24e24a78615db90315b64b2c0133086a7
+-- EVALSHA names the text below this line dafbc46f9e8538724e568b21958c173b9265e56f
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -35,12 +35,6 @@ local function failure(key, err)
   return {err = text}
 end
 
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
-end
-
 local function round_up(time, grain)
   return math.ceil(time / grain) * grain
 end
@@ -48,6 +42,8 @@ end
 local function expire_at(time)
   return string.format('%.0f', math.ceil(time / 1000))
 end
+
+local change_fast
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -79,11 +75,17 @@ if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
 local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
+local BEYOND, BEYOND_SIZE = '<BI7I7I7I6I4I3I7', 42
+local form
 local burst, new_unit, new_tick, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, last, excess, unit, tick
+local at, debt, beyond, last, excess, unit, tick
 
-local function encode()
+local function encode(waits)
+  form = beyond > 0 and 77 or waits and form or 76
+  if form == 77 then
+    return struct.pack(BEYOND, 77, at, debt, last, unit, tick, excess, beyond)
+  end
   return struct.pack(STATE, 76, at, debt, last, unit, tick, excess, exponent)
 end
 
@@ -176,12 +178,12 @@ local function add_slot(ends, units)
   end
 end
 
-local function hold(units, lifetime, grid)
+local function hold(units, lifetime, grid, is_known)
   if not held then
     local state = whole()
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
-  if #held.slots == 0 then
+  if #held.slots == 0 and not is_known then
     held.epoch, held.at, held.skew = clock, clock, 0
   end
   touch()
@@ -315,43 +317,142 @@ local function close_block()
     call('SET', key, value, 'KEEPTTL')
   end
 end
+local LONGEST_REFILL, LONGEST_WINDOW = 3155760000000000, 31622400000000
+
+local function divide(a, b, c)
+  local product = a * b
+  if product < 2 ^ 53 then
+    local quotient = math.floor(product / c)
+    return quotient, product - quotient * c
+  end
+  local quotient, rest, unit = 0.0, 0.0, 2 ^ 48
+  while unit >= 1 do
+    local digit = math.floor(a / unit)
+    a = a - digit * unit
+    local part = rest * 64 + digit * b
+    local whole = math.floor(part / c)
+    quotient, rest = quotient * 64 + whole, part - whole * c
+    unit = unit / 64
+  end
+  return quotient, rest
+end
+
+local function most_debt(period, lump)
+  return math.min(math.ceil(LONGEST_REFILL / period) * lump, 2 ^ 53)
+end
+
+local function settle(debt, beyond, unit, max_debt)
+  local units = math.min(beyond, math.floor((max_debt - debt) / unit))
+  debt = debt + units * unit
+  return debt, math.min(beyond - units, 2 ^ 53 - math.floor(debt / unit))
+end
+
+local function raise(debt, beyond, units, parts, unit, max_debt)
+  if parts > max_debt - debt then
+    return settle(debt + (parts - unit), beyond + units + 1, unit, max_debt)
+  end
+  return settle(debt + parts, beyond + units, unit, max_debt)
+end
+
+local function lower_beyond(debt, beyond, units, parts, unit, max_debt)
+  debt, beyond = debt - parts, beyond - units
+  if beyond < 0 then
+    return math.max(debt + beyond * unit, 0), 0
+  end
+  debt, beyond = settle(debt, beyond, unit, max_debt)
+  return math.max(debt, 0), beyond
+end
+
+local function is_within(debt, beyond, more, units, parts, unit)
+  return (beyond - units) * unit + debt + more <= parts
+end
+
+local function units_of(periods, lump, unit)
+  local units, parts = divide(periods, lump, unit)
+  return parts > 0 and units + 1 or units
+end
+
+local function time_of(parts, beyond, unit, period, lump)
+  local whole, rest = divide(beyond, unit, lump)
+  local periods = math.floor(parts / lump)
+  local more = parts - periods * lump + rest
+  return math.min((whole + periods + math.ceil(more / lump)) * period,
+    LONGEST_REFILL + LONGEST_WINDOW)
+end
+
+local function known(reset)
+  return reset < LONGEST_REFILL and reset or 2 * reset
+end
+
+local function convert(debt, beyond, excess, unit, new_unit, new_max_debt)
+  local units = math.floor(debt / unit)
+  local exact = (debt - units * unit - excess / 2 ^ 24) / unit * new_unit
+  local parts = math.ceil(exact)
+  excess = math.min(math.floor((parts - exact) * 2 ^ 24), 2 ^ 24 - 1)
+  debt, beyond = settle(parts, beyond + units, new_unit, new_max_debt)
+  return debt, beyond, excess
+end
 
 local function hold_back() end
 local fits_beside
 
-local function size_of()
-  return size
+local function size_of(state)
+  return string.byte(state) == 77 and BEYOND_SIZE or 36
 end
 
 local function is_foreign()
   return unit ~= new_unit or tick ~= new_tick
 end
 
-local function lower(parts)
-  debt = math.max(debt - parts, 0)
+local function set_debt(parts, units)
+  debt, beyond = parts, units
   if debt == 0 then
     excess = 0
   end
 end
 
+local function lower(parts)
+  set_debt(math.max(debt - parts, 0), 0)
+end
+
+local function lower_all(units, parts)
+  set_debt(lower_beyond(debt, beyond, units, parts, unit, most_debt(1, tick)))
+end
+
+local function drain_time(parts)
+  if beyond > 0 then
+    return time_of(parts, beyond, unit, 1, tick)
+  end
+  return math.ceil(parts / tick)
+end
+
 local function bound_last()
-  last = math.min(last, at + math.ceil(debt / tick))
+  last = math.min(last, at + drain_time(debt))
 end
 
 local function time_until(parts)
-  return math.max(math.ceil(parts / tick) - (now - at), 0)
+  return math.max(drain_time(parts) - (now - at), 0)
 end
 
 local function initial()
-  at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
+  at, debt, beyond, last, excess, unit, tick = now, 0, 0, 0, 0, new_unit, new_tick
+  form = 76
 end
 
-local function decode(state)
-  local form
-  if #state >= size then
-    form, at, debt, last, unit, tick, excess = struct.unpack(STATE, state)
+local function decode(state, is_head)
+  local letter, _ = string.byte(state)
+  if is_head then
+    size, form = size_of(state), letter
+    if form == 77 then
+      state = get('0', size)
+    end
   end
-  if form ~= 76 then
+  beyond = 0
+  if letter == 76 and #state >= 36 then
+    _, at, debt, last, unit, tick, excess = struct.unpack(STATE, state)
+  elseif letter == 77 and #state >= BEYOND_SIZE then
+    _, at, debt, last, unit, tick, excess, beyond = struct.unpack(BEYOND, state)
+  else
     fail(key)
   end
   return state
@@ -366,12 +467,17 @@ local function step_back()
 end
 
 local function advance(time)
-  lower((time - at) * tick)
+  if beyond > 0 then
+    lower_all(divide(time - at, tick, unit))
+  else
+    lower((time - at) * tick)
+  end
   at = time
 end
 
 local function flow_from_last()
-  debt = math.min(debt + (last - now) * tick, max_debt)
+  local units, parts = divide(last - now, tick, unit)
+  debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
   bound_last()
 end
 
@@ -379,7 +485,7 @@ local function adopt()
   local changed = is_foreign()
   if changed then
     advance(math.max(last, now))
-    debt, excess = convert(debt, excess, unit, new_unit, max_debt)
+    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
     unit, tick, at = new_unit, new_tick, now
     if last > now then
       flow_from_last()
@@ -394,17 +500,46 @@ local function earliest(needed)
 end
 
 local function commit(instant, units)
-  local idle = (instant - at) * tick
-  if debt <= idle - tick then
-    debt, excess = idle, 0
+  if beyond > 0 then
+    local whole, parts = divide(instant - at, tick, unit)
+    if is_within(debt, beyond, tick, whole, parts, unit) then
+      debt, beyond, excess = parts, whole, 0
+    end
+  else
+    local idle = (instant - at) * tick
+    if debt <= idle - tick then
+      debt, excess = idle, 0
+    end
   end
-  debt = math.min(debt + units * unit, is_foreign() and 2 ^ 53 or max_debt)
+  local most = is_foreign() and most_debt(1, tick) or max_debt
+  if beyond == 0 and debt + units * unit <= most then
+    debt = debt + units * unit
+  else
+    debt, beyond = settle(debt, beyond + units, unit, most)
+  end
   last = instant > at and instant or 0
 end
 
 local refund
 if returns then
+  local function refund_beyond(instant, back)
+    if instant then
+      local flowed_out = units_of(now - instant, tick, unit)
+      if is_foreign() then
+        flowed_out = math.max(flowed_out, units_of(now - instant, new_tick, new_unit))
+      end
+      back = math.max(back - flowed_out, 0)
+    end
+    if back > 0 then
+      lower_all(back, 0)
+      bound_last()
+    end
+  end
+
   function refund(instant, units)
+    if beyond > 0 then
+      return refund_beyond(instant, units)
+    end
     local back = units * unit
     if instant then
       local flowed_out = (now - instant) * tick
@@ -426,7 +561,7 @@ local function reset_after()
 end
 
 local function expiry(reset)
-  return round_up(now + reset, grain)
+  return round_up(now + known(reset), grain)
 end
 
 local found, stale
@@ -625,14 +760,20 @@ end
 
 local function store(before, instant)
   local reset = reset_after()
+  local head = before and encode(true)
+  if before and #before ~= #head then
+    decode(before)
+    before = encode(true)
+  end
   if before and not stale then
-    reserving()(encode(true), before, instant, cost, '', reset)
+    reserving()(head, before, instant, cost, '', reset)
   elseif before then
-    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+    put(head .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
   elseif reset == 0 then
     put('')
   elseif found and #found > size and not stale then
-    local head, tails, behind = encode(true), tails(), nil
+    head = encode(true)
+    local tails, behind = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
@@ -771,7 +912,8 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
   if has_expired then
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
-    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
+    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+    return RENEWED, hold(units, lifetime, grid, is_known), 0
   end
   return is_known and ENDED or LOST, 0, used
 end
@@ -893,41 +1035,15 @@ local function engine()
   return created
 end
 
+local function read_all()
+  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
+  return is_fast and call('MGET', unpack(KEYS))
+end
+
 if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
-end
-
-if action == 'holds' then
-  local position, reply = 1, {now}
-  for i = 1, #KEYS do
-    local count, changes = nil, {}
-    count, position = struct.unpack('<I2', items, position)
-    for j = 1, count do
-      changes[j] = {struct.unpack('<dddddd', items, position)}
-      position = position + 48
-    end
-    key = KEYS[i]
-    local ok, result = pcall(engine().change_holds, changes)
-    reply[i + 1] = ok and result or failure(key, result)
-  end
-  return reply
-end
-
-local function read_all()
-  return action == fast_action and call('MGET', unpack(KEYS))
-end
-
-local function read_runs(position)
-  local count, runs = nil, {}
-  count, position = struct.unpack('<I2', items, position)
-  for i = 1, count do
-    local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-    runs[i] = run
-  end
-  return runs, position
 end
 
 local full = burst * new_unit
@@ -935,6 +1051,7 @@ local PAGE, page_end = 256, '255'
 
 local function read(key)
   local value = redis.pcall('GETRANGE', key, '0', page_end)
+  form, beyond, size = 76, 0, 36
   if value == '' then
     at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
     return value, grain
@@ -1030,6 +1147,37 @@ local function fast(key, _, runs)
     return string.sub(value, 1, size), debt > before, value, newest, entries, expires, old_grain
   end
 end
+local function change(changes, i)
+  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+end
+
+if action == 'holds' then
+  local position, reply = 1, {now}
+  for i = 1, #KEYS do
+    local count, changes = nil, {}
+    count, position = struct.unpack('<I2', items, position)
+    for j = 1, count do
+      changes[j] = {struct.unpack('<dddddd', items, position)}
+      position = position + 48
+    end
+    key = KEYS[i]
+    local ok, result = pcall(change, changes, i)
+    reply[i + 1] = ok and result or failure(key, result)
+  end
+  return reply
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
 local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line ac0f08c5a737d6bc5e939a10b43e0b7e421ef93b
+-- EVALSHA names the text below this line 48000907dd67560eab03a8689c7cf782f1dadc3c
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -35,12 +35,6 @@ local function failure(key, err)
   return {err = text}
 end
 
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
-end
-
 local function round_up(time, grain)
   return math.ceil(time / grain) * grain
 end
@@ -48,6 +42,8 @@ end
 local function expire_at(time)
   return string.format('%.0f', math.ceil(time / 1000))
 end
+
+local change_fast
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -222,12 +218,12 @@ local function add_slot(ends, units)
   end
 end
 
-local function hold(units, lifetime, grid)
+local function hold(units, lifetime, grid, is_known)
   if not held then
     local state = whole()
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
-  if #held.slots == 0 then
+  if #held.slots == 0 and not is_known then
     held.epoch, held.at, held.skew = clock, clock, 0
   end
   touch()
@@ -764,14 +760,20 @@ end
 
 local function store(before, instant)
   local reset = reset_after()
+  local head = before and encode(true)
+  if before and #before ~= #head then
+    decode(before)
+    before = encode(true)
+  end
   if before and not stale then
-    reserving()(encode(true), before, instant, cost, '', reset)
+    reserving()(head, before, instant, cost, '', reset)
   elseif before then
-    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+    put(head .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
   elseif reset == 0 then
     put('')
   elseif found and #found > size and not stale then
-    local head, tails, behind = encode(true), tails(), nil
+    head = encode(true)
+    local tails, behind = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
@@ -910,7 +912,8 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
   if has_expired then
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
-    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
+    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+    return RENEWED, hold(units, lifetime, grid, is_known), 0
   end
   return is_known and ENDED or LOST, 0, used
 end
@@ -1032,41 +1035,15 @@ local function engine()
   return created
 end
 
+local function read_all()
+  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
+  return is_fast and call('MGET', unpack(KEYS))
+end
+
 if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
-end
-
-if action == 'holds' then
-  local position, reply = 1, {now}
-  for i = 1, #KEYS do
-    local count, changes = nil, {}
-    count, position = struct.unpack('<I2', items, position)
-    for j = 1, count do
-      changes[j] = {struct.unpack('<dddddd', items, position)}
-      position = position + 48
-    end
-    key = KEYS[i]
-    local ok, result = pcall(engine().change_holds, changes)
-    reply[i + 1] = ok and result or failure(key, result)
-  end
-  return reply
-end
-
-local function read_all()
-  return action == fast_action and call('MGET', unpack(KEYS))
-end
-
-local function read_runs(position)
-  local count, runs = nil, {}
-  count, position = struct.unpack('<I2', items, position)
-  for i = 1, count do
-    local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-    runs[i] = run
-  end
-  return runs, position
 end
 
 local states = read_all()
@@ -1142,6 +1119,37 @@ local function fast(_, i, runs)
     return found, used > inside and used, slot, by, used - inside
   end
 end
+local function change(changes, i)
+  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+end
+
+if action == 'holds' then
+  local position, reply = 1, {now}
+  for i = 1, #KEYS do
+    local count, changes = nil, {}
+    count, position = struct.unpack('<I2', items, position)
+    for j = 1, count do
+      changes[j] = {struct.unpack('<dddddd', items, position)}
+      position = position + 48
+    end
+    key = KEYS[i]
+    local ok, result = pcall(change, changes, i)
+    reply[i + 1] = ok and result or failure(key, result)
+  end
+  return reply
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
 local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end

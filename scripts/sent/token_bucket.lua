@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line c188ef52325b55fbd31756a722c7a80eb3a6da4c
+-- EVALSHA names the text below this line 42fe3b94a9d33e5a7cf8205322bcbea0157532d7
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -35,12 +35,6 @@ local function failure(key, err)
   return {err = text}
 end
 
-local function convert(debt, excess, unit, new_unit, max_debt)
-  local exact = math.min((debt - excess / 2 ^ 24) / unit * new_unit, max_debt)
-  debt = math.ceil(exact)
-  return debt, math.min(math.floor((debt - exact) * 2 ^ 24), 2 ^ 24 - 1)
-end
-
 local function round_up(time, grain)
   return math.ceil(time / grain) * grain
 end
@@ -48,6 +42,8 @@ end
 local function expire_at(time)
   return string.format('%.0f', math.ceil(time / 1000))
 end
+
+local change_fast
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -79,11 +75,11 @@ if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
-local LARGE = '<BI7I7I6I7I7I6'
+local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
 local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, excess, unit, period, lump, last
+local at, debt, beyond, excess, unit, period, lump, last
 
 local function create_engine()
   local cost, max_wait
@@ -174,12 +170,12 @@ local function add_slot(ends, units)
   end
 end
 
-local function hold(units, lifetime, grid)
+local function hold(units, lifetime, grid, is_known)
   if not held then
     local state = whole()
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
-  if #held.slots == 0 then
+  if #held.slots == 0 and not is_known then
     held.epoch, held.at, held.skew = clock, clock, 0
   end
   touch()
@@ -313,6 +309,81 @@ local function close_block()
     call('SET', key, value, 'KEEPTTL')
   end
 end
+local LONGEST_REFILL, LONGEST_WINDOW = 3155760000000000, 31622400000000
+
+local function divide(a, b, c)
+  local product = a * b
+  if product < 2 ^ 53 then
+    local quotient = math.floor(product / c)
+    return quotient, product - quotient * c
+  end
+  local quotient, rest, unit = 0.0, 0.0, 2 ^ 48
+  while unit >= 1 do
+    local digit = math.floor(a / unit)
+    a = a - digit * unit
+    local part = rest * 64 + digit * b
+    local whole = math.floor(part / c)
+    quotient, rest = quotient * 64 + whole, part - whole * c
+    unit = unit / 64
+  end
+  return quotient, rest
+end
+
+local function most_debt(period, lump)
+  return math.min(math.ceil(LONGEST_REFILL / period) * lump, 2 ^ 53)
+end
+
+local function settle(debt, beyond, unit, max_debt)
+  local units = math.min(beyond, math.floor((max_debt - debt) / unit))
+  debt = debt + units * unit
+  return debt, math.min(beyond - units, 2 ^ 53 - math.floor(debt / unit))
+end
+
+local function raise(debt, beyond, units, parts, unit, max_debt)
+  if parts > max_debt - debt then
+    return settle(debt + (parts - unit), beyond + units + 1, unit, max_debt)
+  end
+  return settle(debt + parts, beyond + units, unit, max_debt)
+end
+
+local function lower_beyond(debt, beyond, units, parts, unit, max_debt)
+  debt, beyond = debt - parts, beyond - units
+  if beyond < 0 then
+    return math.max(debt + beyond * unit, 0), 0
+  end
+  debt, beyond = settle(debt, beyond, unit, max_debt)
+  return math.max(debt, 0), beyond
+end
+
+local function is_within(debt, beyond, more, units, parts, unit)
+  return (beyond - units) * unit + debt + more <= parts
+end
+
+local function units_of(periods, lump, unit)
+  local units, parts = divide(periods, lump, unit)
+  return parts > 0 and units + 1 or units
+end
+
+local function time_of(parts, beyond, unit, period, lump)
+  local whole, rest = divide(beyond, unit, lump)
+  local periods = math.floor(parts / lump)
+  local more = parts - periods * lump + rest
+  return math.min((whole + periods + math.ceil(more / lump)) * period,
+    LONGEST_REFILL + LONGEST_WINDOW)
+end
+
+local function known(reset)
+  return reset < LONGEST_REFILL and reset or 2 * reset
+end
+
+local function convert(debt, beyond, excess, unit, new_unit, new_max_debt)
+  local units = math.floor(debt / unit)
+  local exact = (debt - units * unit - excess / 2 ^ 24) / unit * new_unit
+  local parts = math.ceil(exact)
+  excess = math.min(math.floor((parts - exact) * 2 ^ 24), 2 ^ 24 - 1)
+  debt, beyond = settle(parts, beyond + units, new_unit, new_max_debt)
+  return debt, beyond, excess
+end
 
 local capacity = burst
 
@@ -325,7 +396,7 @@ local function fits_beside(units)
 end
 
 function drain(units)
-  return math.ceil(math.min(units * new_unit, max_debt) / new_lump) * new_period
+  return time_of(0, units, new_unit, new_period, new_lump)
 end
 
 local function size_of()
@@ -336,49 +407,75 @@ local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
 
-local function lower(parts)
-  debt = math.max(debt - parts, 0)
+local function set_debt(parts, units)
+  debt, beyond = parts, units
   if debt == 0 then
     excess = 0
   end
 end
 
+local function lower(parts)
+  set_debt(math.max(debt - parts, 0), 0)
+end
+
+local function lower_all(units, parts)
+  set_debt(lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump)))
+end
+
+local function refill_time(parts)
+  if beyond > 0 then
+    return time_of(parts, beyond, unit, period, lump)
+  end
+  return math.ceil(parts / lump) * period
+end
+
 local function bound_last()
-  last = math.min(last, at + math.ceil(debt / lump) * period)
+  last = math.min(last, at + refill_time(debt))
 end
 
 local function time_until(parts)
-  return math.max(math.ceil(parts / lump) * period - (now - at), 0)
+  return math.max(refill_time(parts) - (now - at), 0)
 end
 
 local function initial()
-  at, debt, excess, last = now, 0, 0, 0
+  at, debt, beyond, excess, last = now, 0, 0, 0, 0
   unit, period, lump = new_unit, new_period, new_lump
 end
 
 local function decode(state)
   local form = string.byte(state)
+  beyond = 0
   if form == 84 and #state == 26 then
     form, at, debt, unit, lump = struct.unpack(SHORT, state)
     period, last, excess = 1, 0, 0
   elseif form == 85 and #state >= size then
     form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
   elseif form == 86 and #state >= size then
-    form, at, debt, period, lump, last, excess = struct.unpack(LARGE, state)
-    unit = 1
+    form, at, beyond, period, lump, last, excess = struct.unpack(LARGE, state)
+    debt, unit = 0, 1
+  elseif form == 88 and #state >= size then
+    form, at, beyond, debt, unit, lump, last, excess = struct.unpack(BEYOND, state)
+    period = 1
   else
     fail(key)
+  end
+  if beyond > 0 then
+    debt, beyond = settle(debt, beyond, unit, most_debt(period, lump))
   end
   return state
 end
 
 local function is_short()
-  return period == 1 and last == 0 and excess == 0
+  return period == 1 and last == 0 and excess == 0 and beyond == 0
 end
 
 local function encode(waits)
-  if lump > 2 ^ 32 - 1 then
-    return struct.pack(LARGE, 86, at, debt, period, lump, last, excess)
+  if lump > 2 ^ 32 - 1 or beyond > 0 and unit == 1 then
+    return struct.pack(LARGE, 86, at, debt + beyond, period, lump, last, excess)
+  elseif beyond > 0 then
+    local units = math.floor(debt / unit)
+    local rest = debt - units * unit
+    return struct.pack(BEYOND, 88, at, units + beyond, rest, unit, lump, last, excess)
   elseif waits or not is_short() then
     return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
   end
@@ -396,13 +493,19 @@ end
 local function advance(time)
   local periods = math.floor((time - at) / period)
   at = at + periods * period
-  lower(periods * lump)
+  if beyond > 0 then
+    lower_all(divide(periods, lump, unit))
+  else
+    lower(periods * lump)
+  end
 end
 
 local function restart_refill()
   if last > now then
     local periods = math.ceil((last - now) / period)
-    at, debt = last - periods * period, math.min(debt + periods * lump, max_debt)
+    at = last - periods * period
+    local units, parts = divide(periods, lump, unit)
+    debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
     bound_last()
   elseif now - at >= period then
     at = now + 1 - period
@@ -413,7 +516,7 @@ local function adopt()
   local changed = is_foreign()
   if changed then
     advance(math.max(last, now))
-    debt, excess = convert(debt, excess, unit, new_unit, max_debt)
+    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
     unit, period, lump = new_unit, new_period, new_lump
     restart_refill()
   end
@@ -433,17 +536,45 @@ local function earliest(needed)
 end
 
 local function commit(instant, units)
-  local refilled = math.floor((instant - at) / period) * lump
-  if refilled >= debt then
-    debt, excess = refilled, 0
+  local periods = math.floor((instant - at) / period)
+  if beyond > 0 then
+    local whole, parts = divide(periods, lump, unit)
+    if is_within(debt, beyond, 0, whole, parts, unit) then
+      debt, beyond, excess = parts, whole, 0
+    end
+  elseif periods * lump >= debt then
+    debt, excess = periods * lump, 0
   end
-  debt = math.min(debt + units * unit, is_foreign() and 2 ^ 53 or max_debt)
+  local most = is_foreign() and most_debt(period, lump) or max_debt
+  if beyond == 0 and debt + units * unit <= most then
+    debt = debt + units * unit
+  else
+    debt, beyond = settle(debt, beyond + units, unit, most)
+  end
   last = instant > at and instant or 0
 end
 
 local refund
 if returns then
+  local function refund_beyond(instant, back)
+    if instant then
+      local refilled = units_of(math.ceil(math.max(at - instant, 0) / period), lump, unit)
+      if is_foreign() then
+        local lumps = math.floor((now - instant) / new_period) + 1
+        refilled = math.max(refilled, units_of(lumps, new_lump, new_unit))
+      end
+      back = math.max(back - refilled, 0)
+    end
+    if back > 0 then
+      lower_all(back, 0)
+      bound_last()
+    end
+  end
+
   function refund(instant, units)
+    if beyond > 0 then
+      return refund_beyond(instant, units)
+    end
     local back = units * unit
     if instant then
       local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
@@ -466,7 +597,7 @@ end
 
 local function expiry(reset)
   local grain = is_short() and grain or 1
-  return round_up(now + reset, grain)
+  return round_up(now + known(reset), grain)
 end
 
 local found, stale
@@ -665,14 +796,20 @@ end
 
 local function store(before, instant)
   local reset = reset_after()
+  local head = before and encode(true)
+  if before and #before ~= #head then
+    decode(before)
+    before = encode(true)
+  end
   if before and not stale then
-    reserving()(encode(true), before, instant, cost, '', reset)
+    reserving()(head, before, instant, cost, '', reset)
   elseif before then
-    put(encode(true) .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
+    put(head .. before .. struct.pack('<dd', instant, cost), expiry_after(reset))
   elseif reset == 0 then
     put('')
   elseif found and #found > size and not stale then
-    local head, tails, behind = encode(true), tails(), nil
+    head = encode(true)
+    local tails, behind = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
@@ -811,7 +948,8 @@ local function change_hold(time, epoch, ends, units, used, lifetime, grid)
   if has_expired then
     return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
   elseif lifetime > 0 then
-    return RENEWED, hold(units, is_known and math.max(lifetime, ends - time) or lifetime, grid), 0
+    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+    return RENEWED, hold(units, lifetime, grid, is_known), 0
   end
   return is_known and ENDED or LOST, 0, used
 end
@@ -933,41 +1071,15 @@ local function engine()
   return created
 end
 
+local function read_all()
+  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
+  return is_fast and call('MGET', unpack(KEYS))
+end
+
 if action == 'release' then
   key = KEYS[1]
   engine().decide_all({{count = 1}})
   return {now}
-end
-
-if action == 'holds' then
-  local position, reply = 1, {now}
-  for i = 1, #KEYS do
-    local count, changes = nil, {}
-    count, position = struct.unpack('<I2', items, position)
-    for j = 1, count do
-      changes[j] = {struct.unpack('<dddddd', items, position)}
-      position = position + 48
-    end
-    key = KEYS[i]
-    local ok, result = pcall(engine().change_holds, changes)
-    reply[i + 1] = ok and result or failure(key, result)
-  end
-  return reply
-end
-
-local function read_all()
-  return action == fast_action and call('MGET', unpack(KEYS))
-end
-
-local function read_runs(position)
-  local count, runs = nil, {}
-  count, position = struct.unpack('<I2', items, position)
-  for i = 1, count do
-    local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-    runs[i] = run
-  end
-  return runs, position
 end
 
 local unit, lump, full = new_unit, new_lump, burst * new_unit
@@ -1009,6 +1121,37 @@ end
 if new_period ~= 1 or overdraft > 0 then
   fast = nil
 end
+local function change(changes, i)
+  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+end
+
+if action == 'holds' then
+  local position, reply = 1, {now}
+  for i = 1, #KEYS do
+    local count, changes = nil, {}
+    count, position = struct.unpack('<I2', items, position)
+    for j = 1, count do
+      changes[j] = {struct.unpack('<dddddd', items, position)}
+      position = position + 48
+    end
+    key = KEYS[i]
+    local ok, result = pcall(change, changes, i)
+    reply[i + 1] = ok and result or failure(key, result)
+  end
+  return reply
+end
+
+local function read_runs(position)
+  local count, runs = nil, {}
+  count, position = struct.unpack('<I2', items, position)
+  for i = 1, count do
+    local run = {}
+    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
+    runs[i] = run
+  end
+  return runs, position
+end
+
 local function apply(found, used, ...)
   return found and (not used or write(key, found, used, ...)) and found
 end

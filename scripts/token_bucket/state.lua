@@ -7,17 +7,19 @@
 --         changed
 --         'U', then integers of 7, 7, 6, 6, 4, 7 and 3 bytes
 --         'V', then integers of 7, 7, 6, 7, 7 and 6 bytes: {at, debt, period, lump, last, excess},
---         if the lump does not fit in four bytes; the unit is 1
+--         if the unit is 1, and the lump does not fit in four bytes or the debt is above `max_debt`
+--         'X', then integers of 7, 7, 6, 6, 4, 7 and 3 bytes: {at, units, debt, unit, lump, last,
+--         excess}, for any other debt above `max_debt`: whole units, and the debt without them
 --         'T', then integers of 7, 7, 6, 4 and 1 bytes: {at, debt, unit, lump, grain}, if the
 --         period is 1, the other parts are 0, and no request waits. It expires when the debt has
 --         flowed in, rounded up to a multiple of 2^grain us.
 -- params  'T', then doubles: {burst, overdraft, unit, period, lump, max_debt, exponent}
--- `debt` and `lump` are in parts of a token, `unit` parts to a token. `max_debt` flows in within
--- the longest refill; a changed quota could make the debt larger. 2^exponent us is the power of two
--- that is at most the time of a whole refill.
+-- `debt` and `lump` are in parts of a token, `unit` parts to a token. `max_debt` is the most
+-- that is counted in parts; `beyond` are whole units beyond it (see debt.lua). 2^exponent us is the
+-- power of two that is at most the time of a whole refill.
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
-local LARGE = '<BI7I7I6I7I7I6' -- of the same size as LONG
+local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3' -- of the same size as LONG
 local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, excess, unit, period, lump, last
+local at, debt, beyond, excess, unit, period, lump, last

@@ -1,7 +1,7 @@
 //! Exact arithmetic: integers below 2^53 in doubles, as Lua counts, and rates as fractions. No
 //! algorithm.
 
-use crate::quota::{LONGEST_REFILL, MAX_PER_MICRO, Quota};
+use crate::quota::{MAX_PER_MICRO, Quota};
 
 /// Doubles hold every integer up to here.
 pub(super) const EXACT: f64 = (1_u64 << 53) as f64;
@@ -58,18 +58,28 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
     of(0).min(of(1))
 }
 
-/// `math.floor(a * b / c)` of integers with `a` below 2^48 and `b` up to `c`, which is at most
-/// 2^46. If the product is not exact, by a long division with digits of base 64: the numbers in it
-/// are below 127 x 2^46.
+/// `math.floor(a * b / c)` of integers, within the bounds of [`divide`].
 #[inline]
 pub(super) fn mul_div(a: f64, b: f64, c: f64) -> f64 {
-    if a * b < EXACT { floor(a * b / c) } else { long_mul_div(a, b, c) }
+    if a * b < EXACT { floor(a * b / c) } else { long_divide(a, b, c)[0] }
 }
 
+/// The quotient and the rest of `a * b / c`, of integers with `a` up to 2^53, and `b` and `c` up to
+/// 2^46. A quotient above 2^53 is not exact.
+pub(super) fn divide(a: f64, b: f64, c: f64) -> [f64; 2] {
+    let product = a * b;
+    if product >= EXACT {
+        return long_divide(a, b, c);
+    }
+    let quotient = floor(product / c);
+    [quotient, product - quotient * c]
+}
+
+/// A long division with digits of base 64: the numbers in it are up to 127 x 2^46, which is exact.
 #[cold]
-fn long_mul_div(mut a: f64, b: f64, c: f64) -> f64 {
+fn long_divide(mut a: f64, b: f64, c: f64) -> [f64; 2] {
     let (mut quotient, mut rest) = (0.0, 0.0);
-    let mut unit = (1_u64 << 42) as f64;
+    let mut unit = (1_u64 << 48) as f64;
     while unit >= 1.0 {
         let digit = (a / unit).floor();
         a -= digit * unit;
@@ -78,7 +88,7 @@ fn long_mul_div(mut a: f64, b: f64, c: f64) -> f64 {
         (quotient, rest) = (quotient * 64.0 + whole, part - whole * c);
         unit /= 64.0;
     }
-    quotient
+    [quotient, rest]
 }
 
 /// `math.max`. Faster than `f64::max`, which also handles NaN.
@@ -121,32 +131,10 @@ pub(super) fn ceil(number: f64) -> f64 {
     if truncated < number { truncated + 1.0 } else { truncated }
 }
 
-/// Converts a debt with its excess, in 2^-24 parts, to another rate, as a whole number of parts and
-/// what it was rounded up by. So quotas that alternate on one key do not raise the debt with each
-/// conversion.
-pub(super) fn convert(
-    [debt, excess]: [f64; 2],
-    unit: f64,
-    new_unit: f64,
-    max_debt: f64,
-) -> (f64, f64) {
-    let exact = min((debt - excess / EXCESS_UNIT) / unit * new_unit, max_debt);
-    let debt = ceil(exact);
-    (debt, min(floor((debt - exact) * EXCESS_UNIT), EXCESS_UNIT - 1.0)) // three bytes
-}
-
-/// The number of units of an excess in a part.
-const EXCESS_UNIT: f64 = (1 << 24) as f64;
-
 /// The exponent of the power of two that is at most `time`, or 0: the scripts round expiries up to
 /// multiples of that power. Computed here, as Lua 5.4 has no `math.frexp`.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(super) fn grain_exponent(time: f64) -> f64 {
     let biased = time.max(1.0).to_bits() >> 52;
     biased as f64 - 1023.0
-}
-
-/// The largest debt of a bucket: exact, and repaid within the longest refill.
-pub(super) fn max_debt(period: f64, lump: f64) -> f64 {
-    (floor_div(LONGEST_REFILL as f64, period) * lump).min(EXACT)
 }

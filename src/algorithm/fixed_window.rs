@@ -4,8 +4,8 @@
 use super::{
     arithmetic::{EXACT, ceil, floor, max, min},
     model::{Earliest, Model, Report},
-    packed::{FastStep, Packed},
-    request::{Admission, EngineReply, Release},
+    packed::{FastReport, FastStep, Packed},
+    request::Release,
     state_bytes::Reader,
 };
 use crate::quota::Quota;
@@ -33,47 +33,62 @@ impl FixedWindowParams {
         Self { limit: quota.limit() as f64, window: quota.window_us() as f64 }
     }
 
+    /// Returns the parameters for the fast path.
+    pub(super) fn plain(&self) -> PlainFixedWindow {
+        PlainFixedWindow { limit: self.limit as u64, window: self.window as i64 }
+    }
+}
+
+/// The same in integers, for the fast path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainFixedWindow {
+    limit: u64,
+    window: i64,
+}
+
+impl PlainFixedWindow {
     /// Returns the window and its count at an instant; `None` if the window is newer.
     #[inline]
-    fn window_at(&self, [start, count]: Packed, now: f64) -> Option<Packed> {
+    fn window_at(&self, [start, count]: Packed, now: i64) -> Option<Packed> {
         match now - start {
-            age if age < 0.0 => None,
-            age if age < self.window && count > 0.0 => Some([start, count]),
-            _ => Some([now, 0.0]),
+            age if age < 0 => None,
+            age if age < self.window && count > 0 => Some([start, count]),
+            _ => Some([now, 0]),
         }
     }
 
-    /// Decides as the engine does about a check that does not wait; `None` if the state is newer.
     #[inline]
-    pub(super) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
+    pub(super) fn step(&self, packed: &mut Packed, cost: u64, now: i64) -> Option<FastStep> {
         let [start, count] = self.window_at(*packed, now)?;
-        Some(if count + cost <= self.limit {
-            *packed = [start, count + cost];
-            let admission = Admission { admitted: true, wait: 0.0 };
-            FastStep { admission, after: *packed, now }
+        if cost == 0 || cost > self.limit {
+            return None;
+        }
+        let spent = count + cost as i64;
+        Some(if spent as u64 <= self.limit {
+            *packed = [start, spent];
+            FastStep { admitted: true, wait: 0, after: *packed, now }
         } else {
-            let admission = Admission { admitted: false, wait: start + self.window - now };
-            FastStep { admission, after: [start, count], now }
+            let wait = (start + self.window - now) as u64;
+            FastStep { admitted: false, wait, after: [start, count], now }
         })
     }
 
     #[inline]
-    pub(super) fn reply_fast(&self, step: &FastStep) -> EngineReply {
-        let FastStep { admission: Admission { admitted, wait }, after: [start, count], now } =
-            *step;
-        let remaining = max(self.limit - count, 0.0);
-        let reset = start + self.window - now;
-        let reply = EngineReply::uncounted(now + wait);
-        EngineReply { admitted, wait, remaining, replenish: reset, reset, ..reply }
+    pub(super) fn report(&self, step: &FastStep) -> FastReport {
+        let FastStep { after: [start, count], now, .. } = *step;
+        let reset = (start + self.window - now) as u64;
+        FastReport { remaining: self.remaining(count), replenish: reset, reset }
     }
 
-    /// Returns what remains, and the time until the state is the initial one; `None` as for
-    /// [`step_fast`](Self::step_fast).
     #[inline]
-    pub(super) fn observe_fast(&self, packed: Packed, now: f64) -> Option<(f64, f64)> {
+    pub(super) fn observe(&self, packed: Packed, now: i64) -> Option<[u64; 2]> {
         let [start, count] = self.window_at(packed, now)?;
-        let reset = if count > 0.0 { start + self.window - now } else { 0.0 };
-        Some((max(self.limit - count, 0.0), reset))
+        let reset = if count > 0 { start + self.window - now } else { 0 };
+        Some([self.remaining(count), reset as u64])
+    }
+
+    fn remaining(&self, count: i64) -> u64 {
+        self.limit.saturating_sub(count as u64)
     }
 }
 
@@ -219,11 +234,12 @@ impl Model for FixedWindowState {
     #[inline]
     fn pack(&self, now: f64, params: &FixedWindowParams) -> Option<Packed> {
         let fits = self.length == params.window && self.last <= now && self.ahead() == 0.0;
-        fits.then_some([self.start, self.count])
+        fits.then_some([self.start as i64, self.count as i64])
     }
 
     #[inline]
     fn unpack([start, count]: Packed, params: &FixedWindowParams) -> Option<Self> {
+        let (start, count) = (start as f64, count as f64);
         Some(Self { start, last: start, count, length: params.window })
     }
 }

@@ -175,6 +175,11 @@ impl Slots {
         if self.is_empty() {
             *self = Self { epoch, at: now, ..Self::default() };
         }
+        self.hold_more(now, units, lifetime)
+    }
+
+    /// Holds units of the same epoch, also if none are held at the moment: a hold that is renewed.
+    pub(super) fn hold_more(&mut self, now: f64, units: f64, lifetime: Lifetime) -> HoldReceipt {
         self.touch(now);
         let ends = lifetime.end(self.at);
         self.add(Slot { ends, units });

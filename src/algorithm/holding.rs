@@ -193,9 +193,14 @@ fn change_hold(
         HoldAction::End { used } => (used, HoldReply::Lost),
         HoldAction::Renew(_) if has_expired => (0.0, HoldReply::Expired),
         HoldAction::Renew(lifetime) => {
-            // Not for less than is left of it: the holder may not get this reply.
-            let time = if is_known { max(lifetime.time, left) } else { lifetime.time };
-            let receipt = slots.hold(now, units, Lifetime { time, ..lifetime }, epoch);
+            let receipt = match is_known {
+                // Not for less than is left of it: the holder may not get this reply.
+                true => {
+                    let time = max(lifetime.time, left);
+                    slots.hold_more(now, units, Lifetime { time, ..lifetime })
+                }
+                false => slots.hold(now, units, lifetime, epoch),
+            };
             (0.0, HoldReply::Renewed(receipt))
         }
     }

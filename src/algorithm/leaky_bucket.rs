@@ -6,7 +6,8 @@
 //! microsecond.
 
 use super::{
-    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
+    arithmetic::{EXACT, Rate, ceil_div, divide, floor_div, grain_exponent, max, min},
+    debt::{convert, is_within, lower, max_debt, raise, settle, time_of, units_of},
     model::{Earliest, Model, Report},
     packed::Packed,
     request::Release,
@@ -19,6 +20,7 @@ pub(crate) struct LeakyBucketParams {
     burst: f64,
     unit: f64,
     tick: f64,
+    /// The most parts of a content; units beyond are counted as such.
     max_debt: f64,
 }
 
@@ -27,6 +29,8 @@ pub(crate) struct LeakyBucketState {
     pub(super) at: f64,
     /// The content of the bucket at `at`.
     pub(super) debt: f64,
+    /// Whole units of the content beyond these parts.
+    pub(super) beyond: f64,
     /// The instant of the newest admitted request, if that is after `at`; else 0.
     pub(super) last: f64,
     /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
@@ -57,10 +61,39 @@ impl LeakyBucketState {
         [self.unit, self.tick]
     }
 
-    fn lower(&mut self, parts: f64) {
-        self.debt = max(self.debt - parts, 0.0);
-        if self.debt == 0.0 {
+    fn max_debt(&self) -> f64 {
+        max_debt(1.0, self.tick)
+    }
+
+    fn set_debt(&mut self, [debt, beyond]: [f64; 2]) {
+        (self.debt, self.beyond) = (debt, beyond);
+        if debt == 0.0 {
             self.excess = 0.0;
+        }
+    }
+
+    fn lower(&mut self, parts: f64) {
+        self.set_debt([max(self.debt - parts, 0.0), 0.0]);
+    }
+
+    /// The same with units beyond the parts.
+    #[cold]
+    fn lower_beyond(&mut self, units: f64, parts: f64) {
+        let debt = [self.debt, self.beyond];
+        self.set_debt(lower(debt, [units, parts], self.unit, self.max_debt()));
+    }
+
+    /// The parts that flow out within this time, as units and parts.
+    fn flow(&self, time: f64) -> [f64; 2] {
+        divide(time, self.tick, self.unit)
+    }
+
+    /// The time in which `parts`, and the units beyond, flow out.
+    fn drain_time(&self, parts: f64) -> f64 {
+        let Self { beyond, unit, tick, .. } = *self;
+        match beyond == 0.0 {
+            true => ceil_div(parts, tick),
+            false => time_of([parts, beyond], unit, 1.0, tick),
         }
     }
 
@@ -68,17 +101,35 @@ impl LeakyBucketState {
     /// that wait take the room of that time, whatever their units: so quotas that alternate on one
     /// key do not raise the debt with each conversion.
     fn flow_from_last(&mut self, now: f64, params: &LeakyBucketParams) {
-        self.debt = min(self.debt + (self.last - now) * self.tick, params.max_debt);
+        let (debt, flow) = ([self.debt, self.beyond], self.flow(self.last - now));
+        [self.debt, self.beyond] = raise(debt, flow, self.unit, params.max_debt);
         self.bound_last();
     }
 
     /// Caps the instant of the newest request at that at which the bucket is empty.
     fn bound_last(&mut self) {
-        self.last = min(self.last, self.at + ceil_div(self.debt, self.tick));
+        self.last = min(self.last, self.at + self.drain_time(self.debt));
     }
 
     fn time_until(&self, parts: f64, now: f64) -> f64 {
-        max(ceil_div(parts, self.tick) - (now - self.at), 0.0)
+        max(self.drain_time(parts) - (now - self.at), 0.0)
+    }
+
+    /// Returns whole units, while there are units beyond the parts.
+    #[cold]
+    fn refund_beyond(&mut self, now: f64, release: &Release, params: &LeakyBucketParams) {
+        let mut back = release.units;
+        if let Some(instant) = release.instant {
+            let mut flowed_out = units_of(now - instant, self.tick, self.unit);
+            if self.rate() != params.rate() {
+                flowed_out = max(flowed_out, units_of(now - instant, params.tick, params.unit));
+            }
+            back = max(back - flowed_out, 0.0);
+        }
+        if back > 0.0 {
+            self.lower_beyond(back, 0.0);
+            self.bound_last();
+        }
     }
 }
 
@@ -121,13 +172,19 @@ impl Model for LeakyBucketState {
 
     #[inline]
     fn initial(now: f64, params: &LeakyBucketParams) -> Self {
-        Self { at: now, debt: 0.0, last: 0.0, excess: 0.0, unit: params.unit, tick: params.tick }
+        let LeakyBucketParams { unit, tick, .. } = *params;
+        Self { at: now, debt: 0.0, beyond: 0.0, last: 0.0, excess: 0.0, unit, tick }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(bytes, b'L')?;
-        let [at, debt, last, unit, tick, excess] = reader.integers([7, 7, 7, 6, 4, 3])?;
-        Some(Self { at, debt, last, excess, unit, tick })
+        if let Some(mut reader) = Reader::new(bytes, b'L') {
+            let [at, debt, last, unit, tick, excess] = reader.integers([7, 7, 7, 6, 4, 3])?;
+            return Some(Self { at, debt, beyond: 0.0, last, excess, unit, tick });
+        }
+        let mut reader = Reader::new(bytes, b'M')?;
+        let [at, debt, last, unit, tick, excess, beyond] =
+            reader.integers([7, 7, 7, 6, 4, 3, 7])?;
+        Some(Self { at, debt, beyond, last, excess, unit, tick })
     }
 
     #[inline]
@@ -152,7 +209,13 @@ impl Model for LeakyBucketState {
 
     #[inline]
     fn advance(&mut self, now: f64) {
-        self.lower((now - self.at) * self.tick);
+        let time = now - self.at;
+        if self.beyond == 0.0 {
+            self.lower(time * self.tick);
+        } else {
+            let [units, parts] = self.flow(time);
+            self.lower_beyond(units, parts);
+        }
         self.at = now;
     }
 
@@ -161,8 +224,9 @@ impl Model for LeakyBucketState {
         let changed = self.rate() != params.rate();
         if changed {
             self.advance(max(self.last, now));
-            (self.debt, self.excess) =
-                convert([self.debt, self.excess], self.unit, params.unit, params.max_debt);
+            let debt = [self.debt, self.beyond];
+            ([self.debt, self.beyond], self.excess) =
+                convert(debt, self.excess, self.unit, params.unit, params.max_debt);
             [self.unit, self.tick] = params.rate();
             self.at = now;
             if self.last > now {
@@ -181,18 +245,35 @@ impl Model for LeakyBucketState {
 
     #[inline]
     fn commit(&mut self, instant: f64, cost: f64, params: &LeakyBucketParams) {
-        let idle = (instant - self.at) * self.tick;
-        if self.debt <= idle - self.tick {
-            (self.debt, self.excess) = (idle, 0.0); // the request proceeds later than it could
+        // The request may proceed later than it could.
+        if self.beyond == 0.0 {
+            let idle = (instant - self.at) * self.tick;
+            if self.debt <= idle - self.tick {
+                (self.debt, self.excess) = (idle, 0.0);
+            }
+        } else {
+            let idle @ [units, parts] = self.flow(instant - self.at);
+            if is_within([self.debt, self.beyond], self.tick, idle, self.unit) {
+                (self.debt, self.beyond, self.excess) = (parts, units, 0.0);
+            }
         }
-        // Units spent may exceed the quota.
-        let most = if self.rate() == params.rate() { params.max_debt } else { EXACT };
-        self.debt = min(self.debt + cost * self.unit, most);
+        let is_own = self.rate() == params.rate();
+        let most = if is_own { params.max_debt } else { self.max_debt() };
+        let debt = self.debt + cost * self.unit;
+        if self.beyond == 0.0 && debt <= most {
+            self.debt = debt;
+        } else {
+            let debt = [self.debt, self.beyond + cost];
+            [self.debt, self.beyond] = settle(debt, self.unit, most);
+        }
         self.last = if instant > self.at { instant } else { 0.0 };
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &LeakyBucketParams) {
         let Release { instant, units } = *release;
+        if self.beyond > 0.0 {
+            return self.refund_beyond(now, release, params);
+        }
         let mut back = units * self.unit;
         if let Some(instant) = instant {
             // Units that have flowed out since are back already.
@@ -227,12 +308,15 @@ impl Model for LeakyBucketState {
 
     #[inline]
     fn pack(&self, now: f64, params: &LeakyBucketParams) -> Option<Packed> {
-        let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
-        fits.then_some([self.at, self.debt])
+        let fits = self.rate() == params.rate()
+            && self.excess == 0.0
+            && self.beyond == 0.0
+            && self.last <= now;
+        fits.then_some([self.at as i64, self.debt as i64])
     }
 
     #[inline]
     fn unpack([at, debt]: Packed, params: &LeakyBucketParams) -> Option<Self> {
-        Some(Self { debt, ..Self::initial(at, params) })
+        Some(Self { debt: debt as f64, ..Self::initial(at as f64, params) })
     }
 }

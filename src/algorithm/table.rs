@@ -12,7 +12,7 @@ use super::{
     hold::Held,
     leaky_bucket,
     model::Model,
-    packed::{FastStep, INITIAL, Packed},
+    packed::{FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
@@ -27,14 +27,16 @@ pub(crate) struct ScriptSource {
     pub(crate) form: u8,
     /// The parameters and the form of the state.
     pub(crate) state: &'static str,
-    /// The model, how its state is stored, and the engine.
+    /// The model and what it uses, how its state is stored, and the engine.
     pub(crate) model: &'static str,
     /// The fast path for the most common checks.
     pub(crate) fast: &'static str,
 }
 
 macro_rules! algorithms {
-    ($($variant:ident $module:ident::$state:ident $form:literal $storage:literal),* $(,)?) => {
+    ($(
+        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal)?] $storage:literal
+    ),* $(,)?) => {
         /// The state of one key.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub(crate) enum State {
@@ -60,6 +62,7 @@ macro_rules! algorithms {
             model: concat!(
                 include_str!("../../scripts/hold.lua"),
                 include_str!("../../scripts/block.lua"),
+                $(include_str!(concat!("../../scripts/", $part, ".lua")),)?
                 include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
@@ -356,12 +359,12 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window::FixedWindowState b'F' "reservations",
-    SlidingLog sliding_log::SlidingLogState b'S' "sliding_log/log",
-    SlidingWindow sliding_window::SlidingWindowState b'W' "reservations",
-    TokenBucket token_bucket::TokenBucketState b'T' "reservations",
-    LeakyBucket leaky_bucket::LeakyBucketState b'L' "reservations",
-    Concurrency concurrency::ConcurrencyState b'C' "reservations",
+    FixedWindow fixed_window::FixedWindowState b'F' [] "reservations",
+    SlidingLog sliding_log::SlidingLogState b'S' [] "sliding_log/log",
+    SlidingWindow sliding_window::SlidingWindowState b'W' [] "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' ["debt"] "reservations",
+    LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt"] "reservations",
+    Concurrency concurrency::ConcurrencyState b'C' [] "reservations",
 }
 
 impl Params {
@@ -418,46 +421,56 @@ impl Params {
         })
     }
 
-    /// True if [`step_fast`](Params::step_fast) knows the algorithm.
-    #[inline]
-    pub(crate) fn has_fast_path(&self) -> bool {
-        matches!(self, Self::TokenBucket(_) | Self::FixedWindow(_))
-    }
-
-    /// Decides as [`step`](Params::step) does about a check that does not wait, and changes the
-    /// state if it is admitted; `None` in uncommon cases.
-    #[inline]
-    pub(crate) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
+    /// Returns the parameters for the fast path of the memory store, if it knows the settings.
+    pub(crate) fn fast(&self) -> Option<Fast> {
         match self {
-            Self::TokenBucket(params) => params.step_fast(packed, cost, now),
-            Self::FixedWindow(params) => params.step_fast(packed, cost, now),
+            Self::TokenBucket(params) => params.plain().map(Fast::TokenBucket),
+            Self::FixedWindow(params) => Some(Fast::FixedWindow(params.plain())),
             _ => None,
-        }
-    }
-
-    /// Returns the reply to a check that [`step_fast`](Params::step_fast) has decided.
-    #[inline]
-    pub(crate) fn reply_fast(&self, step: &FastStep) -> EngineReply {
-        match self {
-            Self::TokenBucket(params) => params.reply_fast(step),
-            Self::FixedWindow(params) => params.reply_fast(step),
-            _ => unreachable!("the algorithm has no fast path"),
         }
     }
 
     /// Returns what remains of a packed state, and the time until it is the initial one.
+    pub(crate) fn observe_packed(&self, packed: Packed, now: f64) -> [f64; 2] {
+        let EngineReply { remaining, reset, .. } =
+            self.step(&mut self.unpack(packed), &EngineRequest::observe(now));
+        [remaining, reset]
+    }
+}
+
+/// The parameters of the algorithms that the fast path knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fast {
+    TokenBucket(token_bucket::PlainTokenBucket),
+    FixedWindow(fixed_window::PlainFixedWindow),
+}
+
+impl Fast {
+    /// Decides as the engine does about a check that does not wait, and changes the state if the
+    /// request is admitted; `None` if the cost is invalid, or if the state is newer.
     #[inline]
-    pub(crate) fn observe_packed(&self, packed: Packed, now: f64) -> (f64, f64) {
-        let observed = match self {
-            Self::TokenBucket(params) => params.observe_fast(packed, now),
-            Self::FixedWindow(params) => params.observe_fast(packed, now),
-            _ => None,
-        };
-        observed.unwrap_or_else(|| {
-            let request = EngineRequest::observe(now);
-            let EngineReply { remaining, reset, .. } =
-                self.step(&mut self.unpack(packed), &request);
-            (remaining, reset)
-        })
+    pub(crate) fn step(&self, packed: &mut Packed, cost: u64, now: i64) -> Option<FastStep> {
+        match self {
+            Self::TokenBucket(bucket) => bucket.step(packed, cost, now),
+            Self::FixedWindow(window) => window.step(packed, cost, now),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn report(&self, step: &FastStep) -> FastReport {
+        match self {
+            Self::TokenBucket(bucket) => bucket.report(step),
+            Self::FixedWindow(window) => window.report(step),
+        }
+    }
+
+    /// Returns what remains, and the time until the state is the initial one; `None` as for
+    /// [`step`](Self::step).
+    #[inline]
+    pub(crate) fn observe(&self, packed: Packed, now: i64) -> Option<[u64; 2]> {
+        match self {
+            Self::TokenBucket(bucket) => bucket.observe(packed, now),
+            Self::FixedWindow(window) => window.observe(packed, now),
+        }
     }
 }

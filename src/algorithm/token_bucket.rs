@@ -5,12 +5,15 @@
 //!
 //! `debt` and `lump` are in parts of a token, `unit` parts to a token.
 
+use std::num::NonZeroU64;
+
 use super::{
     Refill,
-    arithmetic::{EXACT, Rate, ceil_div, convert, floor_div, grain_exponent, max, max_debt, min},
+    arithmetic::{EXACT, Rate, ceil_div, divide, floor_div, grain_exponent, max, min},
+    debt::{convert, is_within, lower, max_debt, raise, settle, time_of, units_of},
     model::{Earliest, Model, Report},
-    packed::{FastStep, Packed},
-    request::{Admission, EngineReply, Release},
+    packed::{FastReport, FastStep, Packed},
+    request::Release,
     state_bytes::Reader,
 };
 use crate::quota::{ConfigError, LONGEST_REFILL, Quota};
@@ -22,7 +25,7 @@ pub(crate) struct TokenBucketParams {
     unit: f64,
     period: f64,
     lump: f64,
-    /// Flows in within the longest refill; a changed quota could make the debt larger.
+    /// The most parts of a debt; units beyond are counted as such.
     max_debt: f64,
 }
 
@@ -31,6 +34,8 @@ pub(crate) struct TokenBucketState {
     pub(super) at: f64,
     /// The parts that the bucket lacks at `at` to be full.
     pub(super) debt: f64,
+    /// Whole units that it lacks beyond these parts.
+    pub(super) beyond: f64,
     /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
     pub(super) excess: f64,
     /// The rate that this was counted at.
@@ -72,60 +77,78 @@ impl TokenBucketParams {
         if self.overdraft > 0.0 { 1.0 } else { 0.0 }
     }
 
-    /// Returns whether the fast path knows the settings: continuous refill without an overdraft.
+    /// Returns the parameters for the fast path, if it knows the settings.
+    pub(super) fn plain(&self) -> Option<PlainTokenBucket> {
+        let Self { burst, unit, lump, max_debt, .. } = *self;
+        if self.period != 1.0 || self.overdraft > 0.0 {
+            return None;
+        }
+        Some(PlainTokenBucket {
+            burst: burst as u64,
+            unit: NonZeroU64::new(unit as u64)?,
+            lump: lump as u64,
+            full: self.full() as u64,
+            max_debt: max_debt as u64,
+        })
+    }
+}
+
+/// A bucket with continuous refill and without an overdraft, in integers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainTokenBucket {
+    burst: u64,
+    unit: NonZeroU64,
+    lump: u64,
+    /// The burst in parts.
+    full: u64,
+    max_debt: u64,
+}
+
+impl PlainTokenBucket {
+    /// Returns the time until the parts have flowed in. Most buckets gain one in a microsecond.
     #[inline]
-    fn is_plain(&self) -> bool {
-        self.period == 1.0 && self.overdraft == 0.0
+    fn time_until(&self, parts: u64) -> u64 {
+        if self.lump == 1 { parts } else { parts.div_ceil(self.lump) }
     }
 
-    /// Decides as the engine does about a check that does not wait; `None` if the settings are not
-    /// plain, or the state is newer.
     #[inline]
-    pub(super) fn step_fast(&self, packed: &mut Packed, cost: f64, now: f64) -> Option<FastStep> {
-        let Self { burst, unit, lump, max_debt, .. } = *self;
-        let [at, debt] = *packed;
-        if !self.is_plain() || now < at {
+    fn debt_at(&self, [at, debt]: Packed, now: i64) -> Option<u64> {
+        let elapsed = u64::try_from(now - at).ok()?;
+        Some((debt as u64).saturating_sub(elapsed.saturating_mul(self.lump)))
+    }
+
+    #[inline]
+    pub(super) fn step(&self, packed: &mut Packed, cost: u64, now: i64) -> Option<FastStep> {
+        let debt = self.debt_at(*packed, now)?;
+        if cost == 0 || cost > self.burst {
             return None;
         }
-        let debt = max(debt - (now - at) * lump, 0.0);
-        let after = debt + cost * unit;
-        if after >= max_debt {
+        let spent = debt + cost * self.unit.get();
+        if spent >= self.max_debt {
             return None;
         }
-        let missing = after - burst * unit;
-        Some(if missing <= 0.0 {
-            *packed = [now, after];
-            let admission = Admission { admitted: true, wait: 0.0 };
-            FastStep { admission, after: *packed, now }
+        Some(if spent <= self.full {
+            *packed = [now, spent as i64];
+            FastStep { admitted: true, wait: 0, after: *packed, now }
         } else {
-            let admission = Admission { admitted: false, wait: ceil_div(missing, lump) };
-            FastStep { admission, after: [now, debt], now }
+            let wait = self.time_until(spent - self.full);
+            FastStep { admitted: false, wait, after: [now, debt as i64], now }
         })
     }
 
     #[inline]
-    pub(super) fn reply_fast(&self, step: &FastStep) -> EngineReply {
-        let Self { burst, unit, lump, .. } = *self;
-        let FastStep { admission: Admission { admitted, wait }, after: [_, debt], now } = *step;
-        let room = burst * unit - debt;
-        let remaining = max(floor_div(room, unit), 0.0);
-        let replenish = ceil_div((remaining + 1.0) * unit - room, lump);
-        let reset = ceil_div(debt, lump);
-        let reply = EngineReply::uncounted(now + wait);
-        EngineReply { admitted, wait, remaining, replenish, reset, ..reply }
+    pub(super) fn report(&self, step: &FastStep) -> FastReport {
+        let debt = step.after[1] as u64;
+        let remaining = self.full.saturating_sub(debt) / self.unit;
+        let missing = (remaining + 1) * self.unit.get() + debt - self.full;
+        let (replenish, reset) = (self.time_until(missing), self.time_until(debt));
+        FastReport { remaining, replenish, reset }
     }
 
-    /// Returns what remains, and the time until the state is the initial one; `None` as for
-    /// [`step_fast`](Self::step_fast).
     #[inline]
-    pub(super) fn observe_fast(&self, [at, debt]: Packed, now: f64) -> Option<(f64, f64)> {
-        let Self { burst, unit, lump, .. } = *self;
-        if !self.is_plain() || now < at {
-            return None;
-        }
-        let debt = max(debt - (now - at) * lump, 0.0);
-        let remaining = max(floor_div(burst * unit - debt, unit), 0.0);
-        Some((remaining, ceil_div(debt, lump)))
+    pub(super) fn observe(&self, packed: Packed, now: i64) -> Option<[u64; 2]> {
+        let debt = self.debt_at(packed, now)?;
+        Some([self.full.saturating_sub(debt) / self.unit, self.time_until(debt)])
     }
 }
 
@@ -134,16 +157,45 @@ impl TokenBucketState {
         [self.unit, self.period, self.lump]
     }
 
-    fn lower(&mut self, parts: f64) {
-        self.debt = max(self.debt - parts, 0.0);
-        if self.debt == 0.0 {
+    fn max_debt(&self) -> f64 {
+        max_debt(self.period, self.lump)
+    }
+
+    fn set_debt(&mut self, [debt, beyond]: [f64; 2]) {
+        (self.debt, self.beyond) = (debt, beyond);
+        if debt == 0.0 {
             self.excess = 0.0;
+        }
+    }
+
+    fn lower(&mut self, parts: f64) {
+        self.set_debt([max(self.debt - parts, 0.0), 0.0]);
+    }
+
+    /// The same with units beyond the parts.
+    #[cold]
+    fn lower_beyond(&mut self, units: f64, parts: f64) {
+        let debt = [self.debt, self.beyond];
+        self.set_debt(lower(debt, [units, parts], self.unit, self.max_debt()));
+    }
+
+    /// The parts that flow in within these periods, as units and parts.
+    fn flow(&self, periods: f64) -> [f64; 2] {
+        divide(periods, self.lump, self.unit)
+    }
+
+    /// The time in which `parts`, and the units beyond, are refilled.
+    fn refill_time(&self, parts: f64) -> f64 {
+        let Self { beyond, unit, period, lump, .. } = *self;
+        match beyond == 0.0 {
+            true => ceil_div(parts, lump) * period,
+            false => time_of([parts, beyond], unit, period, lump),
         }
     }
 
     /// Caps the queueing delay at the time in which the debt is refilled.
     fn bound_last(&mut self) {
-        self.last = min(self.last, self.at + ceil_div(self.debt, self.lump) * self.period);
+        self.last = min(self.last, self.at + self.refill_time(self.debt));
     }
 
     /// Begins to refill at another rate, now or when the last request that waits proceeds: what
@@ -152,15 +204,35 @@ impl TokenBucketState {
         if self.last > now {
             let periods = ceil_div(self.last - now, self.period);
             self.at = self.last - periods * self.period;
-            self.debt = min(self.debt + periods * self.lump, max_debt);
+            let debt = [self.debt, self.beyond];
+            [self.debt, self.beyond] = raise(debt, self.flow(periods), self.unit, max_debt);
             self.bound_last();
         } else if now - self.at >= self.period {
             self.at = now + 1.0 - self.period; // the next lump comes after what is spent now
         }
     }
 
+    /// Returns whole units, while there are units beyond the parts.
+    #[cold]
+    fn refund_beyond(&mut self, now: f64, release: &Release, params: &TokenBucketParams) {
+        let mut back = release.units;
+        if let Some(instant) = release.instant {
+            let periods = ceil_div(max(self.at - instant, 0.0), self.period);
+            let mut refilled = units_of(periods, self.lump, self.unit);
+            if self.rate() != params.rate() {
+                let lumps = floor_div(now - instant, params.period) + 1.0;
+                refilled = max(refilled, units_of(lumps, params.lump, params.unit));
+            }
+            back = max(back - refilled, 0.0);
+        }
+        if back > 0.0 {
+            self.lower_beyond(back, 0.0);
+            self.bound_last();
+        }
+    }
+
     fn time_until(&self, parts: f64, now: f64) -> f64 {
-        max(ceil_div(parts, self.lump) * self.period - (now - self.at), 0.0)
+        max(self.refill_time(parts) - (now - self.at), 0.0)
     }
 }
 
@@ -195,22 +267,31 @@ impl Model for TokenBucketState {
     #[inline]
     fn initial(now: f64, params: &TokenBucketParams) -> Self {
         let TokenBucketParams { unit, period, lump, .. } = *params;
-        Self { at: now, debt: 0.0, excess: 0.0, unit, period, lump, last: 0.0 }
+        Self { at: now, debt: 0.0, beyond: 0.0, excess: 0.0, unit, period, lump, last: 0.0 }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         if let Some(mut reader) = Reader::new(bytes, b'T') {
             let [at, debt, unit, lump, _grain] = reader.integers([7, 7, 6, 4, 1])?;
-            return Some(Self { at, debt, unit, period: 1.0, lump, last: 0.0, excess: 0.0 });
+            let (period, last) = (1.0, 0.0);
+            return Some(Self { at, debt, beyond: 0.0, excess: 0.0, unit, period, lump, last });
         }
-        if let Some(mut reader) = Reader::new(bytes, b'V') {
-            let [at, debt, period, lump, last, excess] = reader.integers([7, 7, 6, 7, 7, 6])?;
-            return Some(Self { at, debt, unit: 1.0, period, lump, last, excess });
+        if let Some(mut reader) = Reader::new(bytes, b'U') {
+            let [at, debt, unit, period, lump, last, excess] =
+                reader.integers([7, 7, 6, 6, 4, 7, 3])?;
+            return Some(Self { at, debt, beyond: 0.0, excess, unit, period, lump, last });
         }
-        let mut reader = Reader::new(bytes, b'U')?;
-        let [at, debt, unit, period, lump, last, excess] =
-            reader.integers([7, 7, 6, 6, 4, 7, 3])?;
-        Some(Self { at, debt, unit, period, lump, last, excess })
+        let state = if let Some(mut reader) = Reader::new(bytes, b'V') {
+            let [at, beyond, period, lump, last, excess] = reader.integers([7, 7, 6, 7, 7, 6])?;
+            Self { at, debt: 0.0, beyond, excess, unit: 1.0, period, lump, last }
+        } else {
+            let mut reader = Reader::new(bytes, b'X')?;
+            let [at, beyond, debt, unit, lump, last, excess] =
+                reader.integers([7, 7, 6, 6, 4, 7, 3])?;
+            Self { at, debt, beyond, excess, unit, period: 1.0, lump, last }
+        };
+        let [debt, beyond] = settle([state.debt, state.beyond], state.unit, state.max_debt());
+        Some(Self { debt, beyond, ..state })
     }
 
     #[inline]
@@ -237,7 +318,12 @@ impl Model for TokenBucketState {
     fn advance(&mut self, now: f64) {
         let periods = floor_div(now - self.at, self.period);
         self.at += periods * self.period;
-        self.lower(periods * self.lump);
+        if self.beyond == 0.0 {
+            self.lower(periods * self.lump);
+        } else {
+            let [units, parts] = self.flow(periods);
+            self.lower_beyond(units, parts);
+        }
     }
 
     #[inline]
@@ -245,8 +331,9 @@ impl Model for TokenBucketState {
         let changed = self.rate() != params.rate();
         if changed {
             self.advance(max(self.last, now));
-            (self.debt, self.excess) =
-                convert([self.debt, self.excess], self.unit, params.unit, params.max_debt);
+            let debt = [self.debt, self.beyond];
+            ([self.debt, self.beyond], self.excess) =
+                convert(debt, self.excess, self.unit, params.unit, params.max_debt);
             [self.unit, self.period, self.lump] = params.rate();
             self.restart_refill(now, params.max_debt);
         }
@@ -269,18 +356,35 @@ impl Model for TokenBucketState {
 
     #[inline]
     fn commit(&mut self, instant: f64, cost: f64, params: &TokenBucketParams) {
-        let refilled = floor_div(instant - self.at, self.period) * self.lump;
-        if refilled >= self.debt {
-            (self.debt, self.excess) = (refilled, 0.0);
+        let periods = floor_div(instant - self.at, self.period);
+        if self.beyond == 0.0 {
+            let refilled = periods * self.lump;
+            if refilled >= self.debt {
+                (self.debt, self.excess) = (refilled, 0.0);
+            }
+        } else {
+            let refilled @ [units, parts] = self.flow(periods);
+            if is_within([self.debt, self.beyond], 0.0, refilled, self.unit) {
+                (self.debt, self.beyond, self.excess) = (parts, units, 0.0);
+            }
         }
-        // Units spent may exceed the quota.
-        let most = if self.rate() == params.rate() { params.max_debt } else { EXACT };
-        self.debt = min(self.debt + cost * self.unit, most);
+        let is_own = self.rate() == params.rate();
+        let most = if is_own { params.max_debt } else { self.max_debt() };
+        let debt = self.debt + cost * self.unit;
+        if self.beyond == 0.0 && debt <= most {
+            self.debt = debt;
+        } else {
+            let debt = [self.debt, self.beyond + cost];
+            [self.debt, self.beyond] = settle(debt, self.unit, most);
+        }
         self.last = if instant > self.at { instant } else { 0.0 };
     }
 
     fn refund(&mut self, now: f64, release: &Release, params: &TokenBucketParams) {
         let Release { instant, units } = *release;
+        if self.beyond > 0.0 {
+            return self.refund_beyond(now, release, params);
+        }
         let mut back = units * self.unit;
         if let Some(instant) = instant {
             // Units that were refilled since, up to `at`, are back already.
@@ -320,12 +424,15 @@ impl Model for TokenBucketState {
 
     #[inline]
     fn pack(&self, now: f64, params: &TokenBucketParams) -> Option<Packed> {
-        let fits = self.rate() == params.rate() && self.excess == 0.0 && self.last <= now;
-        fits.then_some([self.at, self.debt])
+        let fits = self.rate() == params.rate()
+            && self.excess == 0.0
+            && self.beyond == 0.0
+            && self.last <= now;
+        fits.then_some([self.at as i64, self.debt as i64])
     }
 
     #[inline]
     fn unpack([at, debt]: Packed, params: &TokenBucketParams) -> Option<Self> {
-        Some(Self { debt, ..Self::initial(at, params) })
+        Some(Self { debt: debt as f64, ..Self::initial(at as f64, params) })
     }
 }

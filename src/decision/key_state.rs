@@ -62,7 +62,7 @@ impl KeyState {
 
     /// Returns the quota.
     #[must_use]
-    pub const fn quota(&self) -> Quota {
+    pub fn quota(&self) -> Quota {
         self.0.quota()
     }
 

@@ -2,7 +2,7 @@
 //! that the request has taken. Users see the decision alone.
 
 use super::{Count, Decision, Policy, integer};
-use crate::algorithm::{Action, EngineReply, HoldReceipt, Kind};
+use crate::algorithm::{Action, EngineReply, FastReport, FastStep, HoldReceipt, Kind};
 
 /// A decision, and the evidence of the units that the request has taken.
 #[derive(Clone, Debug)]
@@ -42,6 +42,17 @@ impl Outcome {
         Self { decision: Decision::new(limit, reply, age), receipts: Receipts::shared(receipt) }
     }
 
+    /// Returns the outcome of a check that the fast path has decided.
+    #[inline]
+    pub(crate) fn of_fast(limit: Policy, step: &FastStep, report: FastReport) -> Self {
+        let receipt = match (step.admitted, limit.algorithm) {
+            (true, Some(algorithm)) => Receipt::At(step.now as u64, algorithm),
+            _ => Receipt::None,
+        };
+        let decision = Decision::of_fast(limit, step, report);
+        Self { decision, receipts: Receipts::shared(receipt) }
+    }
+
     /// Returns the outcome of a request to several limits, from the reply of each of them.
     /// `binding` is the index of the limit that binds.
     pub(crate) fn of_several(
@@ -54,7 +65,7 @@ impl Outcome {
         let policy = limits.clone().nth(binding).expect("a limit binds");
         let decision = Decision::new(policy, replies[binding], age);
         let all = || limits.clone().zip(replies);
-        let counts = all().map(|(limit, reply)| Count::new(limit.limiter, reply));
+        let counts = all().map(|(limit, reply)| Count::new(limit.limit.name, reply));
         let decision = decision.with_counts(counts.collect());
         let each = || all().map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
         let receipts = match each().next() {

@@ -318,6 +318,12 @@ impl Charge {
         Ok(Some(charge.peek().await?))
     }
 
+    /// Returns the limiter and the key of a charge to one limiter of this crate.
+    pub(super) fn single(&self) -> Option<(&Limiter, &Key<'static>)> {
+        let part = self.first.as_ref().filter(|_| self.rest.is_empty())?;
+        Some((part.limiter.own().ok()?, &part.key))
+    }
+
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
     /// if one of the limiters has no such fallback.
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {

@@ -2,6 +2,7 @@
 //! `acquire.rs`, and those that reserve in `reservation.rs`.
 
 use std::{
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -35,7 +36,7 @@ impl Limiter {
         &self,
         key: impl Into<Key<'k>>,
     ) -> impl Future<Output = Result<Decision, Error>> {
-        Check::new(self, key.into(), 1)
+        Check::new(self, key, 1)
     }
 
     /// Checks like [`check`](Limiter::check), in code that cannot await: the store must be a
@@ -109,7 +110,7 @@ impl Limiter {
         key: impl Into<Key<'k>>,
         n: u64,
     ) -> impl Future<Output = Result<Decision, Error>> {
-        Check::new(self, key.into(), n)
+        Check::new(self, key, n)
     }
 
     /// Returns the state of `key`, and whether [`check`](Limiter::check) would be allowed now. It
@@ -162,92 +163,100 @@ impl Limiter {
 
 /// The future of a check. Not an async function, whose state machine takes a fifth of a check in
 /// memory.
-struct Check<'s, 'k> {
+struct Check<'s, 'k, K> {
     limiter: &'s Limiter,
-    key: Key<'k>,
     n: u64,
-    state: State,
+    state: State<'k, K>,
 }
 
-/// The state of a check that no answer has ended yet. Answers are boxed, so that the future of a
-/// check in memory is small.
-enum State {
-    Starting,
-    Waiting(Box<StoreFuture<Outcome>>),
-    /// The store has failed.
-    FallingBack(Box<StoreFuture<Outcome>>),
+enum State<'k, K> {
+    /// The key is converted by the first poll, which moves it less often.
+    Starting(K),
+    /// Boxed, so that the future of a check in memory is small.
+    Waiting(Box<Waiting<'k>>),
     Done,
 }
 
-impl<'s, 'k> Check<'s, 'k> {
+/// A check whose answer comes later.
+struct Waiting<'k> {
+    key: Key<'k>,
+    answer: StoreFuture<Outcome>,
+    /// True if the answer is that of the fallback, because the store has failed.
+    falls_back: bool,
+}
+
+impl<'s, 'k, K> Check<'s, 'k, K> {
     #[inline]
-    fn new(limiter: &'s Limiter, key: Key<'k>, n: u64) -> Self {
-        Self { limiter, key, n, state: State::Starting }
+    fn new(limiter: &'s Limiter, key: K, n: u64) -> Self {
+        Self { limiter, n, state: State::Starting(key) }
     }
 
-    /// Waits for the answer to a check that is not there yet, or is an error.
+    /// Decides without the fast path.
     #[inline(never)]
-    fn wait(
-        &mut self,
-        cx: &mut Context<'_>,
-        mut answer: StoreFuture<Outcome>,
-    ) -> Poll<Result<Decision, Error>> {
-        match Pin::new(&mut answer).poll(cx) {
-            Poll::Ready(result) => self.finish(cx, result),
-            Poll::Pending => {
-                self.state = State::Waiting(Box::new(answer));
-                Poll::Pending
-            }
-        }
-    }
-
-    fn finish(
-        &mut self,
-        cx: &mut Context<'_>,
-        result: Result<Outcome, Error>,
-    ) -> Poll<Result<Decision, Error>> {
-        let error = match result {
-            Ok(outcome) => return Poll::Ready(Ok(outcome.decision)),
-            Err(error) => error,
+    fn decide(&mut self, cx: &mut Context<'_>, key: Key<'k>) -> Poll<Result<Decision, Error>> {
+        let mut answer =
+            self.limiter.decide_carefully(Action::Check, &key, self.n, MaxWait::DEFAULT);
+        // Boxed only if it has to be kept.
+        let failed = match Pin::new(&mut answer).poll(cx) {
+            Poll::Ready(Ok(outcome)) => return Poll::Ready(Ok(outcome.decision)),
+            Poll::Ready(Err(error)) => Some(error),
+            Poll::Pending => None,
         };
-        match self.limiter.recover(error, &self.key, self.n)? {
-            Recovered::Uncounted(decision) => Poll::Ready(Ok(decision)),
-            Recovered::Fallback(charge) => {
-                let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-                self.state = State::FallingBack(Box::new(answer));
-                self.poll_later(cx)
-            }
+        let is_pending = failed.is_none();
+        if let Some(error) = failed {
+            answer = StoreFuture::ready(Err(error));
         }
+        self.state = State::Waiting(Box::new(Waiting { key, answer, falls_back: false }));
+        if is_pending { Poll::Pending } else { self.poll_later(cx) }
     }
 
     #[inline(never)]
     fn poll_later(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        match &mut self.state {
-            State::Waiting(answer) => {
-                let result = ready!(Pin::new(&mut **answer).poll(cx));
-                self.finish(cx, result)
+        let State::Waiting(waiting) = &mut self.state else { panic!("polled after completion") };
+        loop {
+            let Waiting { key, answer, falls_back } = &mut **waiting;
+            let result = ready!(Pin::new(&mut *answer).poll(cx));
+            let error = match result {
+                Ok(outcome) => return self.done(Ok(outcome.decision)),
+                Err(error) if *falls_back => return self.done(Err(error)),
+                Err(error) => error,
+            };
+            match self.limiter.recover(error, key, self.n) {
+                Ok(Recovered::Fallback(charge)) => {
+                    *answer = charge.decide(Action::Check, MaxWait::DEFAULT);
+                    *falls_back = true;
+                }
+                Ok(Recovered::Uncounted(decision)) => return self.done(Ok(decision)),
+                Err(error) => return self.done(Err(error)),
             }
-            State::FallingBack(answer) => {
-                Pin::new(&mut **answer).poll(cx).map_ok(|outcome| outcome.decision)
-            }
-            State::Starting | State::Done => panic!("polled after completion"),
         }
+    }
+
+    fn done(&mut self, result: Result<Decision, Error>) -> Poll<Result<Decision, Error>> {
+        self.state = State::Done;
+        Poll::Ready(result)
     }
 }
 
-impl Future for Check<'_, '_> {
+/// The key is moved before it is used.
+impl<K> Unpin for Check<'_, '_, K> {}
+
+impl<'k, K: Into<Key<'k>>> Future for Check<'_, 'k, K> {
     type Output = Result<Decision, Error>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if !matches!(this.state, State::Starting) {
+        if !matches!(this.state, State::Starting(_)) {
             return this.poll_later(cx);
         }
-        this.state = State::Done;
-        match this.limiter.decide(Action::Check, &this.key, this.n, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
-            later => this.wait(cx, later),
+        let State::Starting(key) = mem::replace(&mut this.state, State::Done) else {
+            unreachable!("matched above")
+        };
+        let key = key.into();
+        match this.limiter.check_fast(Action::Check, &key, this.n, MaxWait::DEFAULT) {
+            Some(outcome) => Poll::Ready(Ok(outcome.decision)),
+            None => this.decide(cx, key),
         }
     }
 }

@@ -8,15 +8,15 @@ use tokio::time::Instant;
 use super::{
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
-    report::{is_reported, report_released, report_settings, reported},
+    report::{is_reported, report_decided, report_released, report_settings, reported},
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, HoldReceipt, Lifetime, Params},
+    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Lifetime, Params},
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::LimiterObservers,
+    observe::{LimiterObservers, log},
     quota::Quota,
     store::{
         AnyStore, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released, Settings, Store,
@@ -120,8 +120,7 @@ impl Limiter {
         let names = store.as_dyn().names();
         let taken =
             names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
-        let source = Source::Store;
-        let settings = Settings { name: taken.text, algorithm, quota, params, source };
+        let settings = Settings::new(taken.text, algorithm, quota, params, Source::Store);
         let observers = observers(&store, taken.text);
         Ok(Self::assemble(store, Arc::new(taken), settings, observers))
     }
@@ -298,7 +297,7 @@ impl Limiter {
         let quota = settings.quota.scaled(fraction);
         let algorithm = settings.algorithm.scaled(fraction, quota);
         let params = Params::new(algorithm, quota).ok()?;
-        Some(Settings { name: settings.name, algorithm, quota, params, source: Source::Local })
+        Some(Settings::new(settings.name, algorithm, quota, params, Source::Local))
     }
 
     fn assemble(
@@ -409,7 +408,6 @@ impl Limiter {
     }
 
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
-    #[inline]
     pub(super) fn decide(
         &self,
         action: Action,
@@ -417,6 +415,67 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
+        match self.check_fast(action, key, cost, max_wait) {
+            Some(outcome) => StoreFuture::ready(Ok(outcome)),
+            None => self.decide_carefully(action, key, cost, max_wait),
+        }
+    }
+
+    /// Decides about the most common checks in memory, if nothing is to be reported; `None` if
+    /// [`decide_carefully`](Self::decide_carefully) has to decide.
+    #[inline]
+    pub(super) fn check_fast(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> Option<Outcome> {
+        if action != Action::Check || !self.0.observers.is_empty() {
+            return None;
+        }
+        // A denial that is to be logged is decided again: it has changed nothing.
+        let is_logged = |step: &FastStep| !step.admitted && log::records_denials();
+        self.check_in_memory(key, cost, max_wait, is_logged)
+    }
+
+    #[inline]
+    fn check_in_memory(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+        is_dropped: impl FnOnce(&FastStep) -> bool,
+    ) -> Option<Outcome> {
+        let AnyStore::Memory(store) = &self.0.store else { return None };
+        let version = self.current();
+        let settings = &version.settings;
+        let fast = settings.fast.as_ref()?;
+        // The algorithms of the fast path wait only if they are asked to.
+        let waits = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
+        let step = store.check_fast(settings, fast, key.as_bytes(), cost, waits)?;
+        if is_dropped(&step) {
+            return None;
+        }
+        Some(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)))
+    }
+
+    /// Decides about a request that [`check_fast`](Self::check_fast) does not decide.
+    pub(super) fn decide_carefully(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> StoreFuture<Outcome> {
+        let observers = &self.0.observers;
+        if action == Action::Check
+            && !observers.is_empty()
+            && let Some(outcome) = self.check_in_memory(key, cost, max_wait, |_| false)
+        {
+            report_decided(observers, &outcome.decision, Some(key), None);
+            return StoreFuture::ready(Ok(outcome));
+        }
         let version = self.current();
         match self.request(&version, action, key, cost, max_wait) {
             Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }),
@@ -487,6 +546,7 @@ impl Limiter {
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
+    #[inline]
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
         self.current().resolve(max_wait)
     }

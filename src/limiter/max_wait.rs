@@ -16,11 +16,18 @@ impl MaxWait {
     pub(crate) const NONE: Self = Self::UpTo(0.0);
     pub(crate) const LONGEST: Self = Self::UpTo(f64::INFINITY);
 
+    /// Returns whether a request waits although its algorithm does not by default.
+    pub(super) fn is_asked_for(self) -> bool {
+        matches!(self, Self::UpTo(max_wait) if max_wait > 0.0)
+    }
+
     /// Resolves the wait for a limit with these waits.
     pub(super) fn resolve(self, default_wait: f64, max_reservable: f64) -> f64 {
+        // Faster than `f64::min`, which also handles NaN.
+        let min = |a: f64, b: f64| if a < b { a } else { b };
         match self {
-            Self::Default { at_most } => default_wait.min(at_most),
-            Self::UpTo(max_wait) => max_wait.min(max_reservable),
+            Self::Default { at_most } => min(default_wait, at_most),
+            Self::UpTo(max_wait) => min(max_wait, max_reservable),
         }
     }
 

@@ -97,7 +97,6 @@ impl AnyLimiter {
     }
 
     /// Decides about a key.
-    #[inline]
     pub(crate) fn decide(
         &self,
         action: Action,
@@ -108,6 +107,33 @@ impl AnyLimiter {
         match &self.0 {
             Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
             Kind::Foreign(target) => target.decide(action, key, cost),
+        }
+    }
+
+    /// Decides as [`decide`](Self::decide) does, if it is one of the most common checks.
+    #[inline]
+    pub(crate) fn check_fast(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> Option<Outcome> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.check_fast(Action::Check, key, cost, max_wait),
+            Kind::Foreign(_) => None,
+        }
+    }
+
+    /// Decides about a check that [`check_fast`](Self::check_fast) does not decide.
+    pub(crate) fn check_carefully(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> StoreFuture<Outcome> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.decide_carefully(Action::Check, key, cost, max_wait),
+            Kind::Foreign(target) => target.decide(Action::Check, key, cost),
         }
     }
 
@@ -150,6 +176,7 @@ impl AnyLimiter {
     }
 
     /// Resolves a wait in microseconds: at most the longest that is possible.
+    #[inline]
     pub(crate) fn resolve(&self, max_wait: MaxWait) -> f64 {
         match &self.0 {
             Kind::Own(limiter) => limiter.resolve(max_wait),

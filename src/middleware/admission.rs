@@ -7,6 +7,7 @@ use crate::{
     algorithm::{Action, micros},
     decision::{Decision, Outcome},
     error::Error,
+    keys::Key,
     limiter::{
         Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, Recovery,
         WaitQueue, WaitSlot,
@@ -22,6 +23,7 @@ use crate::{
         log::{self, Throttle},
     },
     store::StoreFuture,
+    time::random_fraction,
 };
 
 /// The state that all services of a layer share.
@@ -33,6 +35,8 @@ pub(crate) struct Shared<P> {
     pub(crate) wait_queue: WaitQueue,
     pub(crate) dry_run: bool,
     pub(crate) on_failure: FailurePolicy,
+    /// The largest part of its retry-after by which a denial adds to it.
+    pub(crate) retry_jitter: f64,
     /// Those that were added to the layer.
     pub(crate) observers: Observers,
     misconfigured: Arc<Throttle>,
@@ -57,6 +61,7 @@ impl<P: ProtocolBase> Shared<P> {
             wait_queue: WaitQueue::new(),
             dry_run: false,
             on_failure: FailurePolicy::Closed,
+            retry_jitter: 0.0,
             observers: Observers::default(),
             misconfigured: Arc::default(),
         }
@@ -95,24 +100,51 @@ impl<P: ProtocolBase> Shared<P> {
             true => self.bounded_wait(head, self.max_wait),
             false => MaxWait::NONE,
         };
-        let answer = limiter.decide(Action::Check, &key, cost, max_wait);
+        let answer = match limiter.check_fast(&key, cost, max_wait) {
+            Some(outcome) if outcome.decision.proceeds_immediately() => {
+                return Self::proceed(limiter, key, cost, outcome, state, is_ready);
+            }
+            // The fast path does not deny requests that wait for holds.
+            Some(Outcome { decision, .. }) if !decision.is_allowed() => {
+                state.charge = Charge::new_n(limiter, key, cost);
+                return self.reject(Rejection::Denied(decision), state);
+            }
+            Some(outcome) => StoreFuture::ready(Ok(outcome)),
+            None => limiter.check_carefully(&key, cost, max_wait),
+        };
         match answer {
             StoreFuture::Ready(Some(Err(Error::OnlyHolds { .. }))) => {
                 return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
             }
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
-                let charge = |key| Charge::new_n(limiter, key, cost);
-                let release = || charge(key.clone()).release_in_background(&outcome.receipts);
-                let is_ready = poll_or(release, is_ready);
-                state.set_outcome(outcome);
-                if !is_ready {
-                    state.charge = charge(key);
-                }
-                return Next::Proceed(None);
+                Self::proceed(limiter, key, cost, outcome, state, is_ready)
             }
-            _ => state.charge = Charge::new_n(limiter, key, cost),
+            _ => {
+                state.charge = Charge::new_n(limiter, key, cost);
+                self.evaluate_wait(answer, max_wait, state)
+            }
         }
-        self.evaluate_wait(answer, max_wait, state)
+    }
+
+    /// Lets a request by key proceed. Makes a charge only if the service is not ready.
+    // A call would copy the outcome.
+    #[inline(always)]
+    fn proceed(
+        limiter: &AnyLimiter,
+        key: Key<'static>,
+        cost: u64,
+        outcome: Outcome,
+        state: &mut ChargeState,
+        is_ready: impl FnOnce() -> bool,
+    ) -> Next {
+        let charge = |key| Charge::new_n(limiter, key, cost);
+        let release = || charge(key.clone()).release_in_background(&outcome.receipts);
+        let is_ready = poll_or(release, is_ready);
+        state.set_outcome(outcome);
+        if !is_ready {
+            state.charge = charge(key);
+        }
+        Next::Proceed(None)
     }
 
     /// Evaluates an immediate answer about one limit. A request that waits, for its reservation or
@@ -249,7 +281,12 @@ impl<P: ProtocolBase> Shared<P> {
         }
         if !self.dry_run {
             self.report(&rejection, &state.charge);
-            return Next::Reject(rejection);
+            return Next::Reject(match rejection {
+                Rejection::Denied(decision) if self.retry_jitter > 0.0 => {
+                    Rejection::Denied(decision.later(self.retry_jitter * random_fraction()))
+                }
+                rejection => rejection,
+            });
         }
         if let Rejection::Denied(decision) = rejection {
             state.decision = Some(decision);

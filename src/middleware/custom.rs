@@ -3,7 +3,7 @@
 use std::{fmt, future::Ready, sync::Arc};
 
 use crate::{
-    limiter::{AnyLimiter, Charge},
+    limiter::{AnyLimiter, Charge, VendorState},
     middleware::{
         extractor::KeyExtractor,
         http::Usage,
@@ -16,12 +16,14 @@ use crate::{
 
 type SettleBy<Res> = Arc<dyn Fn(&Res) -> Option<Usage> + Send + Sync>;
 type Reject<Req, Res> = Arc<dyn Fn(&Rejection, &Req) -> Res + Send + Sync>;
+type LearnResponse<Res> = Arc<dyn Fn(&Res) -> VendorState + Send + Sync>;
 
 /// Requests of any type, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
 pub struct Custom<Req, Res> {
     pricing: Pricing<Req>,
     reject: Reject<Req, Res>,
+    pub(crate) learn: Option<LearnResponse<Res>>,
     pub(crate) settle_by: Option<SettleBy<Res>>,
 }
 
@@ -45,14 +47,18 @@ impl<Req: 'static, Res: 'static> Custom<Req, Res> {
     }
 
     fn new(pricing: Pricing<Req>, reject: Reject<Req, Res>) -> Self {
-        Self { pricing, reject, settle_by: None }
+        Self { pricing, reject, learn: None, settle_by: None }
     }
 }
 
 impl<Req, Res> Clone for Custom<Req, Res> {
     fn clone(&self) -> Self {
-        let Self { pricing, reject, settle_by } = self;
-        Self { pricing: pricing.clone(), reject: reject.clone(), settle_by: settle_by.clone() }
+        Self {
+            pricing: self.pricing.clone(),
+            reject: self.reject.clone(),
+            learn: self.learn.clone(),
+            settle_by: self.settle_by.clone(),
+        }
     }
 }
 
@@ -71,6 +77,10 @@ impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
 
     fn pricing_mut(&mut self) -> &mut Pricing<Req> {
         &mut self.pricing
+    }
+
+    fn learns(&self) -> bool {
+        self.learn.is_some()
     }
 
     fn holds_costs(&self) -> bool {
@@ -93,6 +103,10 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
     }
 
     fn annotate(&self, _: &mut Req, _: &mut ChargeState) {}
+
+    fn learned(&self, response: &Res) -> Option<VendorState> {
+        self.learn.as_ref().map(|learn| learn(response))
+    }
 
     fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
         // The drop ends what is not settled.

@@ -14,12 +14,12 @@ use tower_service::Service;
 use crate::{
     decision::Decision,
     error::Error,
-    limiter::{Acquire, Charge},
+    limiter::{Acquire, Charge, Learning},
     middleware::{
         admission::{Next, Shared},
         pricing::{ChargeState, Resolved, poll_or},
         protocol::{Protocol, ProtocolBase, Rejected},
-        rejection::RequestError,
+        rejection::{Rejection, RequestError},
         rule::{DynRule, Lookup},
     },
 };
@@ -46,7 +46,7 @@ pin_project! {
     {
         call: Call<S, P>,
         #[pin]
-        state: State<Req, S::Future, P::Head, P::Rest, P::Rejecting>,
+        state: State<S::Future, P::Head, P::Rest, P::Rejecting, P::Response>,
     }
 }
 
@@ -54,12 +54,13 @@ pin_project! {
     // An `Acquire` is boxed, because most requests to a store in memory have none, and a small
     // future is moved faster.
     #[project = StateProj]
-    enum State<Req, F, H, R, J> {
-        Starting { request: Option<Req> },
+    enum State<F, H, R, J, T> {
+        Starting { request: Option<(H, R)> },
         Resolving { lookup: Lookup<H>, rest: Option<R> },
-        Waiting { waiting: Option<(Box<Acquire>, Req)> },
-        Readying { admitted: Option<(Option<Box<Acquire>>, Req)> },
+        Waiting { waiting: Option<(Box<Acquire>, (H, R))> },
+        Readying { admitted: Option<(Option<Box<Acquire>>, (H, R))> },
         Calling { #[pin] future: F },
+        Learning { learning: Option<Box<(Learning, T)>> },
         Rejecting { rejecting: J },
     }
 }
@@ -71,24 +72,19 @@ struct Call<S, P> {
     charge: ChargeState,
 }
 
-/// The step from one state to the next.
-enum Step<H, T, E, J> {
+/// The step from one state to the next. Small, as each request moves it: it holds no response.
+enum Step<H, E> {
     Resolve(Arc<dyn DynRule<H>>),
     Wait(Box<Acquire>),
     /// The service is not ready. An `Acquire`, if there is one, releases the charge if it
     /// is dropped.
     AwaitReadiness(Option<Box<Acquire>>),
     Call,
-    Reject(J),
-    Return(Result<T, E>),
+    Reject(Rejection),
+    Fail(E),
 }
 
-type StepOf<S, P, Req> = Step<
-    <P as ProtocolBase>::Head,
-    <P as Protocol<Req, <S as Service<Req>>::Response>>::Response,
-    <S as Service<Req>>::Error,
-    <P as Protocol<Req, <S as Service<Req>>::Response>>::Rejecting,
->;
+type StepOf<S, P, Req> = Step<<P as ProtocolBase>::Head, <S as Service<Req>>::Error>;
 
 impl<S, P, Req> ResponseFuture<S, P, Req>
 where
@@ -97,7 +93,7 @@ where
 {
     pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         let call = Call { shared, inner, charge: ChargeState::new() };
-        Self { call, state: State::Starting { request: Some(request) } }
+        Self { call, state: State::Starting { request: Some(P::split(request)) } }
     }
 }
 
@@ -123,8 +119,9 @@ where
             let (mut head, rest);
             let step: StepOf<S, P, Req> = match state.as_mut().project() {
                 StateProj::Starting { request } => {
-                    (head, rest) = P::split(take(request));
-                    call.start(cx, &head)
+                    let step = call.start(cx, &request.as_ref().expect(TAKEN).0);
+                    (head, rest) = take(request);
+                    step
                 }
                 StateProj::Resolving { lookup, rest: kept } => {
                     let charge;
@@ -134,21 +131,33 @@ where
                 }
                 StateProj::Waiting { waiting } => {
                     let result = ready!(waiting.as_mut().expect(TAKEN).0.poll(cx));
-                    let (acquire, request) = take(waiting);
-                    (head, rest) = P::split(request);
+                    let acquire;
+                    (acquire, (head, rest)) = take(waiting);
                     call.waited(cx, &head, acquire, result)
                 }
                 // After the decision: a denied request never waits for the service, and a request
                 // that waits for its quota does not hold a place that `poll_ready` has reserved.
                 StateProj::Readying { admitted } => {
                     let readiness = ready!(call.inner.poll_ready(cx));
-                    let (acquire, request) = take(admitted);
-                    (head, rest) = P::split(request);
+                    let acquire;
+                    (acquire, (head, rest)) = take(admitted);
                     call.proceed(acquire, Poll::Ready(readiness))
                 }
                 StateProj::Calling { future } => {
                     let result = ready!(future.poll(cx));
-                    return Poll::Ready(call.respond::<Req>(result));
+                    let learning = result.as_ref().ok().and_then(|it| call.learn::<Req>(it));
+                    let result = call.respond::<Req>(result);
+                    let (Some(learning), true) = (learning, result.is_ok()) else {
+                        return Poll::Ready(result);
+                    };
+                    let learning = result.ok().map(|response| Box::new((learning, response)));
+                    state.set(State::Learning { learning });
+                    continue;
+                }
+                // The response arrives after the block, which then holds for a retry.
+                StateProj::Learning { learning } => {
+                    ready!(learning.as_mut().expect(TAKEN).0.as_mut().poll(cx));
+                    return Poll::Ready(Ok(take(learning).1));
                 }
                 StateProj::Rejecting { rejecting } => return Pin::new(rejecting).poll(cx).map(Ok),
             };
@@ -158,11 +167,11 @@ where
                     state.set(State::Resolving { lookup, rest });
                 }
                 Step::Wait(acquire) => {
-                    let waiting = Some((acquire, P::join(head, rest)));
+                    let waiting = Some((acquire, (head, rest)));
                     state.set(State::Waiting { waiting });
                 }
                 Step::AwaitReadiness(acquire) => {
-                    let admitted = Some((acquire, P::join(head, rest)));
+                    let admitted = Some((acquire, (head, rest)));
                     state.set(State::Readying { admitted });
                     return Poll::Pending;
                 }
@@ -173,8 +182,14 @@ where
                     let future = call.inner.call(P::join(head, rest));
                     state.set(State::Calling { future });
                 }
-                Step::Reject(rejecting) => state.set(State::Rejecting { rejecting }),
-                Step::Return(result) => return Poll::Ready(result),
+                Step::Reject(rejection) => {
+                    let (protocol, charge) = (&call.shared.protocol, &call.charge.charge);
+                    match protocol.reject(rejection, &head, charge) {
+                        Rejected::Now(response) => return Poll::Ready(Ok(response)),
+                        Rejected::Later(rejecting) => state.set(State::Rejecting { rejecting }),
+                    }
+                }
+                Step::Fail(error) => return Poll::Ready(Err(error)),
             }
         }
     }
@@ -201,7 +216,7 @@ impl<S, P> Call<S, P> {
             Resolved::Charge(charge) => shared.admit(head, charge, state),
             Resolved::Lookup(rule) => return Step::Resolve(rule),
         };
-        self.follow(cx, head, next, readiness)
+        self.follow(cx, next, readiness)
     }
 
     fn resolved<Req>(
@@ -216,7 +231,7 @@ impl<S, P> Call<S, P> {
     {
         let charge = self.shared.protocol.pricing().complete(head, charge);
         let next = self.shared.admit(head, charge, &mut self.charge);
-        self.follow(cx, head, next, None)
+        self.follow(cx, next, None)
     }
 
     fn waited<Req>(
@@ -231,14 +246,13 @@ impl<S, P> Call<S, P> {
         P: Protocol<Req, S::Response>,
     {
         let next = self.shared.after_wait(head, acquire, result, &mut self.charge);
-        self.follow(cx, head, next, None)
+        self.follow(cx, next, None)
     }
 
     #[inline]
     fn follow<Req>(
         &mut self,
         cx: &mut Context<'_>,
-        head: &P::Head,
         next: Next,
         readiness: Option<Poll<Result<(), S::Error>>>,
     ) -> StepOf<S, P, Req>
@@ -256,13 +270,7 @@ impl<S, P> Call<S, P> {
                 self.proceed(acquire, readiness)
             }
             Next::Wait(acquire) => Step::Wait(acquire),
-            Next::Reject(rejection) => {
-                let charge = &self.charge.charge;
-                match self.shared.protocol.reject(rejection, head, charge) {
-                    Rejected::Now(response) => Step::Return(Ok(response)),
-                    Rejected::Later(rejecting) => Step::Reject(rejecting),
-                }
-            }
+            Next::Reject(rejection) => Step::Reject(rejection),
         }
     }
 
@@ -285,7 +293,7 @@ impl<S, P> Call<S, P> {
             }
             Poll::Ready(Err(error)) => {
                 drop(acquire.or_else(|| self.charge.take_acquire()));
-                Step::Return(Err(error))
+                Step::Fail(error)
             }
             Poll::Pending => {
                 let mut acquire = acquire.or_else(|| self.charge.take_acquire());
@@ -293,6 +301,18 @@ impl<S, P> Call<S, P> {
                 Step::AwaitReadiness(acquire)
             }
         }
+    }
+
+    /// Returns the call by which the limit adopts what a response says, if it says anything new.
+    #[inline]
+    fn learn<Req>(&self, response: &S::Response) -> Option<Learning>
+    where
+        S: Service<Req>,
+        P: Protocol<Req, S::Response>,
+    {
+        let state = self.shared.protocol.learned(response)?;
+        let remaining = self.charge.decision.as_ref()?.remaining();
+        self.charge.charge.learn(state, remaining)
     }
 
     /// Converts the response of the service. A request that fails ends what it holds, as used.

@@ -13,7 +13,9 @@ mod tokens;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Extensions, HeaderMap, Method, Request, Response, request::Parts, response};
+use http::{
+    Extensions, HeaderMap, Method, Request, Response, StatusCode, request::Parts, response,
+};
 
 pub use self::{
     body::{RejectionBody, ResponseBody},
@@ -27,7 +29,7 @@ pub(crate) use self::{
     meter::MakeMeter,
 };
 use crate::{
-    limiter::{AnyLimiter, Charge},
+    limiter::{AnyLimiter, Charge, VendorState},
     middleware::{
         extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
@@ -39,6 +41,7 @@ use crate::{
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+type LearnHead = Arc<dyn Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync>;
 
 /// HTTP requests. They are rejected with 429 and problem details, or for gRPC with the status
 /// `RESOURCE_EXHAUSTED`.
@@ -51,6 +54,7 @@ pub struct Http {
     pub(crate) settle_by: Option<MakeMeter>,
     pub(crate) map_rejection: Option<MapRejection>,
     pub(crate) charge_when: Option<ChargeWhen>,
+    pub(crate) learn: Option<LearnHead>,
 }
 
 impl Http {
@@ -72,6 +76,7 @@ impl Http {
             settle_by: None,
             map_rejection: None,
             charge_when: None,
+            learn: None,
         }
     }
 }
@@ -106,6 +111,10 @@ impl ProtocolBase for Http {
         self.settle_handle
     }
 
+    fn learns(&self) -> bool {
+        self.learn.is_some()
+    }
+
     fn timeout(head: &Parts) -> Option<Duration> {
         if grpc::is_grpc(head) { grpc::timeout(head) } else { None }
     }
@@ -126,11 +135,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline]
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        if self.extensions
-            && let Some(decision) = &state.decision
-        {
-            head.extensions.insert(decision.clone());
-        }
+        self.add_extension(&mut head.extensions, state);
         if self.settle_handle
             && let Some(holds) = &state.holds
         {
@@ -146,31 +151,19 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline]
+    fn learned(&self, response: &Response<ResBody>) -> Option<VendorState> {
+        let learn = self.learn.as_ref()?;
+        Some(learn(response.status(), response.headers()))
+    }
+
+    #[inline]
     fn respond(&self, mut response: Response<ResBody>, state: &mut ChargeState) -> Self::Response {
-        let mut is_charged = true;
-        if let Some(charge_when) = &self.charge_when {
-            let (head, body) = response.into_parts();
-            is_charged = charge_when(&head);
-            response = Response::from_parts(head, body);
+        if state.holds.is_some() || self.charge_when.is_some() {
+            return self.respond_and_end(response, state);
         }
-        if let Some(decision) = &state.decision {
-            self.headers.add(response.headers_mut(), decision, &state.charge);
-            if self.extensions {
-                response.extensions_mut().insert(decision.clone());
-            }
-        }
-        let mut guard = None;
-        if let Some(holds) = state.holds.take() {
-            if !is_charged {
-                holds.end_spent(|_| 0);
-            } else if !self.settles() {
-                holds.end_spent(|held| held);
-            }
-            let (head, body) = response.into_parts();
-            guard = self.guard(holds, &head);
-            response = Response::from_parts(head, body);
-        }
-        response.map(|body| ResponseBody::service(body, guard))
+        self.add_headers(response.headers_mut(), state);
+        self.add_extension(response.extensions_mut(), state);
+        response.map(|body| ResponseBody::service(body, None))
     }
 
     fn reject(
@@ -199,6 +192,45 @@ impl Http {
     /// Returns whether a hold can be settled with another number of units than it holds.
     fn settles(&self) -> bool {
         self.settle_handle || self.settle_by.is_some()
+    }
+
+    #[inline]
+    fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
+        if let Some(decision) = &state.decision {
+            self.headers.add(headers, decision, &state.charge);
+        }
+    }
+
+    #[inline]
+    fn add_extension(&self, extensions: &mut Extensions, state: &ChargeState) {
+        if self.extensions
+            && let Some(decision) = &state.decision
+        {
+            extensions.insert(decision.clone());
+        }
+    }
+
+    /// Converts a response, and ends what its request holds, now or with the body.
+    // Inlined, it would copy each response several times.
+    #[inline(never)]
+    fn respond_and_end<B>(
+        &self,
+        response: Response<B>,
+        state: &mut ChargeState,
+    ) -> Response<ResponseBody<B>> {
+        let (mut head, body) = response.into_parts();
+        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
+        self.add_headers(&mut head.headers, state);
+        self.add_extension(&mut head.extensions, state);
+        let guard = state.holds.take().and_then(|holds| {
+            if !is_charged {
+                holds.end_spent(|_| 0);
+            } else if !self.settles() {
+                holds.end_spent(|held| held);
+            }
+            self.guard(holds, &head)
+        });
+        Response::from_parts(head, ResponseBody::service(body, guard))
     }
 
     /// Returns the guard that ends with the body what is still held.

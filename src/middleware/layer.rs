@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Response, request::Parts, response};
+use http::{HeaderMap, Response, StatusCode, request::Parts, response};
 use http_body::Body;
 use tower_layer::Layer;
 
 use crate::{
     algorithm::{Algorithm, micros},
-    limiter::{FailurePolicy, IntoLimiter, Limiter, MaxWait},
+    limiter::{FailurePolicy, IntoLimiter, Limiter, MaxWait, VendorState},
     middleware::{
         admission::Shared,
         custom::Custom,
@@ -442,6 +442,42 @@ impl RateLimitLayer {
         self.with(|http| http.settle_by = Some(MakeMeter::new(meter)))
     }
 
+    /// Lets the limiter learn from the responses of the service, which is a client of a vendor with
+    /// limits of its own: see [`Limiter::learn`]. The closure reads the status and the headers;
+    /// [`VendorState::from_response`] knows those that vendors send.
+    ///
+    /// If the vendor rejects requests, the key is blocked before the response is returned, so that
+    /// requests wait, or are rejected, until the vendor accepts them again. The other responses
+    /// cost no call, except for one that says that the vendor has fewer units left than the key. If
+    /// the store fails, the response is returned as it is, and observers get the failure.
+    ///
+    /// Put the layer around the client itself, inside of layers that retry. Nothing is learned for
+    /// requests that are not counted, or charged to several limits: of those, only the service
+    /// knows which one is the vendor's, and can call [`Limiter::learn`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::VendorState, key,
+    /// };
+    ///
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_hour(4_800).burst(100);
+    /// let github = Limiter::new("github", store, Algorithm::token_bucket(), quota);
+    /// let layer = RateLimitLayer::new(github, key::Global)
+    ///     .max_wait(Duration::from_secs(60))
+    ///     .learn(VendorState::from_response);
+    /// # let _ = layer;
+    /// ```
+    pub fn learn(
+        self,
+        learn: impl Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|http| http.learn = Some(Arc::new(learn)))
+    }
+
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the
     /// head of the request and the default response, and returns the response to send: that one,
     /// changed, or another one, such as a response of axum.
@@ -523,6 +559,33 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
         Req: Send + Sync,
     {
         Self(Arc::new(Shared::new(Custom::by_rule(rule, reject))))
+    }
+
+    /// Lets the limiter learn from the responses of the service, as in a layer for
+    /// [HTTP](RateLimitLayer::learn). The closure reads the response.
+    ///
+    /// # Examples
+    ///
+    /// The client of reqwest:
+    ///
+    /// ```
+    /// use reqwest::{Request, Response};
+    /// use tower_ratelimit::{Limiter, RateLimitLayer, http::VendorState, layer::Custom};
+    ///
+    /// fn layer(limiter: Limiter) -> RateLimitLayer<Custom<Request, Response>> {
+    ///     RateLimitLayer::custom(
+    ///         limiter,
+    ///         |request: &Request| request.url().origin().ascii_serialization(),
+    ///         |rejection, _| rejection.to_response().map(|body| body.into_bytes()).into(),
+    ///     )
+    ///     .learn(|response: &Response| {
+    ///         VendorState::from_response(response.status(), response.headers())
+    ///     })
+    /// }
+    /// # let _ = layer;
+    /// ```
+    pub fn learn(self, learn: impl Fn(&Res) -> VendorState + Send + Sync + 'static) -> Self {
+        self.with(|custom| custom.learn = Some(Arc::new(learn)))
     }
 
     /// Sets a closure that determines from a response what its request has used, so that the layer
@@ -740,6 +803,38 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// Use it to observe a new limit before it is enforced.
     pub fn dry_run(mut self, on: bool) -> Self {
         Arc::make_mut(&mut self.0).dry_run = on;
+        self
+    }
+
+    /// Spreads the retry-after of denials: each is longer by a random part of it, up to `jitter`,
+    /// which is from 0 to 1. The default is 0, the exact time.
+    ///
+    /// Clients that are denied together, because a window or a [block](crate::Limiter::block) ends
+    /// for all of them, would otherwise come back together. The time is never shorter than the
+    /// exact one. It is that of the [`Decision`](crate::Decision) in the rejection, so all parts of
+    /// a response agree: `Retry-After`, the `t` of `RateLimit`, the body, the details of gRPC.
+    ///
+    /// `Retry-After` has whole seconds. For times below 10 s, a jitter of 0.1 is less than that:
+    /// choose a larger one.
+    ///
+    /// # Panics
+    ///
+    /// If `jitter` is not from 0 to 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// let quota = Quota::per_minute(600);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::fixed_window(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::Global).retry_jitter(0.1);
+    /// # let _ = layer;
+    /// ```
+    #[track_caller]
+    pub fn retry_jitter(mut self, jitter: f64) -> Self {
+        assert!((0.0..=1.0).contains(&jitter), "retry_jitter: {jitter} is not from 0 to 1");
+        Arc::make_mut(&mut self.0).retry_jitter = jitter;
         self
     }
 

@@ -90,7 +90,8 @@ impl<H: 'static> Pricing<H> {
 
     #[inline]
     pub(crate) fn resolve(&self, head: &H) -> Resolved<'_, H> {
-        if let Some(charge) = self.listed(head) {
+        let has_lists = !self.forbidden.is_empty() || !self.exempt.is_empty();
+        if has_lists && let Some(charge) = self.listed(head) {
             return Resolved::Charge(charge);
         }
         match &self.source {

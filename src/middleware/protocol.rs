@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::{
-    limiter::Charge,
+    limiter::{Charge, VendorState},
     middleware::{
         pricing::{ChargeState, Pricing},
         rejection::Rejection,
@@ -42,6 +42,13 @@ pub trait Protocol<Req, Res>: ProtocolBase {
     #[doc(hidden)]
     fn annotate(&self, head: &mut Self::Head, state: &mut ChargeState);
 
+    /// Returns what a response says about the limit of the vendor that sent it, if the layer learns
+    /// from responses.
+    #[doc(hidden)]
+    fn learned(&self, _response: &Res) -> Option<VendorState> {
+        None
+    }
+
     /// Converts the response of the inner service, and ends what the request holds.
     #[doc(hidden)]
     fn respond(&self, response: Res, state: &mut ChargeState) -> Self::Response;
@@ -77,7 +84,12 @@ pub trait ProtocolBase: Clone {
 
     /// Returns whether the charge is needed after the decision to proceed.
     fn keeps_charge(&self) -> bool {
-        self.holds_costs() || self.shares_holds()
+        self.holds_costs() || self.shares_holds() || self.learns()
+    }
+
+    /// Returns whether the layer learns from responses.
+    fn learns(&self) -> bool {
+        false
     }
 
     /// Returns whether all costs are held until the response.

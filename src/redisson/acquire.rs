@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     algorithm::EngineReply,
-    decision::{Decision, Outcome, Policy, Receipt, Receipts, Source},
+    decision::{Decision, Limit, Outcome, Policy, Receipt, Receipts, Source},
     error::Error,
     keys::Key,
     limiter::{Charge, Retry, report_decided, report_failed, visit_queue, yield_to_queue},
@@ -197,8 +197,8 @@ impl RateLimiter {
             reset,
             ..EngineReply::uncounted(0.0)
         };
-        let (limiter, source) = (self.label, Source::Store);
-        let policy = Policy { limiter, algorithm: None, quota, cost, source };
+        let (limit, source) = (Limit::of(self.label, quota), Source::Store);
+        let policy = Policy { limit, algorithm: None, quota, cost, source };
         let receipt = if admitted { Receipt::Id(id) } else { Receipt::None };
         let decision = Decision::new(policy, reply, 0.0);
         Ok(Outcome { decision, receipts: Receipts::shared(receipt) })

@@ -34,7 +34,7 @@ use super::{
     Store, StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, HoldReply, Lifetime, Release, units},
+    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, Lifetime, Release},
     decision::Outcome,
     error::{Error, StoreError},
     keys::Key,
@@ -157,6 +157,18 @@ impl MemoryStore {
     /// If `max_keys` is 0.
     #[must_use]
     pub fn with_max_keys(max_keys: usize) -> Self {
+        Self::with_clock(max_keys, Clock::new())
+    }
+
+    /// Makes a store that reads a counter with two ticks in a microsecond, as it reads that of the
+    /// processor where tests cannot pause the time.
+    #[cfg(all(test, feature = "cpu-counter"))]
+    pub(crate) fn with_counter(counter: quanta::Clock) -> Self {
+        Self::with_clock(DEFAULT_MAX_KEYS, Clock::of_counter(counter))
+    }
+
+    #[track_caller]
+    fn with_clock(max_keys: usize, clock: Clock) -> Self {
         assert!(max_keys > 0, "a store must hold at least one key");
         let shards = (max_keys / MIN_KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
@@ -166,7 +178,7 @@ impl MemoryStore {
             slots: CachePadded(Slots::new(max_keys)),
             evicts: AtomicBool::new(false),
             hasher: RandomState::default(),
-            clock: Clock::new(),
+            clock,
             names: Names::default(),
             observers: Mutex::default(),
             is_observed: AtomicBool::new(false),
@@ -226,40 +238,33 @@ impl MemoryStore {
         }
     }
 
+    /// Decides about a check, if a packed state was counted with these settings. `fast` are their
+    /// parameters. Returns `None` in all other cases, and has changed nothing then.
+    #[inline]
+    pub(crate) fn check_fast(
+        &self,
+        settings: &Arc<Settings>,
+        fast: &Fast,
+        key: &[u8],
+        cost: u64,
+        waits: bool,
+    ) -> Option<FastStep> {
+        let hash = self.hash(settings, key);
+        // Read under the lock, the clock would delay other threads, and the look-up of the key.
+        let reading = self.0.clock.now();
+        let mut shard = self.shard(hash);
+        let now = shard.instant(reading, &self.0.clock);
+        shard.find(hash, settings, key)?.check_fast(settings, fast, cost, waits, now)
+    }
+
     #[inline]
     fn decide_single(
         &self,
         request: &StoreRequest<'_>,
         limit: &LimitRequest<'_>,
     ) -> Result<Outcome, Error> {
-        let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
-        let hash = self.hash(settings, key.as_bytes());
-        if request.action == Action::Check && hold.is_none() && settings.params.has_fast_path() {
-            // Read under the lock, the clock would delay other threads, and the look-up of the key.
-            let reading = self.0.clock.now();
-            let mut shard = self.shard(hash);
-            let now = shard.instant(reading, &self.0.clock);
-            let found = shard.find(hash, settings, key.as_bytes());
-            let step = found.and_then(|it| it.check_fast(settings, units(cost), max_wait, now));
-            drop(shard);
-            if let Some(step) = step {
-                let reply = settings.params.reply_fast(&step);
-                return Ok(Outcome::new(limit.policy(), reply, Action::Check, 0.0));
-            }
-        }
-        self.decide_carefully(request, limit, hash)
-    }
-
-    /// Decides without the fast path.
-    // Inlined, it would make a check of a known key 5 % slower.
-    #[inline(never)]
-    fn decide_carefully(
-        &self,
-        request: &StoreRequest<'_>,
-        limit: &LimitRequest<'_>,
-        hash: u64,
-    ) -> Result<Outcome, Error> {
         let LimitRequest { settings, key, .. } = *limit;
+        let hash = self.hash(settings, key.as_bytes());
         let mut shard = self.shard(hash);
         let now = shard.instant(self.0.clock.now(), &self.0.clock);
         let found = shard.find(hash, settings, key.as_bytes());
@@ -267,7 +272,7 @@ impl MemoryStore {
         let reply = match found {
             Some(entry) => entry.decide(settings, &engine_request),
             None => {
-                let reply = self.decide_new(request, limit, hash, shard, &engine_request);
+                let reply = self.decide_new(request, limit, hash, shard, now, &engine_request);
                 self.report_keys();
                 reply?
             }
@@ -287,7 +292,7 @@ impl MemoryStore {
         let mut shard = self.shard(hash);
         let now = shard.instant(self.0.clock.now(), &self.0.clock);
         if let Some(entry) = shard.find(hash, settings, key) {
-            entry.return_units(settings, now, releases);
+            entry.return_units(settings, now as f64, releases);
         }
     }
 
@@ -306,7 +311,7 @@ impl MemoryStore {
             let mut shard = self.shard(hash);
             let now = shard.instant(self.0.clock.now(), &self.0.clock);
             let entry = shard.find(hash, settings, key.as_bytes());
-            entry.map(|entry| entry.change_hold(settings, now, hold.end(used)))
+            entry.map(|entry| entry.change_hold(settings, now as f64, hold.end(used)))
         };
         if found.is_none() {
             self.spend_of_lost(hold, used);
@@ -337,6 +342,7 @@ impl MemoryStore {
         limit: &LimitRequest<'_>,
         hash: u64,
         mut shard: MutexGuard<'_, Shard>,
+        now: i64,
         engine_request: &EngineRequest,
     ) -> Result<EngineReply, StoreError> {
         let (settings, key) = (limit.settings, limit.key.as_bytes());
@@ -351,11 +357,11 @@ impl MemoryStore {
         }
         let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
         if let Some(slot) = slots.take() {
-            shard.sweep(engine_request.now, slots);
+            shard.sweep(now, slots);
             shard.insert(hash, entry, hasher, slot);
             return Ok(reply);
         }
-        let mut search = self.search(engine_request.now, &[]);
+        let mut search = self.search(now, &[]);
         if let Some(slot) = shard.evict(&mut search, slots) {
             shard.insert(hash, entry, hasher, slot);
             return Ok(reply);
@@ -388,7 +394,7 @@ impl MemoryStore {
         }
     }
 
-    fn search<'a>(&self, now: f64, kept: &'a [LimitRequest<'a>]) -> Search<'a> {
+    fn search<'a>(&self, now: i64, kept: &'a [LimitRequest<'a>]) -> Search<'a> {
         let evicts = self.0.evicts.load(Ordering::Relaxed);
         let when_full = if evicts { WhenFull::EvictSoonest } else { WhenFull::RejectNewKeys };
         Search::new(now, when_full, kept)
@@ -422,6 +428,7 @@ impl MemoryStore {
         self.report_keys();
     }
 
+    #[inline]
     fn hash(&self, settings: &Settings, key: &[u8]) -> u64 {
         entry::hash(&self.0.hasher, settings, key)
     }
@@ -431,6 +438,7 @@ impl MemoryStore {
         (hash >> 32) as usize & (self.0.shards.len() - 1)
     }
 
+    #[inline]
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         lock(&self.0.shards[self.shard_index(hash)].0)
     }

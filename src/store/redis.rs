@@ -20,6 +20,7 @@ mod release;
 mod scan;
 pub(crate) mod script;
 mod script_text;
+mod single_hold;
 mod store;
 #[cfg(feature = "tls-rustls-no-provider")]
 mod tls;

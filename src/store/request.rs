@@ -15,8 +15,8 @@ use std::task::ready;
 use tokio::task::coop;
 
 use crate::{
-    algorithm::{Action, Algorithm, EngineRequest, Params, units},
-    decision::{Policy, Source},
+    algorithm::{Action, Algorithm, EngineRequest, Fast, Params, units},
+    decision::{Limit, Policy, Source},
     error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
@@ -30,19 +30,37 @@ pub struct Settings {
     pub(crate) algorithm: Algorithm,
     pub(crate) quota: Quota,
     pub(crate) params: Params,
+    /// The parameters for the fast path of the memory store, if it can decide.
+    pub(crate) fast: Option<Fast>,
+    /// What decisions say of the settings.
+    pub(crate) limit: &'static Limit,
     pub(crate) source: Source,
 }
 
 impl Settings {
+    /// Returns settings with parameters of the algorithm and the quota.
+    pub(crate) fn new(
+        name: &'static str,
+        algorithm: Algorithm,
+        quota: Quota,
+        params: Params,
+        source: Source,
+    ) -> Self {
+        let limit = Limit::of(name, quota);
+        // The fast path makes no decision about another quota than that of its `Limit`.
+        let fast = params.fast().filter(|_| limit.quota == quota);
+        Self { name, algorithm, quota, params, fast, limit, source }
+    }
+
     /// Returns settings of the same limiter with another algorithm and quota.
     pub(crate) fn changed(&self, algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
-        Ok(Self { algorithm, quota, params, ..*self })
+        Ok(Self::new(self.name, algorithm, quota, params, self.source))
     }
 
     pub(crate) fn policy(&self, cost: u64) -> Policy {
-        let Self { name, quota, source, .. } = *self;
-        Policy { limiter: name, algorithm: Some(self.params.kind()), quota, cost, source }
+        let Self { limit, quota, source, .. } = *self;
+        Policy { limit, algorithm: Some(self.params.kind()), quota, cost, source }
     }
 }
 
@@ -100,14 +118,14 @@ impl StoreRequest<'_> {
     pub(crate) fn at(
         &self,
         limit: &LimitRequest<'_>,
-        now: f64,
+        now: i64,
         hold: impl FnOnce() -> Action,
     ) -> EngineRequest {
         EngineRequest {
             action: if limit.hold.is_some() { hold() } else { self.action },
             cost: units(limit.cost),
             max_wait: limit.max_wait,
-            now,
+            now: now as f64,
             admission: None,
             blocked: 0.0,
         }

@@ -9,6 +9,7 @@ mod budgets;
 mod changes;
 mod charge;
 mod concurrency;
+mod learn;
 mod limiter;
 mod memory;
 mod permit;

@@ -121,7 +121,7 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
     (
         &[("algorithm", r#""magic""#), QUOTA],
         "algorithm",
-        r#"algorithm "magic": use fixed-window, sliding-window, sliding-log, token-bucket or"#,
+        r#"algorithm "magic": use fixed-window, sliding-window, sliding-log, token-bucket,"#,
     ),
     (
         &[QUOTA, ("algorithm", "true")],

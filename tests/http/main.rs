@@ -11,6 +11,7 @@ mod config;
 mod grpc;
 mod keys;
 mod layer;
+mod learn;
 mod observe;
 mod reload;
 mod responses;

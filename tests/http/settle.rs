@@ -594,7 +594,7 @@ async fn a_custom_request_is_settled_by_its_response() {
     let by_rule = RateLimitLayer::custom_by_rule(rule, |_, _: &String| None).settle_by(settle);
     for layer in [by_key, by_rule] {
         for (answer, used) in [("2", 2), ("7", 7), ("unknown", 5), ("0", 5), ("fail", 5)] {
-            drop(layer.layer(service).oneshot(answer.to_owned()).await);
+            let _ = layer.layer(service).oneshot(answer.to_owned()).await;
             assert_eq!(settled(&recorder), [used], "{answer}");
         }
         let panics = tokio::spawn(layer.layer(service).oneshot("9".to_owned()));

@@ -1,6 +1,7 @@
 //! The failure policies: the responses of a layer while the store cannot decide.
 
 use std::{
+    future::ready,
     sync::{Arc, atomic::AtomicUsize},
     time::{Duration, Instant},
 };
@@ -15,7 +16,7 @@ use tower_ratelimit::{
     Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore,
     config::Refill,
-    http::{Rejection, ResponseBody},
+    http::{Rejection, ResponseBody, VendorState},
     key, redisson,
     store::Source,
 };
@@ -419,4 +420,21 @@ async fn an_outage_and_its_end_are_reported_once() {
     assert!(outage.contains("WARN") && outage.contains("refuses connections"), "{outage}");
     assert!(outage.contains("error"), "{outage}");
     assert!(recovery.contains("INFO") && recovery.contains("answers again"), "{recovery}");
+}
+
+/// If the store fails, the caller gets the response of the vendor.
+#[tokio::test]
+async fn a_failure_to_learn_leaves_the_response_as_it_is() {
+    let server = RedisServer::start();
+    let limiter = hundred_per_hour(support::redis_store(&server).await);
+    let server = Arc::new(std::sync::Mutex::new(Some(server)));
+    let stops_it = service_fn(move |_: http::Request<Body>| {
+        drop(server.lock().unwrap().take());
+        let response = Response::builder().status(429).header("retry-after", "60");
+        ready(Ok::<_, std::convert::Infallible>(response.body(Body::empty()).unwrap()))
+    });
+    let layer = RateLimitLayer::new(limiter, key::Global).learn(VendorState::from_response);
+    let response = layer.extensions(true).layer(stops_it).oneshot(support::get(&[])).await.unwrap();
+    assert_eq!(header(&response, "retry-after"), ["60"]);
+    assert!(response.extensions().get::<Rejection>().is_none());
 }

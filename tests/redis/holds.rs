@@ -73,7 +73,8 @@ fn time_to_live(server: &RedisServer, limiter: &Limiter) -> i64 {
 #[tokio::test]
 async fn units_stay_held_as_long_as_their_permit() {
     let server = RedisServer::start();
-    let store = support::forgetful_store(&server).await;
+    let recorder = Recorder::new();
+    let store = observed(support::forgetful_store(&server).await, recorder.clone());
     let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm));
     let mut permits = vec![];
     for limiter in &limiters {
@@ -86,6 +87,7 @@ async fn units_stay_held_as_long_as_their_permit() {
         permit.settle(3);
         until_held(limiter, 0, 7).await;
     }
+    assert_eq!(recorder.take_of("hold lost"), [""; 0]);
 }
 
 #[tokio::test]
@@ -326,8 +328,8 @@ const KILLED: &str = "TOWER_RATELIMIT_KILLED";
 
 const SHARED_LIMIT: u64 = 800;
 
-/// Holds and settles until nothing is left, and nothing is held. `report` is called with the units before any
-/// are used, and with those that were used before they are settled.
+/// Holds and settles until nothing is left, and nothing is held. `report` is called with the units
+/// before any are used, and with those that were used before they are settled.
 async fn spend_all(limiter: Limiter, report: impl Fn(u64, Option<u64>)) {
     let mut units = 1;
     loop {

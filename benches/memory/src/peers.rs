@@ -3,6 +3,7 @@
 use std::{
     future::{self, Ready},
     hash::BuildHasher,
+    hint::black_box,
     num::NonZeroU32,
     sync::{Arc, Mutex},
     task::{Context, Poll},
@@ -28,7 +29,7 @@ use tower_layer::Layer;
 use tower_ratelimit::{Limiter, Quota};
 use tower_service::Service;
 
-use crate::{API_KEY, ready};
+use crate::API_KEY;
 
 pub type Governor<C> =
     RateLimiter<String, DefaultKeyedStateStore<String>, C, NoOpMiddleware<<C as Clock>::Instant>>;
@@ -49,11 +50,22 @@ pub trait Check: Sync {
     // governor looks up a key by a reference to the type that it stores.
     #[allow(clippy::ptr_arg)]
     fn check(&self, key: &String) -> bool;
+
+    /// Checks each key.
+    fn check_all(&self, keys: &[String]) {
+        for key in keys {
+            black_box(self.check(black_box(key)));
+        }
+    }
 }
 
 impl Check for Limiter {
     fn check(&self, key: &String) -> bool {
-        ready(Limiter::check(self, key)).is_ok_and(|decision| decision.is_allowed())
+        self.check_now(key).is_ok_and(|decision| decision.is_allowed())
+    }
+
+    fn check_all(&self, keys: &[String]) {
+        crate::check_all(self, keys);
     }
 }
 

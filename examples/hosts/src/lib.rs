@@ -4,7 +4,9 @@ pub mod actix;
 pub mod github;
 pub mod kubernetes;
 pub mod lambda;
+pub mod loco;
 pub mod openai;
+pub mod pingora;
 pub mod reqwest_middleware;
 pub mod salvo;
 #[cfg(test)]

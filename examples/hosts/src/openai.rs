@@ -1,5 +1,5 @@
 //! async-openai: all requests of a client wait for one quota, also the repetitions of its retry
-//! layer, because the limit is inside of that.
+//! layer, because the limit is inside of that. If OpenAI answers 429, all clients wait.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use async_openai::{
     middleware::{HttpRequestFactory, ReqwestService, retry::OpenAIRetryLayer},
 };
 use tower::ServiceBuilder;
-use tower_ratelimit::{Limiter, RateLimitLayer, key};
+use tower_ratelimit::{Limiter, RateLimitLayer, http::VendorState, key};
 
 /// Returns a client whose requests wait for up to a minute. A request that would have to wait for
 /// longer gets a `429` of the layer, like one of the vendor.
@@ -20,6 +20,10 @@ pub fn client(config: OpenAIConfig, limiter: Limiter) -> Client<OpenAIConfig> {
             Ok::<reqwest::Response, OpenAIError>(
                 rejection.to_response().map(|body| body.into_bytes()).into(),
             )
+        })
+        .learn(|result| match result {
+            Ok(response) => VendorState::from_response(response.status(), response.headers()),
+            Err(_) => VendorState::default(),
         });
     let service = ServiceBuilder::new()
         .layer(OpenAIRetryLayer::default())

@@ -5,7 +5,10 @@ use std::time::Duration;
 use http::Extensions;
 use reqwest::{Request, Response};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error, Middleware, Next, Result};
-use tower_ratelimit::{Limiter, http::Rejection};
+use tower_ratelimit::{
+    Limiter,
+    http::{Rejection, VendorState},
+};
 
 struct Limited {
     limiter: Limiter,
@@ -21,12 +24,15 @@ impl Middleware for Limited {
         next: Next<'_>,
     ) -> Result<Response> {
         let host = request.url().origin().ascii_serialization();
-        let decision = self.limiter.try_acquire(host, self.max_wait).await;
+        let decision = self.limiter.try_acquire(&host, self.max_wait).await;
         let decision = decision.map_err(Error::middleware)?;
         if !decision.is_allowed() {
             return Err(Error::middleware(Rejection::Denied(decision)));
         }
-        next.run(request, extensions).await
+        let response = next.run(request, extensions).await?;
+        let state = VendorState::from_response(response.status(), response.headers());
+        self.limiter.learn(&host, state).await.map_err(Error::middleware)?;
+        Ok(response)
     }
 }
 

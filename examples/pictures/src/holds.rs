@@ -1,5 +1,5 @@
-//! Units that are held: an estimate that is settled, requests in flight, and the life of a permit in
-//! Redis.
+//! Units that are held: an estimate that is settled, requests in flight, and the life of a permit
+//! in Redis.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ pub async fn settling() -> String {
 
     let mut picture = Picture::new(
         "An estimate of 500 tokens, of which 180 are used",
-        "What remains of a bucket of 1,000: 500 while an estimate of 500 is held, and 320 more when \
-         it is settled after 30 s with 180; other requests are counted beside it",
+        "What remains of a bucket of 1,000: 500 while an estimate of 500 is held, and 320 more \
+         when it is settled after 30 s with 180; other requests are counted beside it",
     );
     picture.legend(&[("allowed", "remaining"), ("other", "held")]);
     let (axis, top, height) = (Axis::wide(50.0), picture.y + 34.0, 200.0);

@@ -163,7 +163,10 @@ fn state(text: &[u8], params: &Params) -> State {
             let size = if text[0] == b'T' { 26 } else { 41 };
             State::TokenBucket(Some(reserved(text, size)))
         }
-        Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, 36))),
+        Params::LeakyBucket(_) => {
+            let size = if text[0] == b'L' { 36 } else { 42 };
+            State::LeakyBucket(Some(reserved(text, size)))
+        }
         Params::SlidingWindow(_) => {
             let counts = usize::from(text[1]) + 1;
             let size = if text[0] == b'W' { 35 + 4 * counts } else { 37 + 7 * counts };

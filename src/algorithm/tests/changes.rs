@@ -161,6 +161,15 @@ fn large_quotas() -> impl Strategy<Value = Vec<Limits>> {
     })
 }
 
+/// Those by which at most 2^53 units flow in while a request waits: a bucket counts no more.
+fn large_quotas_of_waits() -> impl Strategy<Value = Vec<Limits>> {
+    large_quotas().prop_map(|quotas| {
+        let slower =
+            |limits: Limits| Limits { window_us: limits.window_us.max(1_000_000_000), ..limits };
+        quotas.into_iter().map(slower).collect()
+    })
+}
+
 /// A request that proceeds, or will: its arrival, its instant and its cost, and the number of
 /// changes of the quota before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -353,12 +362,15 @@ fn changed_quotas_blocks_and_waits_admit_at_most_what_the_larger_quota_promises(
 
 #[test]
 fn changed_large_quotas_admit_at_most_what_the_larger_quota_promises() {
-    // Without the buckets: they convert a debt to parts of a unit of the new quota, and what is
-    // above 2^53 parts is forgotten. What a large quota has spent can be above that.
+    admit_at_most_what_is_promised(large_quotas(), &FORMS, false);
     let windows = [Form::FixedWindow, Form::SlidingLog, Form::SlidingWindow];
     admit_at_most_what_is_promised(large_quotas(), &windows, true);
-    // Whole units: only a wait can be too long.
-    admit_at_most_what_is_promised(large_quotas(), &[Form::Interval], false);
+}
+
+#[test]
+fn requests_that_wait_keep_their_order_while_large_quotas_change() {
+    let buckets = [Form::TokenBucket, Form::Interval, Form::LeakyBucket];
+    admit_at_most_what_is_promised(large_quotas_of_waits(), &buckets, true);
 }
 
 fn admit_at_most_what_is_promised(

@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::{
     super::{Algorithm, EngineReply, EngineRequest, Params, Refill, State},
     backends::{Backend, RedisServer, Scripted, check, reply_of},
+    memory::TestClock,
 };
 use crate::{
     decision::Outcome,
     limiter::{Limiter, Reservation},
     quota::Quota,
-    store::MemoryStore,
 };
 
 /// Every algorithm, with every setting that changes its decisions.
@@ -230,17 +230,20 @@ fn the_scripts_keep_the_contract() {
 
 #[tokio::test(start_paused = true)]
 async fn the_memory_store_keeps_the_contract() {
+    TestClock::both().iter().for_each(memory_keeps_the_contract);
+}
+
+fn memory_keeps_the_contract(clock: &TestClock) {
     let mut limiter: Option<(&str, Limiter, tokio::time::Instant)> = None;
     for_each_row(|table, at, cost, max_wait| {
         if limiter.as_ref().is_none_or(|(name, ..)| *name != table.name) {
-            let store = MemoryStore::new();
-            let new = Limiter::new("default", store, table.algorithm, table.quota);
+            let new = Limiter::new("default", clock.store(), table.algorithm, table.quota);
             limiter = Some((table.name, new, tokio::time::Instant::now()));
         }
         let (_, limiter, start) = limiter.as_ref().unwrap();
+        let instant = *start + Duration::from_micros(at as u64);
+        clock.advance(instant - tokio::time::Instant::now());
         let decision = now_or_never(async {
-            let instant = *start + Duration::from_micros(at as u64);
-            tokio::time::advance(instant - tokio::time::Instant::now()).await;
             match max_wait {
                 None => limiter.check_n("key", cost.into()).await,
                 Some(wait) => {

@@ -1,5 +1,5 @@
 //! Holds: what is admitted beside them, their ends, expiries and renewals; and that the script and
-//! the twin agree about them. What they promise is in `hold_promise.rs`.
+//! the twin agree about them. What they promise is in `hold_histories.rs`.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -94,6 +94,24 @@ fn an_expired_hold_is_spent_at_the_end_of_its_slot() {
 }
 
 #[test]
+fn a_renewal_of_the_only_hold_keeps_its_epoch() {
+    for algorithm in ALGORITHMS {
+        let (params, mut state) = (params(algorithm), State::Initial);
+        let receipt = hold(&mut state, &params, START, 8.0).hold.unwrap();
+        // The clock steps back, and the holder does not get the reply.
+        let now = START - SECOND;
+        let action = HoldAction::Renew(Lifetime::new(8_000_000));
+        let change = HoldChange { receipt, units: 8.0, action };
+        let renewed = state.change_holds(&params, now, &[change])[0];
+        let HoldReply::Renewed(renewed) = renewed else { panic!("{renewed:?}") };
+        assert_eq!(renewed.epoch, receipt.epoch, "{algorithm}");
+        let ended = end(&mut state, &params, now, receipt, [8.0, 0.0]);
+        assert_eq!(ended, HoldReply::Ended);
+        assert!(state.decide(&params, check(10, now)).admitted, "{algorithm}");
+    }
+}
+
+#[test]
 fn a_renewal_after_a_loss_of_the_state_holds_the_units_again() {
     let (params, mut state) = (params(Algorithm::token_bucket()), State::Initial);
     let receipt = hold(&mut state, &params, START, 8.0).hold.unwrap();
@@ -133,7 +151,7 @@ fn holds() -> impl Strategy<Value = Vec<Hold>> {
 }
 
 /// An algorithm with two quotas, or two limits on concurrency.
-fn any_limits() -> impl Strategy<Value = [Params; 2]> {
+pub(super) fn any_limits() -> impl Strategy<Value = [Params; 2]> {
     let concurrency = [1_u64..8, 1_u64..8].prop_map(|limits| limits.map(concurrency::params));
     prop_oneof![6 => any_params(), 1 => concurrency]
 }

@@ -231,7 +231,8 @@ fn the_weight_of_a_large_sliding_window_is_exact() {
 fn a_changed_quota_counts_what_was_used_under_a_large_one() {
     let server = RedisServer::start();
     let mut scripted = Scripted::new(&server, "{key}");
-    let (large, small) = (Quota::per_hour(50_000_000_000), Quota::per_second(10));
+    // At the small rate, what was used would take 57,000 years.
+    let (large, small) = (Quota::per_hour(50_000_000_000), Quota::per_minute(1));
     for algorithm in algorithms() {
         let [large, small] = [large, small].map(|quota| Params::new(algorithm, quota).unwrap());
         scripted.forget();

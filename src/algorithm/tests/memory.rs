@@ -1,5 +1,5 @@
 //! The memory store and the twin decide the same, although only the store packs most states into
-//! two numbers.
+//! two numbers, by tokio's clock and by the counter of the processor.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
     contract::{all_with, now_or_never},
 };
 use crate::{
-    decision::Source,
+    decision::{Outcome, Source},
     keys::Key,
     quota::Quota,
     store::{LimitRequest, MemoryStore, Settings, StoreRequest},
@@ -27,7 +27,7 @@ fn the_memory_store_and_the_twin_agree() {
     let config = ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
         .run(&(prop_oneof![params(), plain()], steps()), |(params, steps)| {
-            history(params, &steps);
+            TestClock::both().iter().for_each(|clock| history(clock, params, &steps));
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
@@ -81,11 +81,12 @@ fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
             let window = Duration::from_secs(seconds);
             let (algorithm, quota) = all_with(Quota::new(limit, window)).swap_remove(which);
             let settings = settings(Params::new(algorithm, quota).unwrap());
-            let shared = MemoryStore::new();
-            let singles: Vec<_> = (0..6).map(|_| MemoryStore::new()).collect();
+            let clock = &TestClock::both()[visits.len() % 2];
+            let shared = clock.store();
+            let singles: Vec<_> = (0..6).map(|_| clock.store()).collect();
             let mut used = 0;
             for visit in visits {
-                now_or_never(advance(window * visit.ahead / 1_000));
+                clock.advance(window * visit.ahead / 1_000);
                 for _ in 0..visit.new_keys {
                     used += 1;
                     let _ = decide(&shared, &settings, &format!("new {used}"), check(1, 0.0));
@@ -117,8 +118,37 @@ fn plain() -> impl Strategy<Value = [Params; 2]> {
     [params.clone(), params]
 }
 
-fn history(params: [Params; 2], steps: &[Step]) {
-    let mut both = Both::new();
+/// A clock of the store that a test controls.
+pub(super) enum TestClock {
+    Tokio,
+    /// The counter of the processor.
+    Counter(quanta::Clock, Arc<quanta::Mock>),
+}
+
+impl TestClock {
+    pub(super) fn both() -> [Self; 2] {
+        let (clock, mock) = quanta::Clock::mock();
+        [Self::Tokio, Self::Counter(clock, mock)]
+    }
+
+    pub(super) fn store(&self) -> MemoryStore {
+        match self {
+            Self::Tokio => MemoryStore::new(),
+            Self::Counter(clock, _) => MemoryStore::with_counter(clock.clone()),
+        }
+    }
+
+    /// Advances the clock. The time of tokio, by which requests wait, goes on with the counter.
+    pub(super) fn advance(&self, duration: Duration) {
+        if let Self::Counter(_, mock) = self {
+            mock.increment(2 * duration.as_micros() as u64);
+        }
+        now_or_never(advance(duration));
+    }
+}
+
+fn history(clock: &TestClock, params: [Params; 2], steps: &[Step]) {
+    let mut both = Both { store: clock.store(), twin: State::Initial };
     let (mut settings, mut other) = (settings(params[0]), settings(params[1]));
     let mut now = 0.0; // the clock of the store
     let mut admitted = vec![];
@@ -128,7 +158,7 @@ fn history(params: [Params; 2], steps: &[Step]) {
         }
         let params = &settings.params;
         let ahead = step.ahead(params, false);
-        now_or_never(advance(Duration::from_micros(ahead as u64)));
+        clock.advance(Duration::from_micros(ahead as u64));
         now += ahead;
 
         let releases = step.releases(&mut admitted);
@@ -152,10 +182,6 @@ struct Both {
 }
 
 impl Both {
-    fn new() -> Self {
-        Self { store: MemoryStore::new(), twin: State::Initial }
-    }
-
     fn decide(&mut self, settings: &Arc<Settings>, request: EngineRequest) -> EngineReply {
         let reply = self.twin.decide(&settings.params, request);
         let spent = reply.admitted && request.action.commits();
@@ -172,11 +198,19 @@ pub(super) fn decide(
     key: &str,
     request: EngineRequest,
 ) -> EngineReply {
+    let (key, cost) = (&Key::from(key), request.cost as u64);
+    if request.action == Action::Check
+        && let Some(fast) = &settings.fast
+        && let Some(step) =
+            store.check_fast(settings, fast, key.as_bytes(), cost, request.max_wait > 0.0)
+    {
+        return reply_of(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)));
+    }
     let limits = &[LimitRequest {
         settings,
         observers: &Default::default(),
-        key: &Key::from(key),
-        cost: request.cost as u64,
+        key,
+        cost,
         max_wait: request.max_wait,
         hold: None,
     }];
@@ -194,7 +228,7 @@ async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
         (fast, vec![spend(100), check(3_u32, 0.0)]),
     ] {
         let settings = settings(Params::new(Algorithm::token_bucket(), quota).unwrap());
-        let mut both = Both::new();
+        let mut both = Both { store: MemoryStore::new(), twin: State::Initial };
         for request in requests {
             both.decide(&settings, request);
         }
@@ -203,5 +237,5 @@ async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
 
 pub(super) fn settings(params: Params) -> Arc<Settings> {
     let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(1));
-    Arc::new(Settings { name: "default", algorithm, quota, params, source: Source::Store })
+    Arc::new(Settings::new("default", algorithm, quota, params, Source::Store))
 }

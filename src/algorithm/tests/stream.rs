@@ -11,8 +11,9 @@ use proptest::{
 
 use super::{
     super::{Action, EngineRequest, HoldAction, HoldChange, HoldReceipt, Lifetime, Params, State},
-    agreement::{Step, params, steps},
+    agreement::{Step, steps},
     backends::{Backend, Holds},
+    holds::any_limits,
 };
 use crate::store::{
     ScriptText,
@@ -55,7 +56,9 @@ impl Stream {
 fn limit(key: &str, params: &Params, request: &EngineRequest) -> Limit {
     let cost = request.cost.min(params.max_cost()) as u64;
     let max_wait = request.max_wait.min(params.max_reservable());
-    Limit { key: key.to_owned(), params: *params, cost, max_wait, lifetime: None }
+    let holds = !params.spends() && request.action == Action::Check;
+    let lifetime = holds.then(|| Lifetime::new(1_000_000));
+    Limit { key: key.to_owned(), params: *params, cost, max_wait, lifetime }
 }
 
 /// A history of one limiter, whose requests also go to another limit, and to further keys.
@@ -75,9 +78,16 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
             stream.call(&command, script, now);
             continue;
         }
-        let request = step.decide(params, now);
-        let reply = twin.decide(params, request);
-        if request.action == Action::Check && reply.admitted {
+        let mut request = step.decide(params, now);
+        if !(params.spends() && other.spends()) && request.action.spends() {
+            request.action = Action::Check; // which holds
+        }
+        let action = match limit("{k}0", params, &request).lifetime {
+            Some(lifetime) => Action::Hold { lifetime, epoch: None },
+            None => request.action,
+        };
+        let reply = twin.decide(params, EngineRequest { action, ..request });
+        if request.action == Action::Check && params.spends() && reply.admitted {
             admitted.push((reply.instant, request.cost));
         }
         if i % 4 == 0 && params.can_hold() {
@@ -92,7 +102,8 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
             let (command, script) = script::decide(request.action, &both);
             stream.call(&command, script, now);
         }
-        let mut call = CheckEach::new(*params, None, 6);
+        let lifetime = (!params.spends()).then(|| Lifetime::new(2_000_000));
+        let mut call = CheckEach::new(*params, lifetime, 6);
         for key in ["{k}0", "{k}1", "{k}2"] {
             let check = (own.cost, own.max_wait);
             call.add(key.to_owned(), [check, check, (1, 0.0)].into_iter());
@@ -141,7 +152,7 @@ fn a_stream_of_calls_is_written_for_other_versions_of_lua() {
     let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), rng);
     let mut stream = Stream::default();
     for _ in 0..HISTORIES {
-        let histories = (params(), params(), steps());
+        let histories = (any_limits(), any_limits(), steps());
         let (limits, [other, _], steps) = histories.new_tree(&mut runner).unwrap().current();
         history(&mut stream, limits, &other, &steps);
     }

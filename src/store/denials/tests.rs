@@ -25,7 +25,7 @@ const WINDOW: Duration = Duration::from_millis(10);
 
 fn settings(algorithm: Algorithm, quota: Quota) -> Arc<Settings> {
     let params = Params::new(algorithm, quota).unwrap();
-    Arc::new(Settings { name: NAME, algorithm, quota, params, source: Source::Store })
+    Arc::new(Settings::new(NAME, algorithm, quota, params, Source::Store))
 }
 
 /// A bucket of ten units per second.
@@ -483,7 +483,7 @@ fn send_all(denials: &Denials, requests: &[Request<'_>], now: Instant) -> Undeci
 
 fn other_limiter() -> Arc<Settings> {
     let Settings { algorithm, quota, params, source, .. } = *bucket();
-    Arc::new(Settings { name: OTHER, algorithm, quota, params, source })
+    Arc::new(Settings::new(OTHER, algorithm, quota, params, source))
 }
 
 #[test]
@@ -993,7 +993,7 @@ impl Several {
         let settings = [0, 1, 2].map(|i| {
             let quota = Quota::new(4 + 2 * i as u64, WINDOW * (1 + i as u32));
             let Settings { algorithm, quota, params, source, .. } = *settings(algorithms[i], quota);
-            Arc::new(Settings { name: NAMES[i], algorithm, quota, params, source })
+            Arc::new(Settings::new(NAMES[i], algorithm, quota, params, source))
         });
         let states = [(); LIMITS].map(|()| State::Initial);
         let (denials, start) = (Denials::new(HOUR), Instant::now());

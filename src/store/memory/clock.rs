@@ -21,9 +21,15 @@ impl Clock {
         }
     }
 
+    /// Returns a clock that reads a counter with two ticks in a microsecond.
+    #[cfg(all(test, feature = "cpu-counter"))]
+    pub(super) fn of_counter(counter: quanta::Clock) -> Self {
+        Self { epoch: Instant::now(), counter: Some(counter::Counter::of_mock(counter)) }
+    }
+
     /// Readings of two threads can be out of order: a shard clamps them.
     #[inline]
-    pub(super) fn now(&self) -> f64 {
+    pub(super) fn now(&self) -> i64 {
         #[cfg(feature = "cpu-counter")]
         if let Some(counter) = &self.counter {
             return counter.now();
@@ -33,16 +39,15 @@ impl Clock {
 
     /// Returns the time by tokio's clock.
     #[inline]
-    fn elapsed(&self) -> f64 {
+    fn elapsed(&self) -> i64 {
         let elapsed = self.epoch.elapsed();
-        // Processors convert signed integers faster.
-        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64 as f64
+        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64
     }
 
     /// Returns the instant of a reading. Equal readings have equal instants, except when the two
     /// clocks have drifted apart by another second.
     pub(super) fn instant(&self, reading: f64) -> Instant {
-        let drift = ((self.elapsed() - self.now()) / 1e6).round() * 1e6;
+        let drift = ((self.elapsed() - self.now()) as f64 / 1e6).round() * 1e6;
         self.epoch + Duration::from_micros((reading + drift) as u64)
     }
 }
@@ -72,8 +77,13 @@ mod counter {
             Some(Self { start: clock.raw(), clock, rate })
         }
 
+        #[cfg(test)]
+        pub(super) fn of_mock(clock: quanta::Clock) -> Self {
+            Self { start: clock.raw(), clock, rate: 1 << 63 }
+        }
+
         #[inline]
-        pub(super) fn now(&self) -> f64 {
+        pub(super) fn now(&self) -> i64 {
             micros(self.clock.raw().saturating_sub(self.start), self.rate)
         }
     }
@@ -84,10 +94,8 @@ mod counter {
 
     /// Rounds down, so that the result is as monotonic as the counter.
     #[inline]
-    fn micros(ticks: u64, rate: u64) -> f64 {
-        let micros = (u128::from(ticks) * u128::from(rate)) >> 64;
-        // Processors convert signed integers faster.
-        micros as i64 as f64
+    fn micros(ticks: u64, rate: u64) -> i64 {
+        ((u128::from(ticks) * u128::from(rate)) >> 64) as i64
     }
 
     /// Returns whether the kernel takes its time from the counter that this program reads. It has
@@ -150,13 +158,13 @@ mod counter {
         fn ticks_become_whole_microseconds_rounded_down() {
             // 2.5 ticks per nanosecond.
             let rate = rate(5 << 40, 2 << 40);
-            for (ticks, expected) in [(0, 0.0), (2_499, 0.0), (2_501, 1.0), (5_001, 2.0)] {
+            for (ticks, expected) in [(0, 0), (2_499, 0), (2_501, 1), (5_001, 2)] {
                 assert_eq!(micros(ticks, rate), expected);
             }
             // After a hundred years, still to the microsecond.
             let year = 365 * 86_400 * 1_000_000_u64;
             let hundred = micros(100 * year * 2_500, rate);
-            assert!((hundred - (100 * year) as f64).abs() <= 1_000.0, "{hundred}");
+            assert!(hundred.abs_diff(100 * year as i64) <= 1_000, "{hundred}");
         }
     }
 }

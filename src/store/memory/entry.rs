@@ -11,7 +11,7 @@ use foldhash::fast::RandomState;
 use super::WhenFull;
 use crate::{
     algorithm::{
-        Action, EngineReply, EngineRequest, FastStep, HoldChange, HoldReply, INITIAL, Packed,
+        Action, EngineReply, EngineRequest, Fast, FastStep, HoldChange, HoldReply, INITIAL, Packed,
         Release, State,
     },
     keys::{Text, are_same},
@@ -96,18 +96,20 @@ impl Entry {
     pub(super) fn check_fast(
         &mut self,
         settings: &Arc<Settings>,
-        cost: f64,
-        max_wait: f64,
-        now: f64,
+        fast: &Fast,
+        cost: u64,
+        waits: bool,
+        now: i64,
     ) -> Option<FastStep> {
         match &mut self.counts {
             Counts::Packed { denied_until, packed } if Arc::ptr_eq(&self.settings, settings) => {
-                let step = settings.params.step_fast(packed, cost, now)?;
-                if !step.admission.admitted {
-                    if max_wait > 0.0 {
+                let step = fast.step(packed, cost, now)?;
+                if !step.admitted {
+                    if waits {
                         return None;
                     }
-                    *denied_until = second(now + step.admission.wait).max(*denied_until);
+                    let until = now as u64 + step.wait;
+                    *denied_until = second(until).max(*denied_until);
                 }
                 Some(step)
             }
@@ -171,7 +173,7 @@ impl Entry {
             return;
         }
         let denied_until = self.denied_until();
-        *denied_until = second(until).max(*denied_until);
+        *denied_until = second(until as u64).max(*denied_until);
     }
 
     pub(super) fn denied_until(&mut self) -> &mut u32 {
@@ -186,7 +188,7 @@ impl Entry {
         }
     }
 
-    pub(super) fn usage(&self, now: f64) -> Usage {
+    pub(super) fn usage(&self, now: i64) -> Usage {
         self.counts.usage(&self.settings, now)
     }
 }
@@ -269,16 +271,22 @@ impl Counts {
             boxed.left = left(reply.remaining, settings);
             boxed.reset = now + reply.reset;
             if reply.remaining == 0.0 {
-                *denied_until = second(now + reply.replenish).max(*denied_until);
+                *denied_until = second((now + reply.replenish) as u64).max(*denied_until);
             }
         }
     }
 
-    fn usage(&self, settings: &Settings, now: f64) -> Usage {
+    fn usage(&self, settings: &Settings, now: i64) -> Usage {
+        let second = second(now.max(0) as u64);
+        let now = now as f64;
         match self {
             Self::Packed { denied_until, packed } => {
-                let (remaining, reset) = settings.params.observe_packed(*packed, now);
-                let in_use = remaining == 0.0 || *denied_until >= second(now);
+                let fast =
+                    settings.fast.as_ref().and_then(|fast| fast.observe(*packed, now as i64));
+                let fast = fast.map(|observed| observed.map(|number| number as i64 as f64));
+                let [remaining, reset] =
+                    fast.unwrap_or_else(|| settings.params.observe_packed(*packed, now));
+                let in_use = remaining == 0.0 || *denied_until >= second;
                 let (left, reset) = (left(remaining, settings), now + reset);
                 // States in which a request waits are not packed.
                 Usage { left, reset, in_use, waited_for: false }
@@ -290,7 +298,7 @@ impl Counts {
                     return Usage { left, reset, in_use: true, waited_for: true };
                 }
                 let waited_for = self.has_forgotten(now) || boxed.state.waited_until(now).is_some();
-                let in_use = *denied_until >= second(now) || waited_for;
+                let in_use = *denied_until >= second || waited_for;
                 Usage { left: boxed.left, reset: boxed.reset, in_use, waited_for }
             }
         }
@@ -309,8 +317,8 @@ fn left(remaining: f64, settings: &Settings) -> f64 {
 }
 
 /// Returns the second in which an instant lies, from 1 on.
-fn second(instant: f64) -> u32 {
-    ((instant / 1e6) as u32).saturating_add(1)
+fn second(instant: u64) -> u32 {
+    u32::try_from(instant / 1_000_000).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 impl Usage {

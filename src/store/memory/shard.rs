@@ -24,24 +24,24 @@ const MAX_KEYS_LOOKED_AT: usize = 32;
 const MAX_BUCKETS_LOOKED_AT: usize = 512;
 /// The time for which an expired key is kept while there is room, in microseconds: its next request
 /// is likely to come soon.
-const KEPT: f64 = 1e6;
+const KEPT: i64 = 1_000_000;
 
 /// The difference between the clocks of two threads up to which the later one holds, in
 /// microseconds: no unit is refilled twice. A clock that steps back further has another origin, and
 /// must not stand still until then.
-const LONGEST_DIFFERENCE: f64 = 1e6;
+const LONGEST_DIFFERENCE: i64 = 1_000_000;
 
 pub(super) struct Shard {
     table: HashTable<Entry>,
     /// The bucket at which the next sweep continues.
     cursor: usize,
     /// The latest instant at which something was decided.
-    pub(super) latest: f64,
+    pub(super) latest: i64,
 }
 
 /// A search for a key to evict. It is bounded, and may extend over several shards.
 pub(super) struct Search<'a> {
-    now: f64,
+    now: i64,
     when_full: WhenFull,
     /// The keys of the current decision, which are not evicted.
     kept: &'a [LimitRequest<'a>],
@@ -51,7 +51,7 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(now: f64, when_full: WhenFull, kept: &'a [LimitRequest<'a>]) -> Self {
+    pub(super) fn new(now: i64, when_full: WhenFull, kept: &'a [LimitRequest<'a>]) -> Self {
         Self {
             now,
             when_full,
@@ -78,13 +78,13 @@ impl<'a> Search<'a> {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        Self { table: HashTable::new(), cursor: 0, latest: 0.0 }
+        Self { table: HashTable::new(), cursor: 0, latest: 0 }
     }
 
     /// Returns the instant of a `reading` of the clock. Before this thread locked the shard,
     /// another one may have read a later instant: then it is that one.
     #[inline]
-    pub(super) fn instant(&mut self, reading: f64, clock: &Clock) -> f64 {
+    pub(super) fn instant(&mut self, reading: i64, clock: &Clock) -> i64 {
         if reading < self.latest {
             self.latest = self.instant_again(clock.now());
         } else {
@@ -97,7 +97,7 @@ impl Shard {
     /// if the counters of two processors differ, or if another runtime of a test has advanced its
     /// paused time.
     #[cold]
-    fn instant_again(&self, reading: f64) -> f64 {
+    fn instant_again(&self, reading: i64) -> i64 {
         if self.latest - reading > LONGEST_DIFFERENCE { reading } else { reading.max(self.latest) }
     }
 
@@ -135,12 +135,12 @@ impl Shard {
     }
 
     /// Removes the next keys, if they expired a while ago.
-    pub(super) fn sweep(&mut self, now: f64, slots: &Slots) {
+    pub(super) fn sweep(&mut self, now: i64, slots: &Slots) {
         let expired_at = now - KEPT;
         for _ in 0..SWEPT_BUCKETS.min(self.table.num_buckets()) {
             let bucket = self.next_bucket();
             let entry = self.table.get_bucket(bucket);
-            if entry.is_some_and(|entry| entry.usage(expired_at).reset <= expired_at) {
+            if entry.is_some_and(|entry| entry.usage(expired_at).reset <= expired_at as f64) {
                 drop(self.remove_bucket(bucket, slots));
             }
         }
@@ -166,7 +166,7 @@ impl Shard {
                 continue;
             }
             let usage = entry.usage(search.now);
-            if usage.reset <= search.now {
+            if usage.reset <= search.now as f64 {
                 victim = Some((usage, bucket));
                 break;
             }

@@ -122,22 +122,41 @@ async fn a_reading_that_is_older_than_the_last_one_grants_nothing() {
         let limiter = Limiter::new(algorithm.name(), store.clone(), algorithm, Quota::per_hour(1));
         assert!(limiter.check("alice").await.unwrap().is_allowed());
         // As if another thread had read a clock that is ahead, and had locked the shard first.
-        let latest = |at: f64| lock(&store.0.shards[0].0).latest = at;
-        latest(0.5e6);
+        let latest = |at: i64| lock(&store.0.shards[0].0).latest = at;
+        latest(500_000);
         let denied = limiter.check("alice").await.unwrap();
         assert_eq!(denied.retry_after(), Some(Duration::from_millis(3_599_500)), "{algorithm}");
         let denied = limiter.check("alice").await.unwrap();
         assert_eq!(denied.retry_after(), Some(Duration::from_millis(3_599_500)), "{algorithm}");
-        latest(0.0);
+        latest(0);
         limiter.reset("alice").await.unwrap();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_counter_that_differs_between_processors_grants_nothing() {
+    let (clock, mock) = quanta::Clock::mock();
+    let limiter = limiter("a", &MemoryStore::with_counter(clock), Quota::per_second(10).burst(1));
+    // Two ticks in a microsecond: a thread moves between counters that are 40 ms apart.
+    let difference = 2 * 40_000_u64;
+    mock.increment(difference);
+    assert!(limiter.check("alice").await.unwrap().is_allowed());
+    for _ in 0..10 {
+        mock.decrement(difference);
+        let denied = limiter.check("alice").await.unwrap();
+        assert_eq!(denied.retry_after(), Some(Duration::from_millis(100)));
+        mock.increment(difference);
+        assert!(!limiter.check("alice").await.unwrap().is_allowed());
+    }
+    mock.increment(2 * 100_000_u64);
+    assert!(limiter.check("alice").await.unwrap().is_allowed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_clock_that_steps_back_far_does_not_stop_the_store() {
     let store = MemoryStore::with_max_keys(10);
     let limiter = limiter("a", &store, Quota::per_hour(1));
-    lock(&store.0.shards[0].0).latest = 10_000e6;
+    lock(&store.0.shards[0].0).latest = 10_000_000_000;
     assert!(limiter.check("alice").await.unwrap().is_allowed());
     tokio::time::advance(Duration::from_secs(3_600)).await;
     assert!(limiter.check("alice").await.unwrap().is_allowed());

@@ -93,7 +93,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Returns the latest instant of all shards, which is then that of each.
-    fn instant(&mut self, clock: &Clock) -> f64 {
+    fn instant(&mut self, clock: &Clock) -> i64 {
         let shards = &mut self.shards;
         let instant = shards
             .iter_mut()
@@ -177,7 +177,7 @@ impl<'a> Transaction<'a> {
         self.shard_indices
     }
 
-    fn insert_fresh(&mut self, mut slots: Vec<Slot<'_>>, now: f64) {
+    fn insert_fresh(&mut self, mut slots: Vec<Slot<'_>>, now: i64) {
         for i in 0..self.limits.len() {
             if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_initial())
                 && let Some(slot) = slots.pop()

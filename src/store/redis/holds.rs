@@ -20,21 +20,17 @@ use tokio::{
 };
 
 use super::{
-    backend::Backend,
-    batch::Queued,
-    ends::{Ends, OpenEnd, OpenEnds},
-    front::{Entrance, Front},
+    ends::{Ends, OpenEnd},
     key_name::key_name,
     script,
     transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    decision::Outcome,
     keys::Key,
-    observe::{Event, Observers},
+    observe::Event,
     store::{
-        Hold, HoldGuard, LimitRequest, RetryQueues, Settings,
+        Hold, HoldGuard, RetryQueues,
         denials::{Change, Denials},
     },
     sync::lock,
@@ -399,62 +395,6 @@ impl Keeper {
             // Repeated, an end would take the units of another hold.
             Sent::End(end) if may_have_run => end.report_unsettled(),
             Sent::End(end) => self.queue(end),
-        }
-    }
-}
-
-/// A request that holds units of one key.
-pub(super) struct SingleHold {
-    backend: Backend,
-    front: Front,
-    settings: Arc<Settings>,
-    observers: Observers,
-    key: Key<'static>,
-    cost: u64,
-    lifetime: Option<Duration>,
-    /// The ends of holds of the key that Redis may not know yet.
-    open: OpenEnds,
-}
-
-impl SingleHold {
-    pub(super) fn new(backend: &Backend, front: &Front, limit: &LimitRequest<'_>) -> Self {
-        let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
-        let keeper = &backend.holds;
-        Self {
-            backend: backend.clone(),
-            front: front.clone(),
-            settings: settings.clone(),
-            observers: observers.clone(),
-            key: key.clone().into_owned(),
-            cost,
-            lifetime: hold,
-            open: keeper.ends().open(vec![keeper.key_of(settings.name, key)]),
-        }
-    }
-
-    pub(super) fn enter(&self, deadline: Deadline) -> Entrance {
-        let Self { settings, observers, key, cost, lifetime: hold, .. } = self;
-        let (cost, max_wait, hold) = (*cost, 0.0, *hold);
-        let limit = LimitRequest { settings, observers, key, cost, max_wait, hold };
-        self.front.enter(&limit, &self.backend, deadline)
-    }
-
-    /// Waits for the decision. What this process has returned before the request is there for it.
-    pub(super) async fn decide(
-        self,
-        queued: Queued,
-        deadline: Deadline,
-    ) -> Result<Outcome, TransportError> {
-        let outcome = queued.await?;
-        if self.open.is_empty()
-            || !outcome.decision.waits_for_holds()
-            || deadline.wait_for(self.open.answered()).await.is_none()
-        {
-            return Ok(outcome);
-        }
-        match self.enter(deadline) {
-            Entrance::Queued(queued) => queued.await,
-            Entrance::Alone(_) => Ok(outcome),
         }
     }
 }

@@ -16,11 +16,12 @@ use super::{
     config::RedisConfig,
     cross_slot::CrossSlot,
     front::{Entrance, Front},
-    holds::{Keeper, SingleHold},
+    holds::Keeper,
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
     scan::KeyScan,
+    single_hold::SingleHold,
     transport::{ANSWER_TIMEOUT, Command, Deadline},
 };
 use crate::{

@@ -10,7 +10,9 @@ use std::{convert::Infallible, env, hint::black_box, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
-use memory::{API_KEY, Bare, ONE, SLOW, header_values, layer, limiter, ready, send_all, shuffled_keys};
+use memory::{
+    API_KEY, Bare, ONE, SLOW, check_all, header_values, layer, limiter, send_all, shuffled_keys,
+};
 use tower_layer::Layer;
 use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 use tower_service::Service;
@@ -52,11 +54,10 @@ impl Rows {
     /// Counts checks, after one of each key.
     fn checks(&mut self, name: &str, limiter: &Limiter, admitted: bool) {
         let keys = self.keys.clone();
-        let check = |key: &String| ready(limiter.check(key)).expect("a decision").is_allowed();
-        keys.iter().for_each(|key| assert!(check(key)));
+        assert_eq!(check_all(limiter, &keys), KEYS);
         self.row(name, 0, || {
             for _ in 0..PASSES {
-                let count = keys.iter().filter(|key| check(black_box(key))).count();
+                let count = check_all(limiter, &keys);
                 assert_eq!(count, if admitted { KEYS } else { 0 }, "{name}");
             }
         });
@@ -127,12 +128,11 @@ fn new_keys(rows: &mut Rows) {
     let (max_keys, quota) = (KEYS, Quota::per_hour(10));
     let store = MemoryStore::with_max_keys(max_keys);
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), quota);
-    let check = |key: &String| ready(limiter.check(key)).expect("there is room").is_allowed();
     let keys: Vec<_> = (0..REQUESTS + KEYS).map(|i| format!("new-{i:06}")).collect();
     let (first, later) = keys.split_at(KEYS);
-    first.iter().for_each(|key| assert!(check(key)));
+    assert_eq!(check_all(&limiter, first), KEYS);
     rows.row("check, new key, full store", 0, || {
-        later.iter().for_each(|key| assert!(check(black_box(key))));
+        assert_eq!(check_all(&limiter, later), REQUESTS);
     });
 }
 
@@ -140,7 +140,9 @@ fn new_keys(rows: &mut Rows) {
 mod peers {
     use super::{Bare, KEYS, ONE, PASSES, Rows, SLOW, black_box};
     use governor::clock::{DefaultClock, MonotonicClock};
-    use memory::peers::{Check, governor, governor_layer, governor_layer_with_headers};
+    use memory::peers::{
+        Check, Least, governor, governor_layer, governor_layer_with_headers, least_layer,
+    };
     use tower_layer::Layer;
 
     pub(super) fn rows(rows: &mut Rows) {
@@ -148,6 +150,10 @@ mod peers {
         checks(rows, "governor, system clock, admitted", &governor(SLOW, MonotonicClock));
         checks(rows, "governor, denied", &governor(ONE, DefaultClock::default()));
         checks(rows, "governor, system clock, denied", &governor(ONE, MonotonicClock));
+        checks(rows, "the least possible, admitted", &Least::new(SLOW));
+        checks(rows, "the least possible, denied", &Least::new(ONE));
+        rows.requests("the least layer, allowed", least_layer(SLOW).layer(Bare), true);
+        rows.requests("the least layer, denied", least_layer(ONE).layer(Bare), false);
         rows.requests("tower_governor, allowed", governor_layer(SLOW).layer(Bare), true);
         let headers = governor_layer_with_headers(SLOW).layer(Bare);
         rows.requests("tower_governor, allowed, headers", headers, true);

@@ -28,6 +28,9 @@ fn main() {
         ("observers", observers::print_observers),
         ("layers", layers::print_layers),
     ];
+    if cfg!(feature = "counter") {
+        println!("With the feature `cpu-counter`, where the kernel itself reads the counter:");
+    }
     let words: Vec<_> = env::args().skip(1).collect();
     for (name, print) in &parts {
         if words.is_empty() || words.iter().any(|word| word == name) {
