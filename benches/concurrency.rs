@@ -138,7 +138,7 @@ fn read_uses(mut child: Child) -> Vec<Used> {
     uses
 }
 
-/// Returns the time for which places are in use, each counted, and the most that are in use at once.
+/// Returns the time for which places are in use, each counted, and the most in use at once.
 fn in_use(uses: &[Used], start: u64, end: u64) -> (u64, i64) {
     let within = |time: u64| time.clamp(start, end);
     let time = uses.iter().map(|used| within(used.to) - within(used.from)).sum();

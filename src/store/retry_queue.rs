@@ -34,8 +34,8 @@ const COMPETITION: u8 = 8;
 /// the other. Then it leaves units to other processes for a pause. Without this, the others would
 /// find no unit: a request of this process learns of a return first.
 const TURN: Duration = Duration::from_millis(600);
-/// The pause, in which each other process checks once: `HOLD_RETRY`, and the time that a timer and a
-/// call take on a busy machine.
+/// The pause, in which each other process checks once: `HOLD_RETRY`, and the time of a timer and a
+/// call on a busy machine.
 const PAUSE: Duration = Duration::from_millis(75);
 /// The pause after a denial of unknown duration: units are held, perhaps by another process, which
 /// ends its holds without a word to this one. The first request of a queue checks 20 times per

@@ -95,7 +95,7 @@ async fn a_process_that_dies_frees_its_places_after_a_lifetime() {
 async fn a_process_that_stands_still_for_too_long_finds_its_permits_expired() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let (url, places) = (server.url(), places(&store, SHORT));
+    let (url, places) = (server.url(), places(&store, LONG));
     let (is_held, held) = tokio::sync::oneshot::channel();
     let (go_on, goes_on) = mpsc::channel::<()>();
     let standing = thread::spawn(move || {

@@ -382,8 +382,8 @@ fn report(seen: &Seen, faults: &Faults, whole: Duration) -> bool {
         let spent = of_key.iter().filter(|used| used.way >= SPENDS_RATE).count() as f64;
         let allowed = RATE.limit() as f64 * (whole.as_secs_f64() + 1.0);
         println!(
-            "key {key}: {} requests in {whole:.0?}; at most {most} of {PLACES} in flight, {mean:.1} \
-             on average; {spent} of the {allowed:.0} that the rate allows",
+            "key {key}: {} requests in {whole:.0?}; at most {most} of {PLACES} in flight, \
+             {mean:.1} on average; {spent} of the {allowed:.0} that the rate allows",
             of_key.len(),
         );
         is_within &= most <= PLACES as i64 && spent > 0.0 && spent <= allowed;

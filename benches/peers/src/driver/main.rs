@@ -49,8 +49,9 @@ fn run(args: Vec<String>) -> Result<(), String> {
     let (options, names): (Vec<&str>, Vec<&str>) =
         args.iter().map(String::as_str).partition(|arg| arg.starts_with('-'));
     let commit = options.iter().find_map(|option| option.strip_prefix("--commit="));
-    let is_known =
-        |option: &str| ["--quick", "--list", "--permits"].contains(&option) || option.starts_with("--commit=");
+    let is_known = |option: &str| {
+        ["--quick", "--list", "--permits"].contains(&option) || option.starts_with("--commit=")
+    };
     if let Some(other) = options.iter().find(|option| !is_known(option)) {
         return Err(format!("no option {other}\n{USAGE}"));
     }

@@ -216,9 +216,8 @@ impl Bench {
                 entry.results.not_run = Some(reason);
             }
         }
-        let is_measured = |workload: &Workload| {
-            entries.iter().any(|entry| workload.includes(entry.subject))
-        };
+        let is_measured =
+            |workload: &Workload| entries.iter().any(|entry| workload.includes(entry.subject));
         let workloads: Vec<Workload> = Workload::ALL.into_iter().filter(is_measured).collect();
         for workload in workloads {
             println!("{}", workload.label());
