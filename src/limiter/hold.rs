@@ -69,7 +69,7 @@ impl Limiter {
     /// Holds `n` units like [`hold`](Limiter::hold), and waits for them for up to `max_wait`.
     ///
     /// A hold reserves no instant. A denied call checks again when units are restored, and when a
-    /// permit of this process ends; while holds have to end first, every 50 ms. In a process,
+    /// permit of this process ends; while holds have to end first, every 25 to 50 ms. In a process,
     /// waiting calls are served in the order of their arrival; between processes, and beside calls
     /// that do not wait, the order is not defined.
     ///

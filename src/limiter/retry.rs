@@ -23,6 +23,7 @@ use crate::{
     decision::Decision,
     quota::Quota,
     store::{Forecast, HOLD_RETRY, QueueEntry, RetryQueues, Store, Ticket, after},
+    time::random_fraction,
 };
 
 /// The resolution of the timers of tokio: a shorter sleep takes as long.
@@ -129,7 +130,9 @@ impl Retry {
             Some(time) if time <= left || denied.held() == 0 => time,
             // Holds can end sooner.
             _ if left.is_zero() => HOLD_RETRY,
-            _ => HOLD_RETRY.min(left),
+            // Between half and all of it: otherwise a request that began to wait when a unit was
+            // taken would check just when it is returned, before the requests of other processes.
+            _ => HOLD_RETRY.mul_f64(1.0 - random_fraction() / 2.0).min(left),
         };
         let has_slept = mem::take(&mut self.has_slept);
         let Some(part) = LimiterPart::of(charge, denied) else { return false };

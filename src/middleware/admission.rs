@@ -114,7 +114,7 @@ impl<P: ProtocolBase> Shared<P> {
         };
         match answer {
             StoreFuture::Ready(Some(Err(Error::OnlyHolds { .. }))) => {
-                return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+                self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state)
             }
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 Self::proceed(limiter, key, cost, outcome, state, is_ready)

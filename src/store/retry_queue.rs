@@ -9,6 +9,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hash, Hasher, RandomState},
+    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -38,8 +39,8 @@ const TURN: Duration = Duration::from_millis(600);
 /// call on a busy machine.
 const PAUSE: Duration = Duration::from_millis(75);
 /// The pause after a denial of unknown duration: units are held, perhaps by another process, which
-/// ends its holds without a word to this one. The first request of a queue checks 20 times per
-/// second then. An end in this process wakes it.
+/// ends its holds without a word to this one. The first request of a queue checks after half to all
+/// of it then, and an end in this process wakes it.
 pub(crate) const HOLD_RETRY: Duration = Duration::from_millis(50);
 /// Longer than any process runs, and short enough that an `Instant` can hold it.
 const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
@@ -298,13 +299,14 @@ impl Queue {
         woken.collect()
     }
 
-    /// Records a check of units that were returned. If another process has taken them, in a pause
-    /// or a moment before, the next turn of this process begins when it has units again: it would
-    /// otherwise pause after one request.
+    /// Ends the turn of this process after a check that shows that units were those of another one:
+    /// it has taken the units that this process has returned, in a pause or a moment before, or has
+    /// returned some itself. The next turn begins with the next return: otherwise this process
+    /// would pause after one request.
     fn end_turn_if_taken(&mut self, was_denied: bool) {
-        if self.expects_units && self.turn.is_some_and(|turn| turn <= Instant::now()) {
-            self.expects_units = false;
-            self.turn.take_if(|_| was_denied);
+        if self.turn.is_some_and(|turn| turn <= Instant::now()) {
+            let expected = mem::take(&mut self.expects_units);
+            self.turn.take_if(|_| was_denied == expected);
         }
     }
 
@@ -557,7 +559,9 @@ mod tests {
             process.checked(was_taken);
             // The turn of the other process, or the next one of this process.
             advance(TURN).await;
-            process.checked(was_taken);
+            if was_taken {
+                process.checked(false);
+            }
             assert_eq!(process.returned(), if was_taken { Duration::ZERO } else { PAUSE });
         }
     }
