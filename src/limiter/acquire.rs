@@ -257,6 +257,12 @@ impl Charge {
         Wait::begin(waiting.observers(), limiter)
     }
 
+    /// Reports that the request waits before its first decision: for the first limit that it holds.
+    fn begin_queued_wait(&self) -> Option<Wait> {
+        let (limiter, ..) = self.held_parts().next()?;
+        Wait::begin(limiter.observers(), limiter.static_name())
+    }
+
     /// Returns the units that `answer` spends, reserves or holds, in the background, and then drops
     /// `slot`.
     fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
@@ -335,6 +341,7 @@ impl Acquire {
         let mut acquire = Self::new(charge, StoreFuture::Ready(None), max_wait);
         if acquire.retry.get_or_insert_default().join(&acquire.charge) {
             acquire.phase = Phase::Queued;
+            acquire.wait = acquire.charge.begin_queued_wait();
         } else {
             acquire.phase = Phase::Deciding(acquire.charge.decide(Action::Check, max_wait));
         }

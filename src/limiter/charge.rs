@@ -392,6 +392,13 @@ impl Charge {
         })
     }
 
+    /// Returns the parts of [`own_parts`](Self::own_parts) whose units are held.
+    pub(super) fn held_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u64)> {
+        self.parts()
+            .filter(|part| part.holds())
+            .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
+    }
+
     /// Returns whether units of a limit are held.
     pub(crate) fn holds_units(&self) -> bool {
         self.parts().any(Part::holds)

@@ -74,7 +74,7 @@ impl Limiter {
     /// that do not wait, the order is not defined.
     ///
     /// With a `RedisStore`, a process that has served its own waiting calls for 0.6 s leaves the
-    /// next units that it returns to other processes for 75 ms.
+    /// units that it returns in the next 75 ms to other processes.
     ///
     /// # Errors
     ///

@@ -9,7 +9,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hash, Hasher, RandomState},
-    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -101,9 +100,9 @@ struct Queue {
     competition: u8,
     /// The beginning of the turn of this process, if it shares the units with others.
     turn: Option<Instant>,
-    /// True from a return of units to the next check, which shows whether another process has taken
-    /// them.
-    expects_units: bool,
+    /// The returns of units by this process since the turn began, less the checks that have found
+    /// some: a further check shows what another process has taken or returned.
+    expected: u32,
 }
 
 /// The requests with the same limiters and keys.
@@ -277,8 +276,9 @@ impl Queue {
             return self.check_at(now);
         }
         let turn = *self.turn.get_or_insert(now);
+        self.expected += 1;
         if now < turn {
-            return vec![]; // a pause
+            return self.check_at(turn); // a pause
         }
         if now < turn + TURN {
             return self.check_at(now);
@@ -293,7 +293,6 @@ impl Queue {
         let sleeping = self.checking.values_mut().filter(|checking| checking.at > now);
         let woken = sleeping.filter_map(|checking| {
             checking.at = at;
-            self.expects_units = true;
             checking.waker.take()
         });
         woken.collect()
@@ -305,8 +304,9 @@ impl Queue {
     /// would pause after one request.
     fn end_turn_if_taken(&mut self, was_denied: bool) {
         if self.turn.is_some_and(|turn| turn <= Instant::now()) {
-            let expected = mem::take(&mut self.expects_units);
-            self.turn.take_if(|_| was_denied == expected);
+            let was_expected = self.expected > 0;
+            self.expected = if was_denied { 0 } else { self.expected.saturating_sub(1) };
+            self.turn.take_if(|_| was_denied == was_expected);
         }
     }
 
@@ -559,9 +559,7 @@ mod tests {
             process.checked(was_taken);
             // The turn of the other process, or the next one of this process.
             advance(TURN).await;
-            if was_taken {
-                process.checked(false);
-            }
+            process.ticket.denied(Process::retry());
             assert_eq!(process.returned(), if was_taken { Duration::ZERO } else { PAUSE });
         }
     }

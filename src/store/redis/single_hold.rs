@@ -66,7 +66,8 @@ impl SingleHold {
             return Ok(outcome);
         }
         match self.enter(deadline) {
-            Entrance::Queued(queued) => queued.await,
+            // The denial is an answer; an error of the second call is none.
+            Entrance::Queued(queued) => queued.await.or(Ok(outcome)),
             Entrance::Alone(_) => Ok(outcome),
         }
     }

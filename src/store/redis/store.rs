@@ -366,7 +366,7 @@ impl Store for RedisStore {
                         && matches!(&outcome, Ok(it) if it.decision.waits_for_holds())
                         && deadline.wait_for(open.answered()).await.is_some()
                     {
-                        outcome = call.execute(deadline).await;
+                        outcome = call.execute(deadline).await.or(outcome);
                     }
                     let outcome =
                         outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
