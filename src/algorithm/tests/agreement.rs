@@ -397,6 +397,9 @@ fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineRep
     };
     let checking = EngineRequest { action: Action::Check, ..request };
 
+    if reply.reset >= LONGEST_REFILL as f64 {
+        return; // lower bounds: longer times than a century are not known exactly
+    }
     if request.action == Action::Check && !reply.admitted {
         assert!(later(reply.wait, checking).admitted, "retry_after is too short");
         assert!(!later(reply.wait - 1.0, checking).admitted, "retry_after is too long");
@@ -418,9 +421,6 @@ fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineRep
         assert!(later(reply.replenish - 1.0, peek).remaining <= reply.remaining);
     }
 
-    if reply.reset >= LONGEST_REFILL as f64 {
-        return; // a lower bound: a longer time than a century is not known exactly
-    }
     let fresh =
         State::Initial.decide(params, EngineRequest { now: request.now + reply.reset, ..one });
     let mut reset = after.clone();
