@@ -387,10 +387,9 @@ impl Acquire {
             match &mut self.phase {
                 Phase::Queued => {
                     let retry = self.retry.get_or_insert_default();
-                    // At its deadline, it learns how things stand.
+                    // At its deadline, too: it has no decision yet.
                     let _ = ready!(retry.poll(cx, self.deadline));
-                    let max_wait = self.max_wait.at_most(self.remaining_wait());
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
+                    self.check_again();
                 }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
@@ -417,20 +416,24 @@ impl Acquire {
                     }
                     // The deadline of the first decision holds: a request that is late does not get
                     // its wait twice.
-                    let max_wait = self.max_wait.at_most(self.remaining_wait());
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
+                    self.check_again();
                 }
                 Phase::Retrying(denied) => {
                     let retry = self.retry.get_or_insert_default();
                     if !ready!(retry.poll(cx, self.deadline)) {
                         return Poll::Ready(Ok(denied.clone()));
                     }
-                    let max_wait = self.max_wait.at_most(self.remaining_wait());
-                    self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
+                    self.check_again();
                 }
                 Phase::Done => panic!("polled after completion"),
             }
         }
+    }
+
+    /// Checks with the rest of the wait.
+    fn check_again(&mut self) {
+        let max_wait = self.max_wait.at_most(self.remaining_wait());
+        self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
