@@ -7,6 +7,7 @@ use std::mem::take;
 use super::{
     arithmetic::max,
     hold::{Held, HoldAction, HoldChange, HoldReply, Lifetime, Slots},
+    packed::Packed,
     request::{Action, Admission, EngineReply, EngineRequest},
     table::{Kind, Params, State},
 };
@@ -118,6 +119,23 @@ impl Params {
     pub(super) fn with_holds(&self, bytes: &[u8], state: State) -> State {
         let (slots, _) = super::hold::decode(bytes).expect("holds");
         self.close(Held { slots, ..self.held(state) })
+    }
+
+    /// Packs what is held of a key whose units are only held: there is no state beside it.
+    #[cold]
+    pub(super) fn pack_held(&self, held: &Held<State, Kind>) -> Option<Packed> {
+        let is_all = held.algorithm == self.kind() && !self.spends();
+        if is_all { held.slots.pack() } else { None }
+    }
+
+    /// The state that these numbers represent. Without units, the first number says when the key
+    /// was used.
+    #[cold]
+    pub(super) fn unpack_held(&self, packed: Packed) -> State {
+        match packed[1] {
+            0 => State::Initial,
+            _ => self.close(Held { slots: Slots::endless(packed), ..self.held(State::Initial) }),
+        }
     }
 
     pub(super) fn held(&self, state: State) -> Held<State, Kind> {

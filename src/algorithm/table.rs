@@ -334,6 +334,7 @@ macro_rules! algorithms {
             #[inline]
             pub(crate) fn pack(&self, state: &State, now: f64) -> Option<Packed> {
                 match (self, state) {
+                    (_, State::Held(held)) => self.pack_held(held),
                     $((Self::$variant(params), State::$variant(Some(reserved))) => {
                         let is_over = reserved.waiting.is_over(now);
                         if is_over { reserved.state.pack(now, params) } else { None }
@@ -347,6 +348,9 @@ macro_rules! algorithms {
             pub(crate) fn unpack(&self, packed: Packed) -> State {
                 if packed == INITIAL {
                     return State::Initial;
+                }
+                if !self.spends() {
+                    return self.unpack_held(packed);
                 }
                 match self {
                     $(Self::$variant(params) => {

@@ -474,7 +474,13 @@ impl Charge {
             (Some(part), []) if !part.holds() => {
                 part.limiter.decide(action, &part.key, part.cost(), max_wait)
             }
-            (Some(first), _) => {
+            (Some(first), rest) => {
+                if rest.is_empty()
+                    && action == Action::Check
+                    && let Some(outcome) = first.limiter.hold_fast(&first.key, first.cost())
+                {
+                    return StoreFuture::ready(Ok(outcome));
+                }
                 let answer = self.decide_together(&first.limiter, action, max_wait);
                 answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
             }

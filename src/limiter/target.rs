@@ -110,6 +110,15 @@ impl AnyLimiter {
         }
     }
 
+    /// Holds units of a key in memory that counts units at a time. Returns `None` in other cases.
+    #[inline]
+    pub(crate) fn hold_fast(&self, key: &Key<'_>, units: u64) -> Option<Outcome> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.hold_fast(key, units),
+            Kind::Foreign(_) => None,
+        }
+    }
+
     /// Decides as [`decide`](Self::decide) does, if it is one of the most common checks.
     #[inline]
     pub(crate) fn check_fast(
@@ -166,7 +175,7 @@ impl AnyLimiter {
     }
 
     /// Returns whether units are only held.
-    pub(super) fn only_holds(&self) -> bool {
+    pub(crate) fn only_holds(&self) -> bool {
         matches!(&self.0, Kind::Own(limiter) if limiter.only_holds())
     }
 

@@ -11,7 +11,7 @@ use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
     time::Duration,
@@ -53,6 +53,9 @@ pub struct RetryQueues {
     arrivals: AtomicU64,
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
     queues: Mutex<HashMap<u64, Arc<Mutex<Queue>>>>,
+    /// The number of queues. `Relaxed`, and read without the lock: a request that checks again after
+    /// it has joined finds what was returned before.
+    count: AtomicUsize,
 }
 
 /// A request, as a queue needs it.
@@ -161,6 +164,15 @@ impl RetryQueues {
         self.hash_of([(limiter, key)].into_iter())
     }
 
+    /// Lets the first request check that waits for a key, if any does: see
+    /// [`units_returned`](Self::units_returned).
+    #[inline]
+    pub(crate) fn key_returned(&self, limiter: &str, key: &Key<'_>, is_shared: bool) {
+        if self.count.load(Relaxed) > 0 {
+            self.units_returned(self.queue_of(limiter, key), is_shared);
+        }
+    }
+
     /// Lets the first request of a queue check: units were returned, of which its forecast did not
     /// know. If other processes share the units, these take them after a while.
     pub(crate) fn units_returned(&self, id: u64, is_shared: bool) {
@@ -189,6 +201,7 @@ impl RetryQueues {
         let QueueEntry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.entry(id).or_default().clone();
+        self.count.store(queues.len(), Relaxed);
         // The map stays locked: otherwise the queue could be removed in the meantime. Lock order:
         // the map, then the queue.
         let wakers = {
@@ -431,6 +444,7 @@ impl Drop for Ticket {
             // Another request may have joined in the meantime.
             if queues.get(&id).is_some_and(|queue| lock(queue).checking.is_empty()) {
                 queues.remove(&id);
+                self.queues.count.store(queues.len(), Relaxed);
             }
         }
     }

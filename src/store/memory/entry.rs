@@ -8,14 +8,14 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-use super::WhenFull;
+use super::{WhenFull, shard::Epochs};
 use crate::{
     algorithm::{
-        Action, EngineReply, EngineRequest, Fast, FastStep, HoldChange, HoldReply, INITIAL, Packed,
-        Release, State,
+        Action, EngineReply, EngineRequest, Fast, FastStep, HoldReceipt, HoldReply, INITIAL,
+        Packed, Params, Release, State,
     },
     keys::{Text, are_same},
-    store::Settings,
+    store::{EndedHold, Settings},
 };
 
 #[inline]
@@ -117,6 +117,38 @@ impl Entry {
         }
     }
 
+    /// Holds units as [`decide`](Entry::decide) does, of a key that counts units at a time; `None`
+    /// in uncommon cases: if other settings have counted the key, or if it is blocked.
+    #[inline]
+    pub(super) fn hold_fast(
+        &mut self,
+        settings: &Arc<Settings>,
+        units: u64,
+        now: i64,
+        epochs: &mut Epochs,
+    ) -> Option<EngineReply> {
+        match (&mut self.counts, &settings.params) {
+            (Counts::Packed { packed, .. }, Params::Concurrency(params))
+                if Arc::ptr_eq(&self.settings, settings) =>
+            {
+                params.hold(packed, units, now, || epochs.next(now))
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends a hold of units that count at a time. Returns false if
+    /// [`end_hold`](Entry::end_hold) has to.
+    #[inline]
+    pub(super) fn end_fast(&mut self, receipt: HoldReceipt, units: u64) -> bool {
+        match (&mut self.counts, &self.settings.params) {
+            (Counts::Packed { packed, .. }, Params::Concurrency(params)) => {
+                params.end(packed, receipt, units)
+            }
+            _ => false,
+        }
+    }
+
     /// Decides about a single limit.
     pub(super) fn decide(
         &mut self,
@@ -149,19 +181,14 @@ impl Entry {
         self.counts.put(state, &self.settings, now, None);
     }
 
-    /// Changes a hold. If another algorithm has counted the key since, it does not know the hold.
-    pub(super) fn change_hold(
-        &mut self,
-        settings: &Settings,
-        now: f64,
-        change: HoldChange,
-    ) -> HoldReply {
+    /// Ends a hold. If another algorithm has counted the key since, it does not know the hold.
+    pub(super) fn end_hold(&mut self, hold: &EndedHold<'_>, now: f64) -> HoldReply {
         let params = self.settings.params;
-        if params.kind() != settings.params.kind() {
+        if params.kind() != hold.algorithm {
             return HoldReply::Lost;
         }
         let mut state = self.counts.take(&self.settings);
-        let replies = params.change_holds(&mut state, now, 0.0, &[change]);
+        let replies = params.change_holds(&mut state, now, 0.0, &[hold.change()]);
         self.counts.put(state, &self.settings, now, None);
         replies[0]
     }
@@ -280,6 +307,13 @@ impl Counts {
         let second = second(now.max(0) as u64);
         let now = now as f64;
         match self {
+            Self::Packed { packed: [last_used, held], .. } if !settings.params.spends() => {
+                if *held > 0 {
+                    return Usage::HELD;
+                }
+                let reset = *last_used as f64;
+                Usage { left: 1.0, reset, in_use: false, waited_for: false }
+            }
             Self::Packed { denied_until, packed } => {
                 let fast =
                     settings.fast.as_ref().and_then(|fast| fast.observe(*packed, now as i64));
@@ -293,9 +327,7 @@ impl Counts {
             }
             Self::Boxed { denied_until, boxed } => {
                 if boxed.state.is_held() {
-                    // Its permits end later: they would return units that other requests hold.
-                    let (left, reset) = (boxed.left, f64::INFINITY);
-                    return Usage { left, reset, in_use: true, waited_for: true };
+                    return Usage::HELD;
                 }
                 let waited_for = self.has_forgotten(now) || boxed.state.waited_until(now).is_some();
                 let in_use = *denied_until >= second || waited_for;
@@ -322,6 +354,10 @@ fn second(instant: u64) -> u32 {
 }
 
 impl Usage {
+    /// That of a key with holds, which is never evicted: its permits end later, and would return
+    /// units that other requests hold.
+    const HELD: Self = Self { left: 0.0, reset: f64::INFINITY, in_use: true, waited_for: true };
+
     /// Returns whether a full store may drop the key before it has expired.
     pub(super) fn may_be_evicted(&self, when_full: WhenFull) -> bool {
         !self.in_use || when_full == WhenFull::EvictSoonest && !self.waited_for

@@ -11,7 +11,10 @@ use super::{
     entry::{Entry, Usage},
     slots::{Slot, Slots},
 };
-use crate::store::{LimitRequest, Settings};
+use crate::{
+    algorithm::{Action, Lifetime},
+    store::{LimitRequest, Settings},
+};
 
 /// The buckets in which an insertion looks for expired keys while the store has room.
 const SWEPT_BUCKETS: usize = 4;
@@ -37,6 +40,20 @@ pub(super) struct Shard {
     cursor: usize,
     /// The latest instant at which something was decided.
     pub(super) latest: i64,
+    epochs: Epochs,
+}
+
+/// The epochs of what is held. Each is another one, as a `reset` may not take time, and must not
+/// confuse the holds before it with later ones.
+pub(super) struct Epochs(i64);
+
+impl Epochs {
+    /// Returns the epoch of the first hold of a key: its instant, or a number soon after it.
+    #[inline]
+    pub(super) fn next(&mut self, now: i64) -> i64 {
+        self.0 = now.max(self.0 + 1);
+        self.0
+    }
 }
 
 /// A search for a key to evict. It is bounded, and may extend over several shards.
@@ -78,7 +95,7 @@ impl<'a> Search<'a> {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        Self { table: HashTable::new(), cursor: 0, latest: 0 }
+        Self { table: HashTable::new(), cursor: 0, latest: 0, epochs: Epochs(0) }
     }
 
     /// Returns the instant of a `reading` of the clock. Before this thread locked the shard,
@@ -114,6 +131,24 @@ impl Shard {
         key: &[u8],
     ) -> Option<&mut Entry> {
         self.table.find_mut(hash, |entry| entry.is(settings, key))
+    }
+
+    /// Finds a key to hold units of it.
+    #[inline]
+    pub(super) fn find_to_hold(
+        &mut self,
+        hash: u64,
+        settings: &Arc<Settings>,
+        key: &[u8],
+    ) -> Option<(&mut Entry, &mut Epochs)> {
+        let entry = self.table.find_mut(hash, |entry| entry.is(settings, key))?;
+        Some((entry, &mut self.epochs))
+    }
+
+    /// Returns the action that holds units.
+    pub(super) fn new_hold(&mut self, now: i64) -> Action {
+        let epoch = Some(self.epochs.next(now) as u64);
+        Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
     }
 
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {
