@@ -7,6 +7,7 @@ use super::{
     charge::Charge,
     handle::{KeptHold, Limiter},
     report::{report_hold_began, report_hold_ended},
+    target::AnyLimiter,
 };
 use crate::{
     algorithm::{HoldReceipt, Kind},
@@ -205,6 +206,23 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
+    /// Returns the units of one limiter, of an admitted request.
+    #[inline]
+    pub(crate) fn of_one(
+        limiter: &AnyLimiter,
+        key: Key<'static>,
+        units: u64,
+        receipts: &Receipts,
+    ) -> Self {
+        let first = match (limiter.own(), receipts.get(0)) {
+            (Ok(limiter), &Receipt::Hold(receipt, algorithm)) => {
+                Some(HeldUnits::new(limiter, key, units, receipt, algorithm))
+            }
+            _ => None,
+        };
+        Self { first, rest: vec![], is_counted: true }
+    }
+
     fn new(mut parts: impl Iterator<Item = HeldUnits>, is_counted: bool) -> Self {
         Self { first: parts.next(), rest: parts.collect(), is_counted }
     }

@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{
-        Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, Recovery,
+        Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, Holds, MaxWait, Recovery,
         WaitQueue, WaitSlot,
     },
     middleware::{
@@ -17,6 +17,7 @@ use crate::{
         pricing::{ChargeState, poll_or},
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
+        settle::RequestHolds,
     },
     observe::{
         Observers,
@@ -110,12 +111,15 @@ impl<P: ProtocolBase> Shared<P> {
                 return self.reject(Rejection::Denied(decision), state);
             }
             Some(outcome) => StoreFuture::ready(Ok(outcome)),
+            None if limiter.only_holds() && !can_wait => {
+                return self.hold_by_key(limiter, key, cost, state, is_ready);
+            }
+            None if limiter.only_holds() => {
+                return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+            }
             None => limiter.check_carefully(&key, cost, max_wait),
         };
         match answer {
-            StoreFuture::Ready(Some(Err(Error::OnlyHolds { .. }))) => {
-                self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state)
-            }
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 Self::proceed(limiter, key, cost, outcome, state, is_ready)
             }
@@ -142,6 +146,38 @@ impl<P: ProtocolBase> Shared<P> {
         let is_ready = poll_or(release, is_ready);
         state.set_outcome(outcome);
         if !is_ready {
+            state.charge = charge(key);
+        }
+        Next::Proceed(None)
+    }
+
+    /// Holds the units of a request by key that does not wait. Like [`proceed`](Self::proceed), it
+    /// makes a charge only if the service is not ready, or if the request does not proceed now.
+    fn hold_by_key(
+        &self,
+        limiter: &AnyLimiter,
+        key: Key<'static>,
+        cost: u64,
+        state: &mut ChargeState,
+        is_ready: impl FnOnce() -> bool,
+    ) -> Next {
+        let charge = |key| Charge::new_n(limiter, key, cost);
+        let outcome = match limiter.hold_fast(&key, cost) {
+            Some(outcome) if outcome.decision.is_allowed() => outcome,
+            known => {
+                state.charge = charge(key);
+                let decide = || state.charge.decide(Action::Check, MaxWait::NONE);
+                let answer = known.map_or_else(decide, |denied| StoreFuture::ready(Ok(denied)));
+                return self.evaluate(answer, MaxWait::NONE, None, state);
+            }
+        };
+        let release = || charge(key.clone()).release_in_background(&outcome.receipts);
+        if poll_or(release, is_ready) {
+            let holds = Holds::of_one(limiter, key, cost, &outcome.receipts);
+            state.holds = Some(RequestHolds::new(holds));
+            state.decision = Some(outcome.decision);
+        } else {
+            state.set_outcome(outcome);
             state.charge = charge(key);
         }
         Next::Proceed(None)

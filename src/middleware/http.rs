@@ -36,7 +36,7 @@ use crate::{
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
         rule::Rule,
-        settle::{Expects, RequestHolds},
+        settle::Expects,
     },
 };
 
@@ -137,9 +137,9 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
         self.add_extension(&mut head.extensions, state);
         if self.settle_handle
-            && let Some(holds) = &state.holds
+            && let Some(holds) = &mut state.holds
         {
-            head.extensions.insert(holds.handle().clone());
+            head.extensions.insert(holds.share());
         }
         if let Some(holds) = &mut state.holds {
             holds.expects = match head.method {
@@ -222,23 +222,15 @@ impl Http {
         let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
         self.add_headers(&mut head.headers, state);
         self.add_extension(&mut head.extensions, state);
-        let guard = state.holds.take().and_then(|holds| {
+        let guard = state.holds.take().and_then(|mut holds| {
             if !is_charged {
                 holds.end_spent(|_| 0);
             } else if !self.settles() {
                 holds.end_spent(|held| held);
             }
-            self.guard(holds, &head)
+            BodyGuard::new(holds, self.settle_by.as_ref(), &head)
         });
         Response::from_parts(head, ResponseBody::service(body, guard))
-    }
-
-    /// Returns the guard that ends with the body what is still held.
-    fn guard(&self, holds: RequestHolds, head: &response::Parts) -> Option<Box<BodyGuard>> {
-        if !holds.is_open() {
-            return None;
-        }
-        BodyGuard::new(holds, self.settle_by.as_ref(), head)
     }
 
     fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {

@@ -224,7 +224,7 @@ pub struct ChargeState {
     /// Those of an allowed request.
     receipts: Receipts,
     /// What the request holds, from the call of the service on. Before that, an [`Acquire`] has it.
-    pub(crate) holds: Option<RequestHolds>,
+    pub(crate) holds: Option<Box<RequestHolds>>,
 }
 
 impl ChargeState {
