@@ -182,8 +182,12 @@ impl Store for AnyStore {
         self.as_dyn().release_in_background(settings, key, release)
     }
 
+    #[inline]
     fn keep_hold(&self, hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
-        self.as_dyn().keep_hold(hold)
+        match self {
+            Self::Memory(store) => store.keep_hold(hold),
+            Self::Dyn(store) => store.keep_hold(hold),
+        }
     }
 
     #[inline]

@@ -150,6 +150,16 @@ macro_rules! algorithms {
             $($variant,)*
         }
 
+        impl Kind {
+            /// False if units are only held.
+            #[inline]
+            pub(crate) fn spends(self) -> bool {
+                match self {
+                    $(Self::$variant => <$module::$state as Model>::SPENDS,)*
+                }
+            }
+        }
+
         /// For the scripts.
         #[cfg(feature = "redis")]
         impl Params {
@@ -220,9 +230,7 @@ macro_rules! algorithms {
             /// False if units are only held.
             #[inline]
             pub(crate) fn spends(&self) -> bool {
-                match self {
-                    $(Self::$variant(_) => <$module::$state as Model>::SPENDS,)*
-                }
+                self.kind().spends()
             }
 
             /// True for a shaper: requests wait without asking to, in a bounded room.

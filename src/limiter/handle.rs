@@ -69,6 +69,11 @@ pub(super) struct KeptHold {
 }
 
 impl KeptHold {
+    /// Returns whether units are spent at the end.
+    pub(super) fn is_spent(&self) -> bool {
+        self.algorithm.spends()
+    }
+
     pub(super) fn is_expired(&self) -> bool {
         self.guard.as_ref().is_some_and(|guard| guard.is_expired())
     }
@@ -555,7 +560,7 @@ impl Limiter {
         algorithm: Kind,
     ) -> KeptHold {
         let Inner { store, hold_lifetime, observers, .. } = &*self.0;
-        let guard = store.as_dyn().keep_hold(&|| {
+        let guard = store.keep_hold(&|| {
             let limiter = self.clone();
             let latest = move || limiter.current().settings.clone();
             Hold {

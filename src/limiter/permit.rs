@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     algorithm::{HoldReceipt, Kind},
-    decision::{Decision, Receipt, Receipts},
+    decision::{Decision, Outcome, Receipt, Receipts},
     error::Error,
     keys::Key,
 };
@@ -173,9 +173,34 @@ impl Permit {
         self.holds.is_expired()
     }
 
+    /// Returns the permit of a request to one limiter.
+    pub(super) fn of_one(
+        limiter: &Limiter,
+        key: Key<'_>,
+        units: u64,
+        outcome: Outcome,
+    ) -> Result<Self, Decision> {
+        let Outcome { decision, receipts } = outcome;
+        match decision.is_allowed() {
+            true => Ok(Self { decision, holds: Holds::of_one(limiter, key, units, &receipts) }),
+            false => Err(decision),
+        }
+    }
+
     /// Returns the permit of a request that proceeds uncounted.
     pub(super) fn uncounted(decision: Decision) -> Self {
         Self { decision, holds: Holds::default() }
+    }
+}
+
+impl AnyLimiter {
+    /// Returns the units that an admitted request holds.
+    #[inline]
+    pub(crate) fn holds(&self, key: Key<'static>, units: u64, receipts: &Receipts) -> Holds {
+        match self.own() {
+            Ok(limiter) => Holds::of_one(limiter, key, units, receipts),
+            Err(_) => Holds::default(), // a foreign limiter holds nothing
+        }
     }
 }
 
@@ -208,15 +233,10 @@ pub(crate) struct Holds {
 impl Holds {
     /// Returns the units of one limiter, of an admitted request.
     #[inline]
-    pub(crate) fn of_one(
-        limiter: &AnyLimiter,
-        key: Key<'static>,
-        units: u64,
-        receipts: &Receipts,
-    ) -> Self {
-        let first = match (limiter.own(), receipts.get(0)) {
-            (Ok(limiter), &Receipt::Hold(receipt, algorithm)) => {
-                Some(HeldUnits::new(limiter, key, units, receipt, algorithm))
+    fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
+        let first = match *receipts.get(0) {
+            Receipt::Hold(receipt, algorithm) => {
+                Some(HeldUnits::new(limiter, key.into_owned(), units, receipt, algorithm))
             }
             _ => None,
         };
@@ -267,14 +287,20 @@ impl Holds {
 
     /// Takes the parts out whose units can be spent, and leaves those that count at a time.
     pub(crate) fn take_spent(&mut self) -> Self {
-        self.take_if(|part| part.is_spent)
+        self.take_if(HeldUnits::is_spent)
     }
 
-    #[inline]
     fn take_if(&mut self, is_taken: impl Fn(&HeldUnits) -> bool) -> Self {
         let is_counted = self.is_counted;
         let taken = self.parts_mut().filter(|part| is_taken(part));
         Self::new(taken.filter_map(HeldUnits::take), is_counted)
+    }
+
+    /// Returns whether units are held that can be spent.
+    #[inline]
+    pub(crate) fn has_spent(&self) -> bool {
+        self.first.as_ref().is_some_and(HeldUnits::is_spent)
+            || self.rest.iter().any(HeldUnits::is_spent)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -282,8 +308,10 @@ impl Holds {
     }
 
     /// Returns whether nothing is held any more.
+    #[inline]
     pub(crate) fn have_ended(&self) -> bool {
-        self.parts().all(HeldUnits::has_ended)
+        self.first.as_ref().is_none_or(HeldUnits::has_ended)
+            && self.rest.iter().all(HeldUnits::has_ended)
     }
 
     pub(crate) fn is_expired(&self) -> bool {
@@ -299,8 +327,6 @@ pub(crate) struct HeldUnits {
     units: u64,
     /// The units that count as used if nothing settles them.
     used_at_drop: u64,
-    /// False if the limiter counts units at a time: their end only makes them available again.
-    is_spent: bool,
     /// None once they have ended.
     hold: Option<KeptHold>,
 }
@@ -315,22 +341,27 @@ impl HeldUnits {
         algorithm: Kind,
     ) -> Self {
         let hold = Some(limiter.keep_hold(&key, units, receipt, algorithm));
-        let is_spent = !limiter.only_holds();
         report_hold_began(limiter.observers(), limiter.name(), &key, units);
         let (limiter, used_at_drop) = (limiter.clone(), units);
-        Self { limiter, key, units, used_at_drop, is_spent, hold }
+        Self { limiter, key, units, used_at_drop, hold }
     }
 
     fn has_ended(&self) -> bool {
         self.hold.is_none()
     }
 
+    /// Returns false if the limiter counts units at a time, whose end only makes them available
+    /// again, or if they have ended.
+    fn is_spent(&self) -> bool {
+        self.hold.as_ref().is_some_and(KeptHold::is_spent)
+    }
+
     /// Returns the units to be ended elsewhere. What remains has ended.
     fn take(&mut self) -> Option<Self> {
         let hold = Some(self.hold.take()?);
-        let Self { units, used_at_drop, is_spent, .. } = *self;
+        let Self { units, used_at_drop, .. } = *self;
         let (limiter, key) = (self.limiter.clone(), self.key.clone());
-        Some(Self { limiter, key, units, used_at_drop, is_spent, hold })
+        Some(Self { limiter, key, units, used_at_drop, hold })
     }
 
     pub(crate) fn end(mut self, used: u64) {

@@ -163,6 +163,15 @@ impl AnyLimiter {
         }
     }
 
+    /// Returns whether a request of this process waits to check again, for whatever key.
+    #[inline]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        match &self.0 {
+            Kind::Own(limiter) => !limiter.store().names().retry_queues().is_empty(),
+            Kind::Foreign(_) => true,
+        }
+    }
+
     /// Returns whether each answer is there at once.
     #[inline]
     pub(crate) fn is_immediate(&self) -> bool {

@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{
-        Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, Holds, MaxWait, Recovery,
+        Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, Recovery,
         WaitQueue, WaitSlot,
     },
     middleware::{
@@ -111,11 +111,11 @@ impl<P: ProtocolBase> Shared<P> {
                 return self.reject(Rejection::Denied(decision), state);
             }
             Some(outcome) => StoreFuture::ready(Ok(outcome)),
-            None if limiter.only_holds() && !can_wait => {
-                return self.hold_by_key(limiter, key, cost, state, is_ready);
-            }
             None if limiter.only_holds() => {
-                return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+                if can_wait && limiter.is_waited_for() {
+                    return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+                }
+                return self.hold_by_key(limiter, key, cost, max_wait, state, is_ready);
             }
             None => limiter.check_carefully(&key, cost, max_wait),
         };
@@ -151,13 +151,15 @@ impl<P: ProtocolBase> Shared<P> {
         Next::Proceed(None)
     }
 
-    /// Holds the units of a request by key that does not wait. Like [`proceed`](Self::proceed), it
-    /// makes a charge only if the service is not ready, or if the request does not proceed now.
+    /// Holds the units of a request by key that need not wait behind others. Like
+    /// [`proceed`](Self::proceed), it makes a charge only if the service is not ready, or if the
+    /// request does not proceed now.
     fn hold_by_key(
         &self,
         limiter: &AnyLimiter,
         key: Key<'static>,
         cost: u64,
+        max_wait: MaxWait,
         state: &mut ChargeState,
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
@@ -166,14 +168,19 @@ impl<P: ProtocolBase> Shared<P> {
             Some(outcome) if outcome.decision.is_allowed() => outcome,
             known => {
                 state.charge = charge(key);
-                let decide = || state.charge.decide(Action::Check, MaxWait::NONE);
+                let decide = || state.charge.decide(Action::Check, max_wait);
                 let answer = known.map_or_else(decide, |denied| StoreFuture::ready(Ok(denied)));
-                return self.evaluate(answer, MaxWait::NONE, None, state);
+                let proceeds = |it: &Outcome| it.decision.proceeds_immediately();
+                return match limiter.resolve(max_wait) > 0.0 && !answer.now().is_some_and(proceeds)
+                {
+                    true => self.evaluate_wait(answer, max_wait, state),
+                    false => self.evaluate(answer, max_wait, None, state),
+                };
             }
         };
         let release = || charge(key.clone()).release_in_background(&outcome.receipts);
         if poll_or(release, is_ready) {
-            let holds = Holds::of_one(limiter, key, cost, &outcome.receipts);
+            let holds = limiter.holds(key, cost, &outcome.receipts);
             state.holds = Some(RequestHolds::new(holds));
             state.decision = Some(outcome.decision);
         } else {

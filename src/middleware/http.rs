@@ -215,6 +215,27 @@ impl Http {
     #[inline(never)]
     fn respond_and_end<B>(
         &self,
+        mut response: Response<B>,
+        state: &mut ChargeState,
+    ) -> Response<ResponseBody<B>> {
+        if self.charge_when.is_some() || self.settle_by.is_some() {
+            return self.respond_by_head(response, state);
+        }
+        self.add_headers(response.headers_mut(), state);
+        self.add_extension(response.extensions_mut(), state);
+        let guard = state.holds.take().and_then(|mut holds| {
+            if !self.settle_handle {
+                holds.end_spent(|held| held);
+            }
+            BodyGuard::unmetered(holds, response.status())
+        });
+        response.map(|body| ResponseBody::service(body, guard))
+    }
+
+    /// Does the same for a layer that looks at the head of the response.
+    #[inline(never)]
+    fn respond_by_head<B>(
+        &self,
         response: Response<B>,
         state: &mut ChargeState,
     ) -> Response<ResponseBody<B>> {
@@ -228,7 +249,10 @@ impl Http {
             } else if !self.settles() {
                 holds.end_spent(|held| held);
             }
-            BodyGuard::new(holds, self.settle_by.as_ref(), &head)
+            match &self.settle_by {
+                Some(make_meter) => BodyGuard::metered(holds, make_meter, &head),
+                None => BodyGuard::unmetered(holds, head.status),
+            }
         });
         Response::from_parts(head, ResponseBody::service(body, guard))
     }

@@ -115,6 +115,7 @@ pub(crate) enum Expects {
 
 impl RequestHolds {
     /// Boxed, as few requests hold any.
+    #[inline]
     pub(crate) fn new(holds: Holds) -> Box<Self> {
         Box::new(Self { holds: Ownership::Sole(holds), expects: Expects::Body })
     }
@@ -144,6 +145,7 @@ impl RequestHolds {
     }
 
     /// Returns whether the end of the request has anything to end.
+    #[inline]
     pub(crate) fn is_open(&self) -> bool {
         match &self.holds {
             Ownership::Sole(holds) => !holds.have_ended(),
@@ -156,8 +158,10 @@ impl RequestHolds {
 
     /// Ends what is still held of limits whose units can be spent, with the units that `used`
     /// returns for the number of units held. Units that count at a time stay held.
+    #[inline]
     pub(crate) fn end_spent(&mut self, used: impl Fn(u64) -> u64) {
         let spent = match &mut self.holds {
+            Ownership::Sole(holds) if !holds.has_spent() => return,
             Ownership::Sole(holds) => holds.take_spent(),
             Ownership::Shared(Settle(shared)) => lock(shared).holds.take_spent(),
         };

@@ -164,11 +164,17 @@ impl RetryQueues {
         self.hash_of([(limiter, key)].into_iter())
     }
 
+    /// Returns whether no request waits.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Relaxed) == 0
+    }
+
     /// Lets the first request check that waits for a key, if any does: see
     /// [`units_returned`](Self::units_returned).
     #[inline]
     pub(crate) fn key_returned(&self, limiter: &str, key: &Key<'_>, is_shared: bool) {
-        if self.count.load(Relaxed) > 0 {
+        if !self.is_empty() {
             self.units_returned(self.queue_of(limiter, key), is_shared);
         }
     }
@@ -221,11 +227,6 @@ impl RetryQueues {
         let wakers = queue.as_ref().map(|queue| lock(queue).start_checks(Forecast::unknown()));
         wakers.into_iter().flatten().for_each(Waker::wake);
         queue.is_some()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.queues).is_empty()
     }
 
     /// Returns the known units that are spent before a request that would join its queue now.

@@ -38,23 +38,26 @@ pub(crate) struct MeteredHolds {
 }
 
 impl BodyGuard {
-    /// Returns the guard of a response. Settles immediately if the connection becomes a tunnel.
-    /// `None` if nothing is held any more.
-    pub(super) fn new(
+    /// Returns the guard of a response, unless nothing is held any more. Ends what is held
+    /// immediately if the connection becomes a tunnel.
+    #[inline]
+    pub(super) fn unmetered(holds: Box<RequestHolds>, status: StatusCode) -> Option<Self> {
+        let goes_on = holds.is_open() && !is_tunnel(&holds, status);
+        goes_on.then(|| Self::Unmetered(holds))
+    }
+
+    /// Returns the guard of a response with a meter, as [`unmetered`](Self::unmetered) does.
+    pub(super) fn metered(
         holds: Box<RequestHolds>,
-        make_meter: Option<&MakeMeter>,
+        make_meter: &MakeMeter,
         head: &response::Parts,
     ) -> Option<Self> {
         if !holds.is_open() {
             return None;
         }
-        let is_tunnel = head.status == StatusCode::SWITCHING_PROTOCOLS
-            || holds.expects == Expects::Tunnel && head.status.is_success();
-        let guard = match make_meter {
-            Some(make) => Self::Metered(Box::new(MeteredHolds::new(holds, make, head, is_tunnel))),
-            None => Self::Unmetered(holds),
-        };
-        (!is_tunnel).then_some(guard)
+        let is_tunnel = is_tunnel(&holds, head.status);
+        let metered = Box::new(MeteredHolds::new(holds, make_meter, head, is_tunnel));
+        (!is_tunnel).then(|| Self::Metered(metered))
     }
 
     /// Shows a polled frame to the meter. Breaks if it is the last one: a server need not poll
@@ -83,6 +86,12 @@ impl BodyGuard {
             metered.is_complete.store(true, Relaxed);
         }
     }
+}
+
+/// Returns whether the connection becomes a tunnel with this response.
+fn is_tunnel(holds: &RequestHolds, status: StatusCode) -> bool {
+    status == StatusCode::SWITCHING_PROTOCOLS
+        || holds.expects == Expects::Tunnel && status.is_success()
 }
 
 impl MeteredHolds {

@@ -11,7 +11,8 @@ use std::{convert::Infallible, env, hint::black_box, time::Duration};
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
 use memory::{
-    API_KEY, Bare, ONE, SLOW, check_all, header_values, layer, limiter, send_all, shuffled_keys,
+    API_KEY, Bare, ONE, SLOW, check_all, header_values, hold_all, layer, limiter, send_all,
+    shuffled_keys,
 };
 use tower_layer::Layer;
 use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
@@ -63,6 +64,17 @@ impl Rows {
         });
     }
 
+    /// Counts holds and their ends, after one of each key.
+    fn holds(&mut self, name: &str, limiter: &Limiter) {
+        let keys = self.keys.clone();
+        assert_eq!(hold_all(limiter, &keys), KEYS);
+        self.row(name, 0, || {
+            for _ in 0..PASSES {
+                assert_eq!(hold_all(limiter, &keys), KEYS, "{name}");
+            }
+        });
+    }
+
     /// Counts requests, after one of each key.
     fn requests<S, B>(&mut self, name: &str, mut service: S, admitted: bool)
     where
@@ -103,6 +115,10 @@ fn main() {
 
     new_keys(&mut rows);
 
+    let places = limiter(Algorithm::concurrency(), Quota::concurrent(10));
+    rows.holds("hold and end, concurrency", &places);
+    rows.holds("hold and end, token bucket", &limiter(Algorithm::token_bucket(), SLOW));
+
     rows.requests("the bare service", Bare, true);
     rows.bare = rows.count;
     rows.requests("layer, allowed, headers (the default)", layer(SLOW).layer(Bare), true);
@@ -110,8 +126,10 @@ fn main() {
     // Each request takes a place, and returns it with its response.
     let concurrency = RateLimitLayer::concurrency(10, key::header(API_KEY));
     rows.requests("layer, concurrency, allowed", concurrency.clone().layer(Bare), true);
-    let no_headers = concurrency.headers([]).layer(Bare);
+    let no_headers = concurrency.clone().headers([]).layer(Bare);
     rows.requests("layer, concurrency, allowed, no headers", no_headers, true);
+    let waiting = concurrency.max_wait(Duration::from_secs(1));
+    rows.requests("layer, concurrency, allowed, max_wait", waiting.layer(Bare), true);
     let extensions = layer(SLOW).extensions(true);
     rows.requests("layer, allowed, headers, extensions", extensions.clone().layer(Bare), true);
     rows.requests("layer, allowed, extensions", extensions.headers([]).layer(Bare), true);
