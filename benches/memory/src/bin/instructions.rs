@@ -11,7 +11,7 @@ use std::{convert::Infallible, env, hint::black_box, time::Duration};
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
 use memory::{
-    API_KEY, Bare, ONE, SLOW, check_all, header_values, hold_all, layer, limiter, send_all,
+    API_KEY, Bare, ONE, SLOW, check_all, header_values, hold_all, layer, limiter, ready, send_all,
     shuffled_keys,
 };
 use tower_layer::Layer;
@@ -135,6 +135,12 @@ fn main() {
     rows.requests("layer, allowed, extensions", extensions.headers([]).layer(Bare), true);
     let waiting = layer(SLOW).max_wait(Duration::from_secs(1));
     rows.requests("layer, allowed, headers, max_wait", waiting.layer(Bare), true);
+    let full = limiter(Algorithm::concurrency(), Quota::concurrent(1));
+    let places = rows.keys.iter().map(|key| full.hold(key::header(API_KEY).key(key), 1));
+    let places: Vec<_> = places.map(|held| ready(held).expect("a decision")).collect();
+    let denied = RateLimitLayer::new(&full, key::header(API_KEY)).layer(Bare);
+    rows.requests("layer, concurrency, denied", denied, false);
+    drop(places);
     rows.requests("layer, denied, headers (the default)", layer(ONE).layer(Bare), false);
     rows.requests("layer, denied, no headers", layer(ONE).headers([]).layer(Bare), false);
     #[cfg(feature = "peers")]
