@@ -53,8 +53,8 @@ pub struct RetryQueues {
     arrivals: AtomicU64,
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
     queues: Mutex<HashMap<u64, Arc<Mutex<Queue>>>>,
-    /// The number of queues. `Relaxed`, and read without the lock: a request that checks again after
-    /// it has joined finds what was returned before.
+    /// The number of queues, which is read without the lock. `Relaxed`: a request that joins while
+    /// units are returned may not be woken, as if it had joined a moment later.
     count: AtomicUsize,
 }
 
