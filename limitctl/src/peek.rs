@@ -53,8 +53,8 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
     Ok(NO_STATE.into())
 }
 
-/// Returns why a key may have no state: a key whose quota is full again has none, and neither has one
-/// that the service never saw, because the key is mistyped or the settings are not the service's.
+/// Returns why a key may have no state: its quota is full again, or the service never saw it, because
+/// the key is mistyped or the settings are not those of the service.
 pub async fn no_state(flags: &Shared, key: &Key<'_>, limits: &[Named]) -> Result<String, Failure> {
     for (name, limit) in limits {
         if let Some(other) = other_algorithm(flags, key, name, limit).await? {
@@ -67,9 +67,9 @@ pub async fn no_state(flags: &Shared, key: &Key<'_>, limits: &[Named]) -> Result
     }
     let names: Vec<_> = limits.iter().map(|(name, _)| name.as_str()).collect();
     Ok(format!(
-        "no state of the key {key} under {}: its quota is full, or it was never seen, because the key, \
-         the name of the limit or the prefix is not that of the service; `limitctl top` lists the \
-         keys with state",
+        "no state of the key {key} under {}: its quota is full, or it was never seen, because the \
+         key, the name of the limit or the prefix is not that of the service; `limitctl top` lists \
+         the keys with state",
         names.join(", ")
     ))
 }
