@@ -53,7 +53,7 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
     Ok(NO_STATE.into())
 }
 
-/// Returns why a key may have no state: its quota is full again, or the service never saw it, because
+/// Returns why a key may have no state: its quota is full again, or the service never saw it, since
 /// the key is mistyped or the settings are not those of the service.
 pub async fn no_state(flags: &Shared, key: &Key<'_>, limits: &[Named]) -> Result<String, Failure> {
     for (name, limit) in limits {
