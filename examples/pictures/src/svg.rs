@@ -222,9 +222,8 @@ mod tests {
         let digits: Vec<u32> = color[1..].chars().map(|it| it.to_digit(16).unwrap()).collect();
         let step = digits.len() / 3;
         let channels = digits.chunks(step).map(|it| f64::from(it[0] * 16 + it[step - 1]) / 255.0);
-        let linear = channels.map(|it| {
-            if it <= 0.040_45 { it / 12.92 } else { ((it + 0.055) / 1.055).powf(2.4) }
-        });
+        let linear = channels
+            .map(|it| if it <= 0.040_45 { it / 12.92 } else { ((it + 0.055) / 1.055).powf(2.4) });
         linear.zip([0.2126, 0.7152, 0.0722]).map(|(it, weight)| it * weight).sum()
     }
 
