@@ -226,10 +226,9 @@ impl RedisStore {
         pinged.map_err(|error| monitor.explain(error).into_store_error())
     }
 
-    /// Waits until the units that were returned before this call are back in Redis: those of permits
-    /// that have ended, and those of requests that were dropped while they waited. A process that
-    /// exits without it can lose the last ones. The units of a permit then count as used when its
-    /// hold expires.
+    /// Waits until the units that were returned before this call are back in Redis: units of ended
+    /// permits, and of requests that were dropped while they waited. A process that exits without
+    /// it can lose the last ones. The units of a permit then count as used when its hold expires.
     ///
     /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
     /// waits until the holds expire.
