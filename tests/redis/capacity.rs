@@ -16,14 +16,14 @@ const INTERVAL: Algorithm = Algorithm::TokenBucket { refill: Refill::Interval, o
 /// The rows of the table, by their first columns.
 const COUNTERS: &str = "| fixed window, token bucket | 120 |";
 const LEAKY: &str = "| leaky bucket, token bucket that refills once per interval | 136 |";
-const WINDOW: &str = "| sliding window | 152, plus 5 for each bucket; with a count of 2^32 or more 9 \
-                      for each bucket |";
+const WINDOW: &str = "| sliding window | 152, plus 5 for each bucket; with a count of 2^32 or more \
+                      9 for each bucket |";
 const LOG: &str = "| sliding log | 152, plus 11 to 48 for each microsecond";
 const LARGE_LOG: &str = "with a cost of 2^32 or more 14 to 64 |";
 const HELD: &str = "| concurrency | 248, however many requests are in flight |";
 const PERMITS: &str = "| permits of another algorithm | 248 beside the state |";
-const WAITING: &str = "| waiting requests | up to 40 each, and up to 200 more for the first of a key; \
-                       with a sliding window 16 more for each bucket |";
+const WAITING: &str = "| waiting requests | up to 40 each, and up to 200 more for the first of a \
+                       key; with a sliding window 16 more for each bucket |";
 
 /// A server with one key, and a limiter of it.
 struct OneKey {
