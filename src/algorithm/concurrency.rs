@@ -27,7 +27,7 @@ impl ConcurrencyParams {
     /// Holds units of a key in memory as the engine does: the fast path of `holding.rs`. Of a key
     /// that holds none, `epoch` returns the epoch. `None` if the number of units is invalid.
     #[inline]
-    pub(crate) fn hold(
+    pub(super) fn hold(
         &self,
         packed: &mut Packed,
         units: u64,
@@ -62,7 +62,7 @@ impl ConcurrencyParams {
 
     /// Ends a hold as the engine does. Returns false if its units are not held.
     #[inline]
-    pub(crate) fn end(&self, packed: &mut Packed, receipt: HoldReceipt, units: u64) -> bool {
+    pub(super) fn end(&self, packed: &mut Packed, receipt: HoldReceipt, units: u64) -> bool {
         let is_known = packed[1] > 0 && packed[0] as f64 == receipt.epoch;
         if is_known {
             packed[1] = (packed[1] - units as i64).max(0);

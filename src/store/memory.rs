@@ -3,6 +3,7 @@
 
 mod clock;
 mod entry;
+mod epochs;
 mod shard;
 mod slots;
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-use super::{WhenFull, shard::Epochs};
+use super::{WhenFull, epochs::Epochs};
 use crate::{
     algorithm::{
         Action, EngineReply, EngineRequest, Fast, FastStep, HoldReceipt, HoldReply, INITIAL,
-        Packed, Params, Release, State,
+        Packed, Release, State,
     },
     keys::{Text, are_same},
     store::{EndedHold, Settings},
@@ -127,11 +127,9 @@ impl Entry {
         now: i64,
         epochs: &mut Epochs,
     ) -> Option<EngineReply> {
-        match (&mut self.counts, &settings.params) {
-            (Counts::Packed { packed, .. }, Params::Concurrency(params))
-                if Arc::ptr_eq(&self.settings, settings) =>
-            {
-                params.hold(packed, units, now, || epochs.next(now))
+        match &mut self.counts {
+            Counts::Packed { packed, .. } if Arc::ptr_eq(&self.settings, settings) => {
+                settings.params.hold_packed(packed, units, now, || epochs.next(now))
             }
             _ => None,
         }
@@ -141,11 +139,11 @@ impl Entry {
     /// [`end_hold`](Entry::end_hold) has to.
     #[inline]
     pub(super) fn end_fast(&mut self, receipt: HoldReceipt, units: u64) -> bool {
-        match (&mut self.counts, &self.settings.params) {
-            (Counts::Packed { packed, .. }, Params::Concurrency(params)) => {
-                params.end(packed, receipt, units)
+        match &mut self.counts {
+            Counts::Packed { packed, .. } => {
+                self.settings.params.end_packed(packed, receipt, units)
             }
-            _ => false,
+            Counts::Boxed { .. } => false,
         }
     }
 

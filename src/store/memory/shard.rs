@@ -9,6 +9,7 @@ use super::{
     WhenFull,
     clock::Clock,
     entry::{Entry, Usage},
+    epochs::Epochs,
     slots::{Slot, Slots},
 };
 use crate::{
@@ -41,19 +42,6 @@ pub(super) struct Shard {
     /// The latest instant at which something was decided.
     pub(super) latest: i64,
     epochs: Epochs,
-}
-
-/// The epochs of what is held. Each is another one, as a `reset` may not take time, and must not
-/// confuse the holds before it with later ones.
-pub(super) struct Epochs(i64);
-
-impl Epochs {
-    /// Returns the epoch of the first hold of a key: its instant, or a number soon after it.
-    #[inline]
-    pub(super) fn next(&mut self, now: i64) -> i64 {
-        self.0 = now.max(self.0 + 1);
-        self.0
-    }
 }
 
 /// A search for a key to evict. It is bounded, and may extend over several shards.
@@ -95,7 +83,7 @@ impl<'a> Search<'a> {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        Self { table: HashTable::new(), cursor: 0, latest: 0, epochs: Epochs(0) }
+        Self { table: HashTable::new(), cursor: 0, latest: 0, epochs: Epochs::default() }
     }
 
     /// Returns the instant of a `reading` of the clock. Before this thread locked the shard,
