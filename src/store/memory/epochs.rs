@@ -1,5 +1,5 @@
-//! The epochs of what is held: the evidence that the units of a hold are still its own. What is held
-//! is in `entry`.
+//! The epochs of what is held: the evidence that the units of a hold are still its own. The units
+//! themselves are in `entry`.
 
 /// The epochs of a shard. Each is another one, as a `reset` may not take time, and must not confuse
 /// the holds before it with later ones.
