@@ -315,7 +315,8 @@ async fn a_lost_connection_is_shown_and_stops_the_chart() {
     let lost = format!("{pill} === 'no connection to the playground'");
     page.until(&lost).await;
     page.until("document.getElementById('chart').className.includes('stale')").await;
-    // The page goes on to try, and to draw, but the time of the chart stands.
+    // The page goes on to try, and to draw, but the chart stands at the last message.
+    page.until("playground.charted() === playground.received()").await;
     let drawn = page.value("playground.charted()").await;
     let closed = page.value("playground.closed()").await;
     page.until(&format!("playground.closed() > {closed} + 1")).await;
