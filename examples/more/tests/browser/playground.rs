@@ -298,11 +298,36 @@ async fn redis_can_be_killed_and_revived_from_the_page() {
     page.click("#redis").await;
     page.until("document.getElementById('store').className.includes('bad')").await;
     page.until("playground.drawn('sliding-log').failed > 0").await;
+    page.until_text("sliding-log", "remaining", "–").await;
     page.click("#redis").await;
     page.until("!document.getElementById('store').className.includes('bad')").await;
     let admitted = page.shown("sliding-log", "admitted").await.as_u64().unwrap();
     page.until(&format!("{} > {admitted}", shown("sliding-log", "admitted"))).await;
     page.close().await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_shown_and_stops_the_chart() {
+    let mut page = Page::open(&[]).await;
+    let pill = "document.getElementById('store').textContent";
+    page.until(&format!("{pill} === 'counts in memory'")).await;
+    page.end_playground();
+    let lost = format!("{pill} === 'no connection to the playground'");
+    page.until(&lost).await;
+    page.until("document.getElementById('chart').className.includes('stale')").await;
+    // The page goes on to try, and to draw, but the chart stands at the last message.
+    page.until("playground.charted() === playground.received()").await;
+    let drawn = page.value("playground.charted()").await;
+    let closed = page.value("playground.closed()").await;
+    page.until(&format!("playground.closed() > {closed} + 1")).await;
+    assert_eq!(page.value(&lost).await, true);
+    assert_eq!(page.value("playground.charted()").await, drawn);
+
+    page.start_playground();
+    page.until(&format!("{pill} === 'counts in memory'")).await;
+    page.until("!document.getElementById('chart').className.includes('stale')").await;
+    page.until(&format!("{} > 0", shown("sliding-log", "admitted"))).await;
+    page.close_after(&["WebSocket connection to"]).await;
 }
 
 /// Also writes the pictures of the documentation, for `make screenshots`.
@@ -312,7 +337,7 @@ async fn the_page_fits_each_width() {
     for (name, width, height, scheme) in [
         ("light", 1_280, 1_230, "light"),
         ("dark", 1_280, 1_230, "dark"),
-        ("narrow", 390, 844, "light"),
+        ("narrow", 360, 800, "light"),
     ] {
         let metrics = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500,
@@ -326,7 +351,7 @@ async fn the_page_fits_each_width() {
         if let Some(folder) = env::var_os("SCREENSHOTS") {
             page.press('r').await;
             page.until("playground.now() < playground.state().began + 2000").await;
-            page.until("playground.now() > playground.state().began + 6300").await;
+            page.until("playground.charted() > playground.state().began + 6300").await;
             let picture = page.client.screenshot().await.unwrap();
             let file = PathBuf::from(folder).join(format!("playground-{name}.png"));
             fs::write(&file, picture).unwrap();
