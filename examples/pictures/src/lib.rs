@@ -8,6 +8,7 @@ pub use stored::record_failure;
 
 mod algorithms;
 mod arrivals;
+pub mod dashboard;
 mod holds;
 mod request;
 mod stored;
@@ -43,6 +44,7 @@ pub async fn files() -> Vec<(String, String)> {
         ("settling", holds::settling().await),
         ("concurrency", holds::concurrency().await),
         ("permit", holds::permit()),
+        ("dashboard", dashboard::dashboard()),
     ]);
     let links = pictures.iter().map(|(name, svg)| {
         format!("[picture-{name}]: data:image/svg+xml;base64,{}\n", BASE64_STANDARD.encode(svg))

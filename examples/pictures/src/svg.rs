@@ -45,6 +45,8 @@ text{fill:#9198a1}
 pub struct Picture {
     label: String,
     body: String,
+    /// Rules of this picture alone.
+    style: &'static str,
     /// Where the next row begins.
     pub y: f64,
 }
@@ -52,10 +54,15 @@ pub struct Picture {
 impl Picture {
     /// `label` is the text for readers that do not see the picture.
     pub fn new(title: &str, label: impl Into<String>) -> Self {
-        let mut picture = Self { label: label.into(), body: String::new(), y: 40.0 };
+        let mut picture = Self { label: label.into(), body: String::new(), style: "", y: 40.0 };
         picture.text(MARGIN, picture.y, "title", title);
         picture.y += 14.0;
         picture
+    }
+
+    /// Adds rules to those that all pictures have.
+    pub fn style(&mut self, style: &'static str) {
+        self.style = style;
     }
 
     /// Adds squares of colours with their meanings.
@@ -129,6 +136,20 @@ impl Picture {
         self.add(format_args!(r#"<path d="{d}" class="{class}"/>"#));
     }
 
+    /// A path of many points, to the nearest half: by the distances between them, which are shorter
+    /// as text.
+    pub fn curve(&mut self, points: &[(f64, f64)], class: &str) {
+        let halves = |value: f64| (value * 2.0).round() / 2.0;
+        let (mut d, mut last) = (String::new(), (0.0, 0.0));
+        for (i, (x, y)) in points.iter().enumerate() {
+            let command = if i == 0 { 'm' } else { 'l' };
+            let _ = write!(d, "{command}{} {}", halves(*x) - last.0, halves(*y) - last.1);
+            last = (halves(*x), halves(*y));
+        }
+        // A minus separates numbers, too.
+        self.add(format_args!(r#"<path d="{}" class="{class}"/>"#, d.replace(" -", "-")));
+    }
+
     /// A line with a point at its end.
     pub fn arrow(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.line(from, to, "soft");
@@ -148,11 +169,11 @@ impl Picture {
     pub fn finish(self) -> String {
         let height = number(self.y + 18.0);
         let (inner_width, inner_height) = (number(WIDTH - 1.0), number(self.y + 17.0));
-        let Self { label, body, .. } = self;
+        let Self { label, body, style, .. } = self;
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
              viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{label}</title>\n\
-             <style>\n{STYLE}\n</style>\n\
+             <style>\n{STYLE}{style}\n</style>\n\
              <rect x=\".5\" y=\".5\" width=\"{inner_width}\" height=\"{inner_height}\" rx=\"8\" \
              class=\"page\"/>\n{body}</svg>\n"
         )
@@ -160,7 +181,7 @@ impl Picture {
 }
 
 /// Two digits are more than a screen shows.
-fn number(value: f64) -> f64 {
+pub fn number(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
