@@ -7,8 +7,8 @@
 //! cargo run -p more-examples --example streams -- --listen 127.0.0.1:3000    # for curl -N
 //! ```
 //!
-//! With `--features metrics` and `-- --listen .. --metrics 127.0.0.1:9100` it serves metrics, as the
-//! example `server` does.
+//! With `--features metrics` and `-- --listen .. --metrics 127.0.0.1:9100` it serves metrics, as
+//! the example `server` does.
 //!
 //! A replica is a router here. With Redis, each has connections of its own, as two processes have.
 //! The code that a real server needs is in `replica`.

@@ -31,8 +31,8 @@ use crate::{
 /// Unused units are returned exactly, in every algorithm, however long the permit was held. The
 /// calls return immediately: with a [`MemoryStore`](crate::MemoryStore) the call itself returns the
 /// units, with a `RedisStore` a background task does. If Redis executes the end of a permit and the
-/// reply is lost, or does not answer until the hold expires, the units count as used, or, in a limit
-/// on concurrency, stay held until then.
+/// reply is lost, or does not answer until the hold expires, the units count as used, or, in a
+/// limit on concurrency, stay held until then.
 ///
 /// A permit cannot be cloned. To end it from several places, such as a stream and its timeout,
 /// share it behind a lock.

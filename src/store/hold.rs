@@ -21,8 +21,8 @@ pub struct Hold {
     pub(crate) observers: Observers,
     pub(crate) key: Key<'static>,
     pub(crate) units: u64,
-    /// The time after which the hold expires, if no renewal arrives: the units count as used, or, in
-    /// a limit on concurrency, are available again.
+    /// The time after which the hold expires, if no renewal arrives: the units count as used, or,
+    /// in a limit on concurrency, are available again.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) lifetime: Duration,
     pub(crate) receipt: HoldReceipt,

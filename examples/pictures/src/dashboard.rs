@@ -1,5 +1,5 @@
-//! The picture of the dashboard, as small charts over one time axis. It draws a record, and evaluates
-//! no query.
+//! The picture of the dashboard, as small charts over one time axis. It draws a record, and
+//! evaluates no query.
 
 mod record;
 
@@ -11,20 +11,20 @@ use crate::svg::{MARGIN, Picture, WIDTH, number};
 const RECORD: &str = include_str!("dashboard.txt");
 
 /// The colours of the lines, and of the time of a flood.
-const STYLE: &str = "
+pub(crate) const STYLE: &str = "
 .series{stroke-width:2;fill:none;stroke-linejoin:round}
 .flood{fill:#e0a100;opacity:.2}
 .outage{fill:#cf222e;opacity:.13}
-.blue{stroke:#0969da}
+.blue{stroke:#0550ae}
 .purple{stroke:#8250df}
 .red{stroke:#cf222e}
-.amber{stroke:#bf8700}
+.amber{stroke:#b87f00}
 .green{stroke:#1a7f6e}
 .grey{stroke:#57606a}
 @media (prefers-color-scheme:dark){
 .flood{fill:#d29922}
 .outage{fill:#f85149;opacity:.2}
-.blue{stroke:#4493f8}
+.blue{stroke:#79c0ff}
 .purple{stroke:#b58bff}
 .red{stroke:#f85149}
 .amber{stroke:#d29922}
@@ -61,7 +61,8 @@ pub(crate) fn dashboard() -> String {
     let record = record();
     let mut picture = Picture::new(
         "The dashboard, over five minutes",
-        "The panels of the dashboard while a client floods, Redis is stopped, and a limit is raised",
+        "The panels of the dashboard while a client floods, Redis is stopped, and a limit is \
+         raised",
     );
     picture.style(STYLE);
     picture.y += 8.0;

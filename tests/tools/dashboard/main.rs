@@ -1,6 +1,6 @@
 //! Records the dashboard: a Prometheus scrapes three examples, over a private Redis, while
-//! something happens to them, and answers the queries of `docs/grafana.json`. The package `pictures`
-//! draws the record.
+//! something happens to them, and answers the queries of `docs/grafana.json`. The package
+//! `pictures` draws the record.
 //!
 //! ```text
 //! make record-dashboard # takes five and a half minutes

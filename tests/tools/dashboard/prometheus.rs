@@ -32,7 +32,8 @@ impl Prometheus {
         let config = folder.path().join("prometheus.yml");
         let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
         let text = format!(
-            "global: {{ scrape_interval: {SCRAPE_SECONDS}s, evaluation_interval: {SCRAPE_SECONDS}s }}\n\
+            "global:\n  scrape_interval: {SCRAPE_SECONDS}s\n\
+             \x20 evaluation_interval: {SCRAPE_SECONDS}s\n\
              rule_files: ['{}']\n\
              scrape_configs:\n- {{ job_name: examples, static_configs: [{{ targets: [{}] }}] }}\n",
             rules.display(),
