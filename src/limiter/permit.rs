@@ -32,7 +32,8 @@ use crate::{
 /// Unused units are returned exactly, in every algorithm, however long the permit was held. The
 /// calls return immediately: with a [`MemoryStore`](crate::MemoryStore) the call itself returns the
 /// units, with a `RedisStore` a background task does. If Redis executes the end of a permit and the
-/// reply is lost, or does not answer until the hold expires, the units count as used.
+/// reply is lost, or does not answer until the hold expires, the units count as used, or, in a
+/// limit on concurrency, stay held until then.
 ///
 /// A permit cannot be cloned. To end it from several places, such as a stream and its timeout,
 /// share it behind a lock.
@@ -126,7 +127,8 @@ impl Permit {
     /// calls no store, so a stream can set it with each frame: if the client cuts it off, what was
     /// sent until then counts.
     ///
-    /// If the process crashes, all units count as used when the hold expires.
+    /// If the process crashes, all units count as used when the hold expires; those of a limit on
+    /// concurrency are available again then.
     ///
     /// A permit of several limits sets the same number for each. To set them separately, call
     /// [`set_used_for`](Permit::set_used_for).
@@ -165,9 +167,10 @@ impl Permit {
         Ok(())
     }
 
-    /// Returns whether units of the permit count as used already: no renewal reached the store
-    /// within the [lifetime](Limiter::hold_lifetime) of the hold. The request should stop: what it
-    /// uses from now on may exceed the quota. In memory a permit never expires.
+    /// Returns whether the hold has expired: no renewal reached the store within its
+    /// [lifetime](Limiter::hold_lifetime). The units count as used then; those of a limit on
+    /// concurrency are available to other requests. The request should stop: from now on it may
+    /// exceed the limit. In memory a permit never expires.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.holds.is_expired()

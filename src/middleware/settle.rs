@@ -76,7 +76,7 @@ impl Settle {
         lock(&self.0).is_kept = true;
     }
 
-    /// Returns whether units of the request count as used already: see
+    /// Returns whether a hold of the request has expired: see
     /// [`Permit::is_expired`](crate::Permit::is_expired).
     #[must_use]
     pub fn is_expired(&self) -> bool {

@@ -21,7 +21,8 @@ pub struct Hold {
     pub(crate) observers: Observers,
     pub(crate) key: Key<'static>,
     pub(crate) units: u64,
-    /// The time after which the units count as used, if no renewal arrives.
+    /// The time after which the hold expires, if no renewal arrives: the units count as used, or,
+    /// in a limit on concurrency, are available again.
     pub(crate) lifetime: Duration,
     pub(crate) receipt: HoldReceipt,
 }
@@ -79,13 +80,13 @@ impl EndedHold<'_> {
     }
 }
 
-/// A hold that its store keeps: it is renewed until it ends. The units of a guard that is dropped
-/// count as used when the hold expires.
+/// A hold that its store keeps: it is renewed until it ends. That of a guard that is dropped lasts
+/// until it expires.
 pub trait HoldGuard: fmt::Debug + Send + Sync {
     /// Ends the hold: `used` of its units were used, perhaps more than it has. It does not wait,
     /// and cannot fail: the store sends the end in the background.
     fn end(self: Box<Self>, used: u64);
 
-    /// Returns whether the units count as used already, because no renewal arrived in time.
+    /// Returns whether the hold has expired, because no renewal arrived in time.
     fn is_expired(&self) -> bool;
 }

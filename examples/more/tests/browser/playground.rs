@@ -330,6 +330,51 @@ async fn a_lost_connection_is_shown_and_stops_the_chart() {
     page.close_after(&["WebSocket connection to"]).await;
 }
 
+#[tokio::test]
+async fn redis_can_be_killed_while_requests_are_in_flight() {
+    let page = Page::open(&["--redis"]).await;
+    page.click("[data-kind=off]").await;
+    page.slide("duration_ms", Key::End, "duration_ms", 10_000).await;
+    page.slide_to("in_flight", 5).await;
+    page.until("playground.state().settings.in_flight === 5").await;
+    page.slide_to("size", 10).await;
+    page.start_again().await;
+    page.click("#burst").await;
+    page.until_decided(10).await;
+    assert_eq!(page.shown("concurrency", "flight").await, 5);
+
+    page.click("#redis").await;
+    page.until("playground.state().redis.running === false").await;
+    page.click("#burst").await;
+    page.until("playground.drawn('concurrency').failed === 10").await;
+    page.click("#redis").await;
+    page.until("playground.state().redis.running").await;
+    // The new server knows nothing of the places until they are renewed: it may grant them again.
+    // The first requests can come before it is connected.
+    let decided = page.decided("concurrency");
+    while page.value(&format!("{decided} < 20")).await == true {
+        let answers = format!("{decided} + playground.drawn('concurrency').failed");
+        let before = page.value(&answers).await;
+        page.click("#burst").await;
+        page.until(&format!("{answers} === {before} + 10")).await;
+    }
+    let most = page.shown("concurrency", "most").await.as_u64().unwrap();
+    assert!((5..=10).contains(&most), "{most} in flight");
+    if most > 5 {
+        page.until_text("concurrency", "verdict", "! above 5: Redis lost its counts").await;
+    }
+
+    // The ends of the requests from before the failure free no places of others.
+    page.until_text("concurrency", "flight", "0").await;
+    let before = page.value(&decided).await;
+    page.click("#burst").await;
+    page.until(&format!("{decided} === {before} + 10")).await;
+    let flight = page.shown("concurrency", "flight").await.as_u64().unwrap();
+    assert!((1..=5).contains(&flight), "{flight} in flight");
+    assert!(page.shown("concurrency", "most").await.as_u64().unwrap() <= 10);
+    page.close().await;
+}
+
 /// Also writes the pictures of the documentation, for `make screenshots`.
 #[tokio::test]
 async fn the_page_fits_each_width() {
