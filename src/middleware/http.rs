@@ -102,6 +102,10 @@ impl ProtocolBase for Http {
         &mut self.pricing
     }
 
+    fn reports(&self) -> bool {
+        self.extensions || !self.headers.dialects.is_empty()
+    }
+
     fn holds_costs(&self) -> bool {
         // A rule says which costs are estimates.
         self.charge_when.is_some() || self.settles() && self.pricing.limiter().is_some()
@@ -135,18 +139,8 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline]
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        self.add_extension(&mut head.extensions, state);
-        if self.settle_handle
-            && let Some(holds) = &state.holds
-        {
-            head.extensions.insert(holds.handle().clone());
-        }
-        if let Some(holds) = &mut state.holds {
-            holds.expects = match head.method {
-                Method::HEAD => Expects::NoBody,
-                Method::CONNECT => Expects::Tunnel,
-                _ => Expects::Body,
-            };
+        if self.extensions || state.holds.is_some() {
+            self.add_to_head(head, state);
         }
     }
 
@@ -196,7 +190,9 @@ impl Http {
 
     #[inline]
     fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
-        if let Some(decision) = &state.decision {
+        if let Some(decision) = &state.decision
+            && !self.headers.dialects.is_empty()
+        {
             self.headers.add(headers, decision, &state.charge);
         }
     }
@@ -207,6 +203,24 @@ impl Http {
             && let Some(decision) = &state.decision
         {
             extensions.insert(decision.clone());
+        }
+    }
+
+    /// Adds the decision and the handle of the holds to the head of a request.
+    #[inline(never)]
+    fn add_to_head(&self, head: &mut Parts, state: &mut ChargeState) {
+        self.add_extension(&mut head.extensions, state);
+        if self.settle_handle
+            && let Some(holds) = &state.holds
+        {
+            head.extensions.insert(holds.handle().clone());
+        }
+        if let Some(holds) = &mut state.holds {
+            holds.expects = match head.method {
+                Method::HEAD => Expects::NoBody,
+                Method::CONNECT => Expects::Tunnel,
+                _ => Expects::Body,
+            };
         }
     }
 

@@ -903,9 +903,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 }
 
-impl<P: Clone> RateLimitLayer<P> {
+impl<P: ProtocolBase> RateLimitLayer<P> {
     fn with(mut self, change: impl FnOnce(&mut P)) -> Self {
-        change(&mut Arc::make_mut(&mut self.0).protocol);
+        Arc::make_mut(&mut self.0).change(change);
         self
     }
 }

@@ -36,12 +36,9 @@ enum ChargeSource<H> {
     Rule(Arc<dyn DynRule<H>>),
 }
 
-/// The charge of a request, or where it comes from.
-pub(crate) enum Resolved<'a, H> {
-    /// One limit, whose key is not extracted yet.
-    Key(&'a AnyLimiter, &'a dyn KeyExtractor<H>),
+/// The charge of a request, or the rule that has to be awaited for it.
+pub(crate) enum Resolved<H> {
     Charge(Result<Charge, RequestError>),
-    /// A rule that has to be awaited.
     Lookup(Arc<dyn DynRule<H>>),
 }
 
@@ -78,40 +75,52 @@ impl<H: 'static> Pricing<H> {
 
     /// Returns the limiter of a layer with a key extractor.
     pub(crate) fn limiter(&self) -> Option<&AnyLimiter> {
-        match &self.source {
-            ChargeSource::Key(limiter, _) => Some(limiter),
-            ChargeSource::Rule(_) => None,
-        }
+        self.key().map(|(limiter, _)| limiter)
     }
 
     pub(crate) fn set_cost(&mut self, cost: impl Fn(&H) -> u64 + Send + Sync + 'static) {
         self.cost = Some(Arc::new(cost));
     }
 
+    /// Returns the result for a request that is on a list.
     #[inline]
-    pub(crate) fn resolve(&self, head: &H) -> Resolved<'_, H> {
+    pub(crate) fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
         let has_lists = !self.forbidden.is_empty() || !self.exempt.is_empty();
-        if has_lists && let Some(charge) = self.listed(head) {
-            return Resolved::Charge(charge);
-        }
-        match &self.source {
-            ChargeSource::Key(limiter, extractor) => Resolved::Key(limiter, &**extractor),
-            ChargeSource::Rule(rule) => match rule.charge_now(head) {
-                Some(charge) => Resolved::Charge(self.complete(head, charge)),
-                None => Resolved::Lookup(rule.clone()),
-            },
-        }
+        if has_lists { self.find_in_lists(head) } else { None }
     }
 
-    /// Returns the result for a request that is on a list. The lists of forbidden requests come
-    /// first.
-    fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
+    /// The lists of forbidden requests come first.
+    #[inline(never)]
+    fn find_in_lists(&self, head: &H) -> Option<Result<Charge, RequestError>> {
         let find = |list: &[Matcher<H>]| {
             list.iter().map(|matches| matches(head)).find(|it| *it != Ok(false))
         };
         let forbidden = find(&self.forbidden)
             .map(|matched| matched.and(Err(RequestError::forbidden("access is not allowed"))));
         forbidden.or_else(|| find(&self.exempt).map(|matched| matched.map(|_| Charge::exempt())))
+    }
+
+    /// Returns the limiter and the key extractor, if there is no rule.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<(&AnyLimiter, &dyn KeyExtractor<H>)> {
+        match &self.source {
+            ChargeSource::Key(limiter, extractor) => Some((limiter, &**extractor)),
+            ChargeSource::Rule(_) => None,
+        }
+    }
+
+    /// Returns the charge of a request by the rule, or by the key extractor if there is none.
+    pub(crate) fn resolve(&self, head: &H) -> Resolved<H> {
+        let charge = match &self.source {
+            ChargeSource::Key(limiter, extractor) => {
+                extractor.extract(head).map(|key| Charge::new(limiter, key))
+            }
+            ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                Some(charge) => charge,
+                None => return Resolved::Lookup(rule.clone()),
+            },
+        };
+        Resolved::Charge(self.complete(head, charge))
     }
 
     /// Applies the settings for missing keys and for costs to the result of a key extractor or
@@ -217,7 +226,7 @@ impl IntoMatch for Result<bool, RequestError> {
 #[derive(Debug)]
 pub struct ChargeState {
     /// Also exempt if nothing needs the charge of a counted request: see
-    /// [`Shared::admit_by_key`](crate::middleware::admission::Shared::admit_by_key).
+    /// [`Shared::check_by_key`](crate::middleware::admission::Shared::check_by_key).
     pub(crate) charge: Charge,
     /// `None` before the decision, and if the request proceeds without one.
     pub(crate) decision: Option<Decision>,
@@ -243,6 +252,13 @@ impl ChargeState {
         self.decision = Some(outcome.decision);
     }
 
+    /// Keeps the charge and the outcome of an allowed request.
+    #[inline(never)]
+    pub(crate) fn keep(&mut self, charge: Charge, outcome: Outcome) {
+        self.charge = charge;
+        self.set_outcome(outcome);
+    }
+
     /// Takes over the charge and the receipts of a request that has waited.
     pub(crate) fn take_over(&mut self, mut acquire: Box<Acquire>) {
         self.holds = acquire.take_holds().map(RequestHolds::new);
@@ -253,6 +269,14 @@ impl ChargeState {
     /// `shares`: the service can settle it, even if there is nothing.
     #[inline]
     pub(crate) fn begin_holds(&mut self, shares: bool) {
+        // Most requests have no charge here.
+        if shares || !self.charge.is_exempt() {
+            self.hold(shares);
+        }
+    }
+
+    #[inline(never)]
+    fn hold(&mut self, shares: bool) {
         let are_kept = self.holds.is_some(); // since the service was not ready
         if are_kept || !shares && !self.charge.holds_units() {
             return;
