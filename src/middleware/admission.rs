@@ -143,8 +143,8 @@ impl<P: ProtocolBase> Shared<P> {
         if cost == 0 {
             return Next::Proceed(None);
         }
+        // Without a charge, too: nothing has to be returned.
         if let Some(decision) = denial {
-            state.charge = Charge::new_n(limiter, key, cost);
             return self.reject(Rejection::Denied(decision), state);
         }
         let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0.0;

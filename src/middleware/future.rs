@@ -77,8 +77,8 @@ struct Call<S, P> {
     charge: ChargeState,
 }
 
-/// The step of a request that is not passed to the service now. Small, as denied requests move it: it
-/// holds no response.
+/// The step of a request that is not passed to the service now. Small, as denied requests move it:
+/// it holds no response.
 enum Step<H, E> {
     Resolve(Arc<dyn DynRule<H>>),
     Wait(Box<Acquire>),
@@ -301,7 +301,9 @@ impl<S, P> Call<S, P> {
     {
         let Self { shared, inner, charge: state } = self;
         let pricing = shared.protocol.pricing();
-        if let Some(charge) = pricing.listed(head) {
+        if pricing.has_lists()
+            && let Some(charge) = pricing.listed(head)
+        {
             let next = shared.admit(head, charge, state);
             return self.step(cx, next, None);
         }

@@ -85,7 +85,7 @@ impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("pricing", &self.pricing)
-            .field("headers", &self.headers.dialects)
+            .field("headers", &self.headers.dialects())
             .field("extensions", &self.extensions)
             .finish_non_exhaustive()
     }
@@ -103,7 +103,7 @@ impl ProtocolBase for Http {
     }
 
     fn reports(&self) -> bool {
-        self.extensions || !self.headers.dialects.is_empty()
+        self.extensions || !self.headers.dialects().is_empty()
     }
 
     fn holds_costs(&self) -> bool {
@@ -166,8 +166,18 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         head: &Parts,
         charge: &Charge,
     ) -> Rejected<Self::Response, Self::Rejecting> {
-        let headers = self.headers.for_rejection(&rejection, charge);
         let is_grpc = grpc::is_grpc(head);
+        if let Rejection::Denied(decision) = &rejection
+            && !is_grpc
+            && self.map_rejection.is_none()
+            && let Some(headers) = self.headers.for_denial(decision)
+            && let Some(body) = problem::denied(decision)
+        {
+            let mut response = problem::of_denial(headers, ResponseBody::rejection(body));
+            self.annotate_rejection(response.extensions_mut(), rejection);
+            return Rejected::Now(response);
+        }
+        let headers = self.headers.for_rejection(&rejection, charge);
         let respond = if is_grpc { grpc::response } else { problem::response };
         let Some(map) = &self.map_rejection else {
             let mut response = respond(headers, &rejection);
@@ -191,7 +201,7 @@ impl Http {
     #[inline]
     fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
         if let Some(decision) = &state.decision
-            && !self.headers.dialects.is_empty()
+            && !self.headers.dialects().is_empty()
         {
             self.headers.add(headers, decision, &state.charge);
         }

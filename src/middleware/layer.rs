@@ -264,7 +264,7 @@ impl RateLimitLayer {
     /// # let _ = silent;
     /// ```
     pub fn headers(self, headers: impl IntoIterator<Item = Headers>) -> Self {
-        self.with(|http| http.headers.dialects = headers.into_iter().collect())
+        self.with(|http| http.headers.set_dialects(headers))
     }
 
     /// Sets whether the extensions of requests and responses contain the

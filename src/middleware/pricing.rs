@@ -82,16 +82,14 @@ impl<H: 'static> Pricing<H> {
         self.cost = Some(Arc::new(cost));
     }
 
-    /// Returns the result for a request that is on a list.
     #[inline]
-    pub(crate) fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
-        let has_lists = !self.forbidden.is_empty() || !self.exempt.is_empty();
-        if has_lists { self.find_in_lists(head) } else { None }
+    pub(crate) fn has_lists(&self) -> bool {
+        !self.forbidden.is_empty() || !self.exempt.is_empty()
     }
 
-    /// The lists of forbidden requests come first.
-    #[inline(never)]
-    fn find_in_lists(&self, head: &H) -> Option<Result<Charge, RequestError>> {
+    /// Returns the result for a request that is on a list. The lists of forbidden requests come
+    /// first.
+    pub(crate) fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
         let find = |list: &[Matcher<H>]| {
             list.iter().map(|matches| matches(head)).find(|it| *it != Ok(false))
         };
@@ -237,6 +235,7 @@ pub struct ChargeState {
 }
 
 impl ChargeState {
+    #[inline(always)]
     pub(crate) fn new() -> Self {
         Self { charge: Charge::exempt(), decision: None, receipts: Receipts::NONE, holds: None }
     }

@@ -27,8 +27,8 @@ pub(super) enum Found<'a> {
 }
 
 impl Place {
-    /// Returns the value of a header as [`read`](Self::read) does, if no header occurs twice: by one
-    /// look-up instead of an iterator.
+    /// Returns the value of a header as [`read`](Self::read) does, if no header occurs twice: by
+    /// one look-up instead of an iterator.
     #[inline]
     pub(super) fn only_header<'a>(&self, head: &'a Parts) -> Option<&'a [u8]> {
         let Self::Header(name) = self else { return None };
