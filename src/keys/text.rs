@@ -12,7 +12,7 @@ pub(crate) enum Text {
 
 impl Text {
     /// Joins two texts.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn join(head: &[u8], tail: &[u8]) -> Self {
         let length = head.len() + tail.len();
         if length > SHORT {

@@ -228,8 +228,8 @@ pub struct ChargeState {
     pub(crate) charge: Charge,
     /// `None` before the decision, and if the request proceeds without one.
     pub(crate) decision: Option<Decision>,
-    /// Those of an allowed request.
-    receipts: Receipts,
+    /// Those of an allowed request with a charge.
+    receipts: Option<Receipts>,
     /// What the request holds, from the call of the service on. Before that, an [`Acquire`] has it.
     pub(crate) holds: Option<RequestHolds>,
 }
@@ -237,7 +237,7 @@ pub struct ChargeState {
 impl ChargeState {
     #[inline(always)]
     pub(crate) fn new() -> Self {
-        Self { charge: Charge::exempt(), decision: None, receipts: Receipts::NONE, holds: None }
+        Self { charge: Charge::exempt(), decision: None, receipts: None, holds: None }
     }
 
     pub(crate) fn take_charge(&mut self) -> Charge {
@@ -247,7 +247,7 @@ impl ChargeState {
     /// Sets the decision and the receipts of a request that was allowed.
     #[inline]
     pub(crate) fn set_outcome(&mut self, outcome: Outcome) {
-        self.receipts = outcome.receipts;
+        self.receipts = Some(outcome.receipts);
         self.decision = Some(outcome.decision);
     }
 
@@ -261,7 +261,8 @@ impl ChargeState {
     /// Takes over the charge and the receipts of a request that has waited.
     pub(crate) fn take_over(&mut self, mut acquire: Box<Acquire>) {
         self.holds = acquire.take_holds().map(RequestHolds::new);
-        (self.charge, self.receipts) = acquire.disarm();
+        let (charge, receipts) = acquire.disarm();
+        (self.charge, self.receipts) = (charge, Some(receipts));
     }
 
     /// Keeps what the request holds from now on, if anything. The drop of the state ends it.
@@ -281,9 +282,11 @@ impl ChargeState {
             return;
         }
         let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);
-        let holds = match is_allowed && !self.charge.is_exempt() {
-            true => self.charge.holds(&self.receipts),
-            false => Holds::default(),
+        let holds = match &self.receipts {
+            Some(receipts) if is_allowed && !self.charge.is_exempt() => {
+                self.charge.holds(receipts)
+            }
+            _ => Holds::default(),
         };
         if shares || !holds.is_empty() {
             self.holds = Some(RequestHolds::new(holds));
@@ -294,7 +297,7 @@ impl ChargeState {
     /// were taken.
     pub(crate) fn take_acquire(&mut self) -> Option<Box<Acquire>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
-        let receipts = mem::replace(&mut self.receipts, Receipts::NONE);
+        let receipts = self.receipts.take().unwrap_or(Receipts::NONE);
         let outcome = Outcome { decision, receipts };
         Some(Box::new(Acquire::admitted(self.take_charge(), outcome)))
     }
