@@ -56,7 +56,7 @@ pin_project! {
     enum State<F, H, R, J, T> {
         Starting { request: Option<(H, R)> },
         Calling { #[pin] future: F },
-        Other { state: Other<H, R, J, T> },
+        Other { state: Box<Other<H, R, J, T>> },
     }
 }
 
@@ -204,7 +204,7 @@ where
         let StateProj::Other { state: other } = state.as_mut().project() else {
             return Continue(());
         };
-        let (step, (head, rest)) = match other {
+        let (step, (head, rest)) = match &mut **other {
             Other::Resolving { lookup, rest } => {
                 let Poll::Ready((head, charge)) = lookup.as_mut().poll(cx) else {
                     return Break(Poll::Pending);
@@ -287,7 +287,7 @@ where
 
 impl<F, H, R, J, T> State<F, H, R, J, T> {
     fn other(state: Other<H, R, J, T>) -> Self {
-        Self::Other { state }
+        Self::Other { state: Box::new(state) }
     }
 }
 
