@@ -4,7 +4,7 @@ use std::{
     net::TcpListener,
     sync::{
         Arc,
-        atomic::{AtomicU16, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::SeqCst},
     },
     thread,
     time::{Duration, Instant},
@@ -608,8 +608,8 @@ async fn the_slots_are_read_after_each_new_connection_even_if_they_were_read_jus
     // The second connection takes longer than the first request waits for it.
     for login in [0, 150] {
         let port = Arc::new(AtomicU16::new(0));
-        let (reads, decisions) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
-        let (read, own_port) = (reads.clone(), port.clone());
+        let (reads, ends) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (read, own_port, end) = (reads.clone(), port.clone(), ends.clone());
         let node = Fake::start(move |connection, words| match words[0] {
             "CLUSTER" => {
                 read.fetch_add(1, SeqCst);
@@ -622,12 +622,13 @@ async fn the_slots_are_read_after_each_new_connection_even_if_they_were_read_jus
                 }
                 array(&["1700000000", "0"])
             }
-            "EVALSHA" if decisions.fetch_add(1, SeqCst) == 1 => String::new(),
+            "EVALSHA" if end.swap(false, SeqCst) => String::new(),
             _ => "*2\r\n:1700000000000000\r\n$0\r\n\r\n".to_owned(),
         });
         port.store(node.port(), SeqCst);
         let limiter = load::limiter(&forgetful(RedisConfig::cluster([node.url()]).unwrap()));
         let _ = eventually(async || limiter.check(key("user")).await).await;
+        ends.store(true, SeqCst);
         assert!(limiter.check(key("user")).await.is_err(), "the connection ends");
         let before = reads.load(SeqCst);
         let _ = eventually(async || limiter.check(key("user")).await).await;
