@@ -189,6 +189,9 @@ impl<'s, 'k, K> Check<'s, 'k, K> {
     #[inline(never)]
     fn decide(&mut self, cx: &mut Context<'_>, key: Key<'k>) -> Poll<Result<Decision, Error>> {
         let Self { limiter, n, .. } = *self;
+        if let Some(outcome) = limiter.check_observed(&key, n, MaxWait::DEFAULT) {
+            return Poll::Ready(Ok(outcome.decision));
+        }
         let mut answer = limiter.decide_carefully(Action::Check, &key, n, MaxWait::DEFAULT);
         // Boxed only if it has to be kept.
         let polled = Pin::new(&mut answer).poll(cx);

@@ -283,9 +283,7 @@ impl ChargeState {
         }
         let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);
         let holds = match &self.receipts {
-            Some(receipts) if is_allowed && !self.charge.is_exempt() => {
-                self.charge.holds(receipts)
-            }
+            Some(receipts) if is_allowed && !self.charge.is_exempt() => self.charge.holds(receipts),
             _ => Holds::default(),
         };
         if shares || !holds.is_empty() {
