@@ -24,7 +24,8 @@ pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64
     let mut hasher = hasher.build_hasher();
     hasher.write_usize(settings.name.as_ptr().addr());
     match (key.first_chunk::<16>(), key.last_chunk::<16>()) {
-        // Without a call: short texts are hashed in place.
+        // The hasher hashes up to 16 bytes without a call, so the ends of the text, which overlap.
+        // Few texts of other lengths have the same ends: at most one of each length.
         (Some(first), Some(last)) if (17..=32).contains(&key.len()) => {
             hasher.write_u128(u128::from_ne_bytes(*first));
             hasher.write_u128(u128::from_ne_bytes(*last));
