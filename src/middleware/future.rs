@@ -61,14 +61,16 @@ pin_project! {
 }
 
 /// The states of few requests.
-// An `Acquire` is boxed, because a small future is moved faster.
 enum Other<H, R, J, T> {
     Resolving { lookup: Lookup<H>, rest: Option<R> },
-    Waiting(Option<(Box<Acquire>, (H, R))>),
-    Readying(Option<(Option<Box<Acquire>>, (H, R))>),
+    Waiting(Option<Kept<Box<Acquire>, H, R>>),
+    Readying(Option<Kept<Option<Box<Acquire>>, H, R>>),
     Learning(Option<(Learning, T)>),
     Rejecting(J),
 }
+
+/// A request, and what keeps it from the service.
+type Kept<A, H, R> = (A, (H, R));
 
 /// The data that all states use.
 struct Call<S, P> {
