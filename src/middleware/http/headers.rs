@@ -23,6 +23,8 @@ const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy")
 /// RFC 6585: a cache must not store a 429. It would store the 200 of a gRPC status.
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
+const TO_BE_REPLACED: HeaderValue = HeaderValue::from_static("");
+
 /// The largest Integer of a structured header (RFC 9651): it has at most 15 digits.
 const LARGEST_INTEGER: u64 = 999_999_999_999_999;
 
@@ -204,7 +206,7 @@ impl HeaderWriter {
         self.dialects = dialects.into_iter().collect();
         self.denial = match (&*self.dialects, &self.policy) {
             ([], _) => Some(denial_without_dialects()),
-            ([Headers::RateLimit], Some((_, policy))) => Some(denial(policy.clone())),
+            ([Headers::RateLimit], Some((_, policy))) => denial(policy.clone()),
             _ => None,
         };
     }
@@ -224,9 +226,11 @@ impl HeaderWriter {
         self.policy.as_ref().filter(|(quota, _)| decision.quota() == *quota)?;
         let seconds = decision.retry_after_secs()?;
         let mut headers = known.clone();
-        let ratelimit = ratelimit(decision.limiter(), decision.remaining(), Some(seconds));
-        let values = [number(seconds), ratelimit];
-        headers.values_mut().zip(values).for_each(|(place, value)| *place = value);
+        let mut places = headers.values_mut();
+        if let (Some(retry_after), Some(state)) = (places.next(), places.next()) {
+            *retry_after = number(seconds);
+            *state = ratelimit(decision.limiter(), decision.remaining(), Some(seconds));
+        }
         Some(headers)
     }
 
@@ -279,14 +283,15 @@ impl HeaderWriter {
     }
 }
 
-/// Returns the headers of a denial. The values of the first two are to be replaced.
-fn denial(policy: HeaderValue) -> HeaderMap {
+/// Returns the headers of a denial. The values of the first two are to be replaced; `None` if a map
+/// is not in the order of its insertions, which is not documented.
+fn denial(policy: HeaderValue) -> Option<HeaderMap> {
     let mut headers = HeaderMap::with_capacity(5);
-    headers.insert(RETRY_AFTER, number(0));
-    headers.insert(RATELIMIT, number(0));
+    headers.insert(RETRY_AFTER, TO_BE_REPLACED);
+    headers.insert(RATELIMIT, TO_BE_REPLACED);
     headers.insert(RATELIMIT_POLICY, policy);
     headers.extend(denial_without_dialects());
-    headers
+    headers.keys().take(2).eq([&RETRY_AFTER, &RATELIMIT]).then_some(headers)
 }
 
 fn denial_without_dialects() -> HeaderMap {
@@ -373,4 +378,30 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
 /// 10^15 s.
 fn remaining(decision: &Decision) -> u64 {
     decision.remaining().min(LARGEST_INTEGER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Limiter, MemoryStore, limiter::IntoLimiter};
+
+    #[test]
+    fn the_prepared_headers_of_a_denial_are_those_of_its_rejection() {
+        let (quota, store) = (Quota::per_hour(1), MemoryStore::new());
+        let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
+        let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
+        let rejection = Rejection::Denied(decisions[1].clone());
+        for dialects in [&[][..], &[Headers::RateLimit]] {
+            let mut writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+            writer.set_dialects(dialects.iter().copied());
+            let prepared = writer.for_denial(&decisions[1]).unwrap();
+            let mut expected = writer.for_rejection(&rejection, &Charge::exempt());
+            expected.insert(CONTENT_TYPE, PROBLEM_JSON);
+            assert_eq!(prepared, expected);
+        }
+        // The policy is that of another quota.
+        limiter.set_quota(Quota::per_hour(2)).unwrap();
+        let writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+        assert_eq!(writer.for_denial(&decisions[1]), None);
+    }
 }

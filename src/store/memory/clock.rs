@@ -50,7 +50,8 @@ impl Clock {
     fn elapsed(&self) -> i64 {
         let now = Instant::now();
         if let Some(epoch) = self.epoch_nanos {
-            return (nanos(now) - epoch) / 1_000;
+            // An instant of another runtime of a test can be earlier.
+            return ((nanos(now) - epoch) / 1_000).max(0);
         }
         let elapsed = now.duration_since(self.epoch);
         (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64
@@ -79,7 +80,7 @@ fn nanos(instant: Instant) -> i64 {
 /// Returns the nanoseconds of an instant if those of later instants are later by as much.
 fn readable_nanos(instant: Instant) -> Option<i64> {
     let first = nanos(instant);
-    // Each bit of a second, with all digits of the nanoseconds.
+    // Each bit of the seconds, with nanoseconds that carry over.
     let are_later = (0..32).all(|bit| {
         let time = Duration::new(1 << bit, 999_999_999) + Duration::from_nanos(1 << bit);
         let later = instant.checked_add(time).map(nanos);
