@@ -496,6 +496,24 @@ impl Limiter {
         Some(outcome)
     }
 
+    /// Decides as [`check_fast`](Self::check_fast) does, if there are observers, and reports the
+    /// decision.
+    #[inline]
+    pub(super) fn check_observed(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> Option<Outcome> {
+        let observers = &self.0.observers;
+        if observers.is_empty() {
+            return None;
+        }
+        let outcome = self.check_in_memory(key, cost, max_wait, |_| false)?;
+        report_decided(observers, &outcome.decision, Some(key), None);
+        Some(outcome)
+    }
+
     /// Decides about a request that [`check_fast`](Self::check_fast) does not decide.
     pub(super) fn decide_carefully(
         &self,
@@ -504,12 +522,9 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
-        let observers = &self.0.observers;
         if action == Action::Check
-            && !observers.is_empty()
-            && let Some(outcome) = self.check_in_memory(key, cost, max_wait, |_| false)
+            && let Some(outcome) = self.check_observed(key, cost, max_wait)
         {
-            report_decided(observers, &outcome.decision, Some(key), None);
             return StoreFuture::ready(Ok(outcome));
         }
         let version = self.current();

@@ -85,7 +85,7 @@ impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("pricing", &self.pricing)
-            .field("headers", &self.headers.dialects)
+            .field("headers", &self.headers.dialects())
             .field("extensions", &self.extensions)
             .finish_non_exhaustive()
     }
@@ -100,6 +100,10 @@ impl ProtocolBase for Http {
 
     fn pricing_mut(&mut self) -> &mut Pricing<Parts> {
         &mut self.pricing
+    }
+
+    fn reports(&self) -> bool {
+        self.extensions || !self.headers.dialects().is_empty()
     }
 
     fn holds_costs(&self) -> bool {
@@ -135,18 +139,8 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline]
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        self.add_extension(&mut head.extensions, state);
-        if self.settle_handle
-            && let Some(holds) = &mut state.holds
-        {
-            head.extensions.insert(holds.share());
-        }
-        if let Some(holds) = &mut state.holds {
-            holds.expects = match head.method {
-                Method::HEAD => Expects::NoBody,
-                Method::CONNECT => Expects::Tunnel,
-                _ => Expects::Body,
-            };
+        if self.extensions || state.holds.is_some() {
+            self.add_to_head(head, state);
         }
     }
 
@@ -172,8 +166,18 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         head: &Parts,
         charge: &Charge,
     ) -> Rejected<Self::Response, Self::Rejecting> {
-        let headers = self.headers.for_rejection(&rejection, charge);
         let is_grpc = grpc::is_grpc(head);
+        if let Rejection::Denied(decision) = &rejection
+            && !is_grpc
+            && self.map_rejection.is_none()
+            && let Some(headers) = self.headers.for_denial(decision)
+            && let Some(body) = problem::denied(decision)
+        {
+            let mut response = problem::of_denial(headers, ResponseBody::rejection(body));
+            self.annotate_rejection(response.extensions_mut(), rejection);
+            return Rejected::Now(response);
+        }
+        let headers = self.headers.for_rejection(&rejection, charge);
         let respond = if is_grpc { grpc::response } else { problem::response };
         let Some(map) = &self.map_rejection else {
             let mut response = respond(headers, &rejection);
@@ -196,7 +200,9 @@ impl Http {
 
     #[inline]
     fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
-        if let Some(decision) = &state.decision {
+        if let Some(decision) = &state.decision
+            && !self.headers.dialects().is_empty()
+        {
             self.headers.add(headers, decision, &state.charge);
         }
     }
@@ -207,6 +213,24 @@ impl Http {
             && let Some(decision) = &state.decision
         {
             extensions.insert(decision.clone());
+        }
+    }
+
+    /// Adds the decision and the handle of the holds to the head of a request.
+    #[inline(never)]
+    fn add_to_head(&self, head: &mut Parts, state: &mut ChargeState) {
+        self.add_extension(&mut head.extensions, state);
+        if self.settle_handle
+            && let Some(holds) = &mut state.holds
+        {
+            head.extensions.insert(holds.share());
+        }
+        if let Some(holds) = &mut state.holds {
+            holds.expects = match head.method {
+                Method::HEAD => Expects::NoBody,
+                Method::CONNECT => Expects::Tunnel,
+                _ => Expects::Body,
+            };
         }
     }
 

@@ -6,7 +6,7 @@
 //! functions of a row are seen with `valgrind --tool=callgrind
 //! --toggle-collect=instructions::counted_by_callgrind` and `callgrind_annotate`.
 
-use std::{convert::Infallible, env, hint::black_box, time::Duration};
+use std::{convert::Infallible, env, hint::black_box, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
@@ -15,7 +15,10 @@ use memory::{
     shuffled_keys,
 };
 use tower_layer::Layer;
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+use tower_ratelimit::{
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    observe::{Event, Observer},
+};
 use tower_service::Service;
 
 const KEYS: usize = 1_000;
@@ -113,6 +116,11 @@ fn main() {
     changed.set_quota(SLOW).expect("the quota is valid");
     rows.checks("check, after set_quota, admitted", &changed, true);
 
+    let idle = observed(Arc::new(|_: &Event<'_>| ()));
+    rows.checks("check, with an observer that does nothing, admitted", &idle, true);
+    #[cfg(feature = "peers")]
+    peers::metrics(&mut rows);
+
     new_keys(&mut rows);
 
     let places = limiter(Algorithm::concurrency(), Quota::concurrent(10));
@@ -147,6 +155,13 @@ fn main() {
     peers::rows(&mut rows);
 }
 
+/// A limiter over a store with an observer.
+fn observed(observer: Arc<dyn Observer>) -> Limiter {
+    let store = MemoryStore::new();
+    store.add_observer(observer);
+    Limiter::new("default", store, Algorithm::token_bucket(), SLOW)
+}
+
 /// Counts checks of new keys in a full store, each of which takes the place of another key.
 fn new_keys(rows: &mut Rows) {
     let (max_keys, quota) = (KEYS, Quota::per_hour(10));
@@ -162,12 +177,24 @@ fn new_keys(rows: &mut Rows) {
 
 #[cfg(feature = "peers")]
 mod peers {
-    use super::{Bare, KEYS, ONE, PASSES, Rows, SLOW, black_box};
+    use std::sync::Arc;
+
+    use super::{Bare, KEYS, ONE, PASSES, Rows, SLOW, black_box, observed};
     use governor::clock::{DefaultClock, MonotonicClock};
     use memory::peers::{
         Check, Least, governor, governor_layer, governor_layer_with_headers, least_layer,
     };
+    use metrics_exporter_prometheus::PrometheusBuilder;
     use tower_layer::Layer;
+    use tower_ratelimit::observe::Metrics;
+
+    /// The metrics are registered in this thread, which has the recorder.
+    pub(super) fn metrics(rows: &mut Rows) {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        let counted = observed(Arc::new(Metrics::new()));
+        rows.checks("check, with `Metrics`, admitted", &counted, true);
+    }
 
     pub(super) fn rows(rows: &mut Rows) {
         checks(rows, "governor, admitted", &governor(SLOW, DefaultClock::default()));
