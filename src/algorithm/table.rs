@@ -270,7 +270,7 @@ macro_rules! algorithms {
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
                 match state {
                     State::Blocked(block) if block.algorithm != self.kind() => {
-                        if !request.action.commits() && !request.action.blocks() {
+                        if !request.action.inserts() && !request.action.blocks() {
                             return self.step(&mut State::Initial, request);
                         }
                         *state = State::Initial;

@@ -339,6 +339,24 @@ async fn a_permit_returns_nothing_to_another_algorithm() {
     }
 }
 
+#[tokio::test]
+async fn a_hold_counts_although_another_algorithm_has_blocked_the_key() {
+    let server = RedisServer::start();
+    for limiter in limiters(&server).await {
+        let from = limiter.algorithm();
+        for to in algorithms().filter(|to| to.name() != from.name()) {
+            limiter.block("alice", 60 * SECOND).await.unwrap();
+            Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
+            let permit = hold(&limiter, 10).await;
+            assert!(limiter.hold("alice", 1).await.unwrap().is_err(), "{from} to {to}");
+            permit.cancel();
+            until_left(&limiter, 10, 0).await;
+            Limit::try_new(from, limiter.quota()).unwrap().apply_to(&limiter);
+            limiter.reset("alice").await.unwrap();
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_key_with_holds_is_neither_evicted_nor_swept() {
     for algorithm in algorithms() {
