@@ -205,6 +205,16 @@ pub enum Refill {
 }
 
 impl Algorithm {
+    /// Every algorithm, with its default settings.
+    pub const ALL: &[Self] = &[
+        Self::FixedWindow,
+        Self::sliding_window(),
+        Self::SlidingLog,
+        Self::token_bucket(),
+        Self::LeakyBucket,
+        Self::Concurrency,
+    ];
+
     /// Returns a [fixed window](Algorithm::FixedWindow).
     #[must_use]
     pub const fn fixed_window() -> Self {
@@ -279,17 +289,8 @@ impl FromStr for Algorithm {
     type Err = ConfigError;
 
     fn from_str(name: &str) -> Result<Self, ConfigError> {
-        let algorithms = [
-            Self::FixedWindow,
-            Self::SlidingLog,
-            Self::sliding_window(),
-            Self::token_bucket(),
-            Self::LeakyBucket,
-            Self::Concurrency,
-        ];
-        algorithms
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
+        let mut all = Self::ALL.iter().copied();
+        all.find(|algorithm| algorithm.name() == name)
             .ok_or_else(|| ConfigError::UnknownAlgorithm { name: name.to_owned() })
     }
 }

@@ -82,14 +82,7 @@ async fn other_algorithm(
     limit: &Limit,
 ) -> Result<Option<&'static str>, Failure> {
     let store = limits::store(flags)?;
-    for algorithm in [
-        Algorithm::fixed_window(),
-        Algorithm::sliding_window(),
-        Algorithm::sliding_log(),
-        Algorithm::token_bucket(),
-        Algorithm::leaky_bucket(),
-        Algorithm::concurrency(),
-    ] {
+    for algorithm in Algorithm::ALL.iter().copied() {
         if algorithm.name() == limit.algorithm().name() {
             continue;
         }

@@ -77,29 +77,32 @@ fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
     let _context = runtime.enter();
     let config = ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
-        .run(&(0_usize..7, 3_u64..6, 1_u64..100, visits()), |(which, limit, seconds, visits)| {
-            let window = Duration::from_secs(seconds);
-            let (algorithm, quota) = all_with(Quota::new(limit, window)).swap_remove(which);
-            let settings = settings(Params::new(algorithm, quota).unwrap());
-            let clock = &TestClock::both()[visits.len() % 2];
-            let shared = clock.store();
-            let singles: Vec<_> = (0..6).map(|_| clock.store()).collect();
-            let mut used = 0;
-            for visit in visits {
-                clock.advance(window * visit.ahead / 1_000);
-                for _ in 0..visit.new_keys {
-                    used += 1;
-                    let _ = decide(&shared, &settings, &format!("new {used}"), check(1, 0.0));
+        .run(
+            &(0..all_with(Quota::per_second(1)).len(), 3_u64..6, 1_u64..100, visits()),
+            |(which, limit, seconds, visits)| {
+                let window = Duration::from_secs(seconds);
+                let (algorithm, quota) = all_with(Quota::new(limit, window)).swap_remove(which);
+                let settings = settings(Params::new(algorithm, quota).unwrap());
+                let clock = &TestClock::both()[visits.len() % 2];
+                let shared = clock.store();
+                let singles: Vec<_> = (0..6).map(|_| clock.store()).collect();
+                let mut used = 0;
+                for visit in visits {
+                    clock.advance(window * visit.ahead / 1_000);
+                    for _ in 0..visit.new_keys {
+                        used += 1;
+                        let _ = decide(&shared, &settings, &format!("new {used}"), check(1, 0.0));
+                    }
+                    let max_wait = (window * visit.max_wait / 1_000).as_micros() as f64;
+                    let (action, cost) = (lasting(visit.action, max_wait), visit.cost);
+                    let request = EngineRequest { action, max_wait, ..check(cost, 0.0) };
+                    let single = decide(&singles[visit.key], &settings, "key", request);
+                    let reply = decide(&shared, &settings, &format!("key {}", visit.key), request);
+                    prop_assert_eq!(reply, single, "{} {} {:?}", algorithm, quota, visit);
                 }
-                let max_wait = (window * visit.max_wait / 1_000).as_micros() as f64;
-                let (action, cost) = (lasting(visit.action, max_wait), visit.cost);
-                let request = EngineRequest { action, max_wait, ..check(cost, 0.0) };
-                let single = decide(&singles[visit.key], &settings, "key", request);
-                let reply = decide(&shared, &settings, &format!("key {}", visit.key), request);
-                prop_assert_eq!(reply, single, "{} {} {:?}", algorithm, quota, visit);
-            }
-            Ok(())
-        })
+                Ok(())
+            },
+        )
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
