@@ -321,7 +321,7 @@ impl MemoryStore {
             observers.report(&Event::HoldLost { limiter, key, held });
         }
         let queues = self.0.names.retry_queues();
-        queues.units_returned(queues.queue_of(settings.name, key), false);
+        queues.units_returned(queues.queue_of(settings.name, key));
     }
 
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys

@@ -49,7 +49,9 @@ impl Backend {
                 let receipt = **receipt;
                 let same = settings.clone();
                 let latest = LatestSettings(Arc::new(move || same.clone()));
-                let hold = Hold { settings, latest, observers, key, units, lifetime, receipt };
+                let took_last = false;
+                let hold =
+                    Hold { settings, latest, observers, key, units, took_last, lifetime, receipt };
                 self.holds.cancel(hold);
                 return true;
             }

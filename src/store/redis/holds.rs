@@ -97,6 +97,7 @@ struct Holds {
 /// A hold whose permit is held.
 struct Live {
     hold: Hold,
+    taken: Instant,
     /// The time at which it is renewed, and at which it has expired.
     due: Instant,
     expires: Instant,
@@ -255,7 +256,8 @@ impl Keeper {
     pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
         let lives = hold.lifetime / FIRST_PART;
         let now = Instant::now();
-        let live = Live { hold, due: now + lives / RENEWED_AFTER, expires: now + lives };
+        let live =
+            Live { hold, taken: now, due: now + lives / RENEWED_AFTER, expires: now + lives };
         let id = {
             let holds = &mut *lock(&self.0.holds);
             holds.next_id += 1;
@@ -282,7 +284,11 @@ impl Keeper {
     }
 
     fn end_kept(&self, id: u64, used: u64) {
-        if let Some(Live { hold, expires, .. }) = self.take(id) {
+        if let Some(Live { hold, taken, expires, .. }) = self.take(id) {
+            if hold.took_last {
+                let queues = &self.0.queues;
+                queues.last_units_end(queues.queue_of(hold.settings.name, &hold.key), taken);
+            }
             self.push(id, hold, used, expires);
         }
     }
@@ -376,7 +382,7 @@ impl Keeper {
         }
         if let Some(key) = returned {
             drop(sent);
-            self.0.queues.units_returned(key, true);
+            self.0.queues.units_returned(key);
         }
     }
 
