@@ -8,7 +8,10 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::sync::lock;
+use super::transport::{Deadline, TransportError};
+use crate::{decision::Outcome, sync::lock};
+
+type Decided = Result<Outcome, TransportError>;
 
 /// Clones share the ends.
 #[derive(Clone, Default)]
@@ -72,12 +75,34 @@ pub(super) struct OpenEnds {
 }
 
 impl OpenEnds {
-    pub(super) fn is_empty(&self) -> bool {
-        self.open == 0
+    /// Returns the decision about a request that holds units of the keys. A denied one decides
+    /// `again` after the ends: what this process has returned before the request is there for it.
+    /// The denial is an answer; an error of the second decision is none, and without a second one
+    /// the first holds.
+    pub(super) async fn decide<F>(
+        &self,
+        first: impl Future<Output = Decided>,
+        again: impl FnOnce() -> Option<F>,
+        deadline: Deadline,
+    ) -> Decided
+    where
+        F: Future<Output = Decided>,
+    {
+        let outcome = first.await?;
+        if self.open == 0
+            || !outcome.decision.waits_for_holds()
+            || deadline.wait_for(self.answered()).await.is_none()
+        {
+            return Ok(outcome);
+        }
+        match again() {
+            Some(second) => second.await.or(Ok(outcome)),
+            None => Ok(outcome),
+        }
     }
 
     /// Waits for the answers to all of them.
-    pub(super) async fn answered(&self) {
+    async fn answered(&self) {
         let EndsInner { answered, needed, .. } = &*self.ends.0;
         loop {
             let notified = answered.notified();
