@@ -361,7 +361,7 @@ impl Acquire {
         if let Phase::Admitted(outcome, _) = &mut self.phase
             && self.charge.holds_units()
         {
-            self.holds = Some(self.charge.holds(&outcome.decision, &outcome.receipts));
+            self.holds = Some(self.charge.holds(&outcome.receipts));
             outcome.receipts.remove_holds();
         }
     }

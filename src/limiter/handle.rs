@@ -503,7 +503,7 @@ impl Limiter {
         units: u64,
     ) -> Option<Released> {
         if let Receipt::Hold(receipt) = receipt {
-            self.keep_hold(key, units, **receipt, false).end(0);
+            self.keep_hold(key, units, **receipt).end(0);
             report_released(&self.0.observers, self.0.taken.text, key, units);
             return None;
         }
@@ -520,7 +520,6 @@ impl Limiter {
         key: &Key<'_>,
         units: u64,
         receipt: HoldReceipt,
-        took_last: bool,
     ) -> Box<dyn HoldGuard> {
         let Inner { store, hold_lifetime, observers, .. } = &*self.0;
         let limiter = self.clone();
@@ -531,7 +530,6 @@ impl Limiter {
             observers: (**observers).clone(),
             key: key.clone().into_owned(),
             units,
-            took_last,
             lifetime: *hold_lifetime,
             receipt,
         })

@@ -181,17 +181,14 @@ impl Permit {
 impl Charge {
     /// Returns the permit of an admitted request.
     pub(super) fn permit(&self, decision: Decision, receipts: &Receipts) -> Permit {
-        let holds = self.holds(&decision, receipts);
-        Permit { decision, holds }
+        Permit { decision, holds: self.holds(receipts) }
     }
 
     /// Returns the units that an admitted request holds.
-    pub(crate) fn holds(&self, decision: &Decision, receipts: &Receipts) -> Holds {
+    pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
         let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
             let Receipt::Hold(receipt) = receipts.get(index) else { return None };
-            // Of several limits, the decision is about the one that has the least left.
-            let took_last = decision.limiter() == limiter.name() && decision.remaining() < units;
-            let guard = limiter.keep_hold(key, units, **receipt, took_last);
+            let guard = limiter.keep_hold(key, units, **receipt);
             Some(HeldUnits::new(limiter, key, units, guard))
         });
         Holds { parts: held.collect(), is_counted: true }

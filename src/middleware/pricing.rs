@@ -257,12 +257,10 @@ impl ChargeState {
         if are_kept || !shares && !self.charge.holds_units() {
             return;
         }
-        let allowed = self.decision.as_ref().filter(|it| it.is_allowed());
-        let holds = match allowed {
-            Some(decision) if !self.charge.is_exempt() => {
-                self.charge.holds(decision, &self.receipts)
-            }
-            _ => Holds::default(),
+        let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);
+        let holds = match is_allowed && !self.charge.is_exempt() {
+            true => self.charge.holds(&self.receipts),
+            false => Holds::default(),
         };
         if shares || !holds.is_empty() {
             self.holds = Some(RequestHolds::new(holds));

@@ -21,9 +21,6 @@ pub struct Hold {
     pub(crate) observers: Observers,
     pub(crate) key: Key<'static>,
     pub(crate) units: u64,
-    /// True if no further request of as many units could be admitted when these were taken.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) took_last: bool,
     /// The time after which the units count as used, if no renewal arrives.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) lifetime: Duration,

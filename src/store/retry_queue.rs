@@ -164,10 +164,19 @@ impl RetryQueues {
         self.hash_of([(limiter, key)].into_iter())
     }
 
-    /// Records that this process returns units of a key, which it has held since `taken` and which
-    /// were the last ones then: after a while, it leaves units to other processes for a pause.
+    /// Records that a decision has found no units of these keys for a further request.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn last_units_end(&self, key: u64, taken: Instant) {
+    pub(crate) fn found_full(&self, keys: &[u64]) {
+        if !keys.is_empty() {
+            let (turns, now) = (&mut lock(&self.queues).turns, Instant::now());
+            keys.iter().for_each(|key| turns.found_full(*key, now));
+        }
+    }
+
+    /// Records that this process returns units of a key, which it has held since `taken`. After a
+    /// turn, it leaves units to other processes for a pause.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn units_end(&self, key: u64, taken: Instant) {
         lock(&self.queues).turns.returned(key, taken, Instant::now());
     }
 
@@ -190,7 +199,11 @@ impl RetryQueues {
 
     /// Returns the end of the pause in which this process leaves the units of these keys to others.
     pub(crate) fn pause_end(&self, keys: &[u64]) -> Option<Instant> {
-        let (all, now) = (&*lock(&self.queues), Instant::now());
+        let all = &*lock(&self.queues);
+        if all.turns.is_empty() {
+            return None; // without a look at the clock
+        }
+        let now = Instant::now();
         keys.iter().filter_map(|key| all.turns.pause_end(*key, now)).max()
     }
 

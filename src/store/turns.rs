@@ -28,7 +28,7 @@ const SHORTEST_RETRY: Duration = Duration::from_millis(5);
 /// The keys for which requests of a process can wait before each of them is asked for less often.
 /// A process checks 270 times per second for each of them, and 2,100 times for any number.
 const MAX_RETRIED: usize = 8;
-/// The most keys, some 40 bytes each. Beyond that, turns are forgotten, and only begin anew.
+/// The most keys, some 80 bytes each. Beyond that, turns are forgotten, and only begin anew.
 const MAX_KEYS: usize = 10_000;
 
 /// By the hash of limiter and key. Two with equal hashes share their turns.
@@ -39,7 +39,9 @@ pub(super) struct Turns(HashMap<u64, Turn>);
 struct Turn {
     /// A later instant than now is the end of a pause.
     began: Instant,
-    returned: Instant,
+    returned: Option<Instant>,
+    /// The last time at which a decision found no further units.
+    full: Instant,
 }
 
 /// Returns the pause of the first request of a queue after a denial of unknown duration: units are
@@ -58,17 +60,30 @@ pub(crate) fn hold_retry(waited: Duration, queues: usize) -> Duration {
 }
 
 impl Turns {
-    /// Records that units are returned that were the last ones when they were taken, at `taken`.
-    pub(super) fn returned(&mut self, key: u64, taken: Instant, now: Instant) {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Records that a decision has found no units for a further request.
+    pub(super) fn found_full(&mut self, key: u64, now: Instant) {
         if self.0.len() >= MAX_KEYS {
             self.make_room(now);
         }
-        let turn = self.0.entry(key).or_insert(Turn { began: taken, returned: taken });
+        let turn = Turn { began: now, returned: None, full: now };
+        self.0.entry(key).or_insert(turn).full = now;
+    }
+
+    /// Records that this process returns units, which it has held since `taken`.
+    pub(super) fn returned(&mut self, key: u64, taken: Instant, now: Instant) {
+        // While there are units for all, no process has to leave any. The units were taken a moment
+        // after the decision.
+        let turn = self.0.get_mut(&key).filter(|turn| turn.full + PAUSE >= taken);
+        let Some(turn) = turn else { return };
         // Otherwise the units of the turn before were free, or those of another process, since.
-        if taken > turn.returned + PAUSE {
+        if turn.returned.is_none_or(|returned| taken > returned + PAUSE) {
             turn.began = taken;
         }
-        turn.returned = now;
+        turn.returned = Some(now);
         if now >= turn.began + TURN {
             turn.began = now + PAUSE;
         }
@@ -79,10 +94,9 @@ impl Turns {
         self.0.get(&key).map(|turn| turn.began).filter(|end| *end > now)
     }
 
-    /// Forgets the turns that units taken from now on do not continue, or that a return would end
-    /// anyway.
+    /// Forgets the turns that no units continue which are taken from now on.
     fn make_room(&mut self, now: Instant) {
-        self.0.retain(|_, turn| turn.returned + PAUSE + TURN > now);
+        self.0.retain(|_, turn| turn.full + TURN + PAUSE > now);
         if self.0.len() > MAX_KEYS / 2 {
             self.0.clear();
         }
@@ -98,6 +112,7 @@ mod tests {
     /// Takes units at an instant, and returns them after `time`. Returns when, and whether a pause
     /// begins.
     fn use_at(turns: &mut Turns, taken: Instant, time: Duration) -> (Instant, bool) {
+        turns.found_full(1, taken);
         turns.returned(1, taken, taken + time);
         let pause_end = turns.pause_end(1, taken + time);
         assert!(pause_end.is_none_or(|end| end == taken + time + PAUSE));
@@ -139,9 +154,19 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_finds_units_for_all_has_no_turns() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        turns.returned(1, start, start + TURN);
+        turns.found_full(1, start);
+        turns.returned(1, start + TURN, start + 2 * TURN);
+        assert_eq!(turns.pause_end(1, start + 2 * TURN), None);
+    }
+
+    #[test]
     fn several_places_have_one_pause_at_a_time() {
         let (mut turns, start) = (Turns::default(), Instant::now());
         let millis = Duration::from_millis;
+        turns.found_full(1, start);
         for place in 0..10 {
             turns.returned(1, start, start + TURN + millis(place));
         }
@@ -156,7 +181,7 @@ mod tests {
         let (mut turns, start) = (Turns::default(), Instant::now());
         for number in 0..100_000 {
             let at = start + Duration::from_micros(number);
-            turns.returned(number, at, at);
+            turns.found_full(number, at);
             assert!(turns.0.len() <= MAX_KEYS);
         }
     }

@@ -400,7 +400,9 @@ async fn use_other_key(limiter: &Limiter) {
 async fn a_slow_call_does_not_delay_the_ends_of_other_keys() {
     let server = RedisServer::start();
     let gate = Gate::new(&server).await;
-    let places = shared_streams(&RedisStore::from_connection(gate.clone()));
+    let store = RedisStore::from_connection(gate.clone());
+    // No hold expires meanwhile.
+    let places = shared_streams(&store).hold_lifetime(600 * LIFETIME);
     for _ in 0..10 {
         let permit = places.hold(SLOW, 1).await.unwrap().unwrap();
         gate.is_open.send_replace(false);

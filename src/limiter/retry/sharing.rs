@@ -46,6 +46,10 @@ impl Caller {
             sleep(WAY).await;
             let answer = self.server.hold("key", 1).await.unwrap();
             sleep(WAY).await;
+            let decision = answer.as_ref().map_or_else(|denied| denied, Permit::decision);
+            if decision.remaining() == 0 {
+                self.queues.found_full(&[self.queue]);
+            }
             match answer {
                 Ok(permit) => {
                     retry.allowed(&self.charge, permit.decision());
@@ -59,9 +63,7 @@ impl Caller {
 
     fn give_back(&self, permit: Permit, taken: Instant) {
         let Self { queues, queue, .. } = self.clone();
-        if permit.decision().remaining() == 0 {
-            queues.last_units_end(queue, taken);
-        }
+        queues.units_end(queue, taken);
         tokio::spawn(async move {
             sleep(WAY).await;
             drop(permit);

@@ -49,9 +49,7 @@ impl Backend {
                 let receipt = **receipt;
                 let same = settings.clone();
                 let latest = LatestSettings(Arc::new(move || same.clone()));
-                let took_last = false;
-                let hold =
-                    Hold { settings, latest, observers, key, units, took_last, lifetime, receipt };
+                let hold = Hold { settings, latest, observers, key, units, lifetime, receipt };
                 self.holds.cancel(hold);
                 return true;
             }

@@ -283,7 +283,7 @@ impl Keeper {
         denials: Denials,
         queues: Arc<RetryQueues>,
     ) -> Self {
-        let (holds, ends, changed) = (Mutex::default(), Ends::default(), Notify::new());
+        let (holds, ends, changed) = (Mutex::default(), Ends::new(queues.clone()), Notify::new());
         let is_clustered = AtomicBool::new(false);
         Self(Arc::new(KeeperInner {
             holds,
@@ -330,10 +330,8 @@ impl Keeper {
 
     fn end_kept(&self, id: u64, used: u64) {
         if let Some(Live { hold, is_renewed, taken, expires, .. }) = self.take(id) {
-            if hold.took_last {
-                let queues = &self.0.queues;
-                queues.last_units_end(queues.queue_of(hold.settings.name, &hold.key), taken);
-            }
+            let queues = &self.0.queues;
+            queues.units_end(queues.queue_of(hold.settings.name, &hold.key), taken);
             self.push(id, hold, used, expires, is_renewed);
         }
     }
