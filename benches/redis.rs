@@ -64,8 +64,8 @@ const WAYS: usize = 3;
 
 const PLENTY: Quota = Quota::per_second(1_000_000);
 
-/// Each algorithm admitting and denying, a full log, and INCR.
-const SUBJECTS: usize = 2 * ALGORITHMS.len() + 2;
+/// Each algorithm admitting and denying, a leaky bucket that delays, a full log, and INCR.
+const SUBJECTS: usize = 2 * ALGORITHMS.len() + 3;
 
 const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::FixedWindow,
@@ -335,6 +335,9 @@ impl Bench {
             self.checks_in_flight(&denying.limiter, TASKS, 1);
             subjects.push(denying);
         }
+        let slow = Quota::per_second(1).burst(1_000_000);
+        let delaying = "leaky-bucket, admitted and delayed".to_owned();
+        subjects.push(subject(delaying, Algorithm::LeakyBucket, slow, TASKS));
         let label = format!("sliding-log of {LOGGED}, denied");
         let full = subject(label, Algorithm::SlidingLog, Quota::per_hour(LOGGED.into()), 1);
         self.log(&full.limiter);

@@ -51,9 +51,11 @@ use crate::quota::{ConfigError, Quota};
 /// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 6 numbers |
 /// | concurrency | `limit` at a time | what is held |
 ///
-/// At the boundary of two windows, a fixed window admits up to 2 x `limit` in a short time. A token
-/// bucket is smooth, except with [`Refill::Interval`]; departures of a leaky bucket are evenly
-/// spaced. A [`SlidingWindow`](Algorithm::SlidingWindow) documents its measured excess.
+/// The most in one window: up to 2 x `limit` in a fixed window, in a short time; `limit` in a
+/// sliding log; `burst` + `limit` in a token bucket, of which `burst` can come at once, or all of
+/// them with [`Refill::Interval`]; `limit` in a leaky bucket, evenly spaced. A
+/// [`SlidingWindow`](Algorithm::SlidingWindow) documents its measured excess. [Choosing an
+/// algorithm](crate::guide::algorithms) compares their use, bytes and CPU time.
 ///
 /// A denied request spends nothing. The arithmetic is exact, in microseconds, and the same in
 /// memory and in Redis.
@@ -114,13 +116,17 @@ pub enum Algorithm {
     /// The instant of each admitted request: exact in any interval of length `window`. The interval
     /// is open at its old end: a request that was admitted exactly one window ago does not count.
     ///
-    /// Each entry takes 16 to 32 bytes in memory, and 13 in Redis; 16 there if a cost of the key is
-    /// 2^32 or more. A key has up to `limit` entries, and one for each waiting request; requests
-    /// that are admitted in the same microsecond share an entry.
+    /// Each entry takes 16 to 32 bytes in memory. In Redis it takes 11, and up to 48 with the room
+    /// that a string gets to grow; 14 to 64 if a cost of the key is 2^32 or more. A key has up to
+    /// `limit` entries, and one for each waiting request; requests that are admitted in the same
+    /// microsecond share an entry.
     ///
     /// A check reads up to as many entries as its cost. A peek reads the entries that have left the
     /// window since the last admitted request. So for limits above some thousands, use a sliding
     /// window or a token bucket.
+    ///
+    /// If Redis loses the key, such as by an eviction, a restart or a
+    /// [failover](crate::guide::redis_failovers), up to `limit` more are admitted in this window.
     SlidingLog,
 
     /// An estimate of the sliding log from counters: the counts of the sub-windows inside the
@@ -147,7 +153,9 @@ pub enum Algorithm {
     ///
     /// With continuous refill this is GCRA (the generic cell rate algorithm of the ATM Forum's
     /// Traffic Management specification): the state is equivalent to one instant, the theoretical
-    /// arrival time.
+    /// arrival time, at which the bucket will be full again. Each admitted token moves it later by
+    /// `window` / `limit`. A request that would move it further ahead than `burst` such steps is
+    /// denied.
     TokenBucket {
         /// The way in which tokens are refilled.
         refill: Refill,
@@ -159,7 +167,12 @@ pub enum Algorithm {
 
     /// A bucket with a constant outflow: a shaper. An admitted request may proceed after
     /// [`Decision::delay`](crate::Decision::delay). At most `burst` requests are in the bucket,
-    /// including the one that is leaving; further ones are denied.
+    /// including the one that is leaving; further ones are denied. So for `n` requests that wait,
+    /// the burst is `n + 1`.
+    ///
+    /// [`Limiter::check`](crate::Limiter::check) returns at once, and does not wait for the delay.
+    /// [`try_acquire`](crate::Limiter::try_acquire), [`acquire`](crate::Limiter::acquire) and a
+    /// [layer](crate::RateLimitLayer) wait.
     ///
     /// The n-th departure of a busy period is at its start + n x `window` / `limit`, rounded up to
     /// a microsecond. So departures are at least `window` / `limit`, rounded down, apart per unit

@@ -101,8 +101,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ZeroCost => f.write_str(
-                "invalid cost 0: a request must cost at least 1; use `peek` to read without \
-                 spending, or `Charge::exempt` to count nothing",
+                "invalid cost 0: a cost or an estimate must be at least 1; to count nothing, leave \
+                 the limit out of the charge, and to read without spending, use `peek`",
             ),
             Self::CostAboveQuota { limiter, cost, max } => write!(
                 f,

@@ -66,6 +66,9 @@ pub(crate) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// A release in the background, which is ready when it is done or given up.
 pub(crate) type Released = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// The wait until what was returned is back.
+pub(crate) type Flushed = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// The result of a ping.
 pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
@@ -119,6 +122,12 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Runs a task that waits for answers of this store to its end, if a runtime lives that long.
     #[doc(hidden)]
     fn spawn_background(&self, task: BackgroundTask);
+
+    /// Waits until all that was returned in the background is back, or was given up.
+    #[doc(hidden)]
+    fn flush(&self) -> Flushed {
+        Box::pin(future::ready(()))
+    }
 
     /// Proves that the store can decide.
     #[doc(hidden)]
@@ -195,6 +204,10 @@ impl Store for AnyStore {
 
     fn spawn_background(&self, task: BackgroundTask) {
         self.as_dyn().spawn_background(task);
+    }
+
+    fn flush(&self) -> Flushed {
+        self.as_dyn().flush()
     }
 
     fn ping(&self) -> Ping {
@@ -278,6 +291,12 @@ impl AnyStore {
     /// ```
     pub async fn ping(&self) -> Result<(), StoreError> {
         self.as_dyn().ping().await
+    }
+
+    /// Waits until the units of ended permits and of dropped requests are back: see
+    /// `RedisStore::flush`. In memory they are back at once.
+    pub async fn flush(&self) {
+        self.as_dyn().flush().await;
     }
 
     /// Returns the state of the store and its counters, without calling it.

@@ -8,8 +8,8 @@ use tower_ratelimit::{Key, Limiter, store::KeyState};
 use crate::{
     flags::Shared,
     limits,
-    peek::{as_json, never_seen},
-    report::{Failure, NEVER_SEEN, is_seen, merged, state_json, verdict},
+    peek::{as_json, no_state},
+    report::{Failure, NO_STATE, is_seen, merged, state_json, verdict},
     text::{number, time},
 };
 
@@ -32,6 +32,15 @@ impl Change {
     /// Returns whether it does something to a key without state.
     fn applies_to_unseen(self) -> bool {
         matches!(self, Self::Block(_))
+    }
+
+    /// Returns whether it does something to a key.
+    fn changes(self, before: &KeyState) -> bool {
+        match self {
+            Self::Block(time) => before.blocked_for().is_none_or(|rest| rest <= time),
+            Self::Unblock => before.blocked_for().is_some(),
+            Self::Reset => is_seen(before),
+        }
     }
 
     /// Makes the change. Returns the state of the key afterwards.
@@ -93,7 +102,7 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
     }
     let seen = peeked.iter().any(|(.., before)| is_seen(before));
     // Before a block, which is state, too.
-    let warning = if seen { None } else { Some(never_seen(flags, key, &limits).await?) };
+    let warning = if seen { None } else { Some(no_state(flags, key, &limits).await?) };
     let mut found = vec![];
     for (name, limit, limiter, before) in peeked {
         let applies = is_seen(&before) || change.applies_to_unseen();
@@ -105,7 +114,7 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
             match &after {
                 Some(after) => println!("{name}: {key} {}", change.done(&before, after)),
                 None if applies => println!("{name}: {key} {}", change.would(&before)),
-                None => println!("{name}: {key} was never seen; nothing to {}", change.name()),
+                None => println!("{name}: {key} has no state; nothing to {}", change.name()),
             }
             if matches!(change, Change::Reset) && before.held() > 0 {
                 println!(
@@ -115,7 +124,8 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
             }
         }
         let states = json!({
-            "changed": after.is_some(),
+            "would_change": change.changes(&before),
+            "changed": after.is_some() && change.changes(&before),
             "before": state_json(&before),
             "after": after.as_ref().map(state_json),
         });
@@ -131,5 +141,5 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
     }
     let Some(warning) = warning else { return Ok(ExitCode::SUCCESS) };
     eprintln!("{warning}");
-    Ok(if change.applies_to_unseen() { ExitCode::SUCCESS } else { NEVER_SEEN.into() })
+    Ok(if change.applies_to_unseen() { ExitCode::SUCCESS } else { NO_STATE.into() })
 }

@@ -16,7 +16,7 @@ Keys, as the extractors of a layer make them; the parts of a tuple are several a
   query:api_key=k1  route:/users/{id}  global  anonymous  text:alice  scope:user=alice
   raw:header:x-api-key=k1   a key as logs, /top-denied and Redis print it
 
-Exit codes: 0 done, 1 failed (Redis, permissions), 2 wrong usage, 3 the key was never seen")]
+Exit codes: 0 done, 1 failed (Redis, permissions), 2 wrong usage, 3 no state of the key")]
 pub struct Flags {
     #[command(flatten)]
     pub shared: Shared,

@@ -75,7 +75,8 @@ async fn ping(flags: &Shared) -> Result<ExitCode, Failure> {
     match flags.json {
         true => println!("{}", json!({ "command": "ping", "ok": true, "seconds": seconds })),
         false => println!(
-            "ok: the store decides, and no permission is missing ({:.1} ms, with connecting)",
+            "ok: the store decides, and the user of this URL lacks no permission ({:.1} ms, with \
+             connecting)",
             seconds * 1_000.0
         ),
     }

@@ -8,7 +8,7 @@ use tower_ratelimit::{Algorithm, Key, Quota, config::Limit};
 use crate::{
     flags::Shared,
     limits::{self, Named},
-    report::{Failure, NEVER_SEEN, is_seen, limit_json, merged, rest, state_json, verdict},
+    report::{Failure, NO_STATE, is_seen, limit_json, merged, rest, state_json, verdict},
     text::{Tone, headings, table},
 };
 
@@ -49,21 +49,17 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
     if seen {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("{}", never_seen(flags, key, &limits).await?);
-    Ok(NEVER_SEEN.into())
+    eprintln!("{}", no_state(flags, key, &limits).await?);
+    Ok(NO_STATE.into())
 }
 
-/// Returns why a key may have no state. The most frequent reasons are a mistyped key, and settings
-/// that are not those of the service.
-pub async fn never_seen(
-    flags: &Shared,
-    key: &Key<'_>,
-    limits: &[Named],
-) -> Result<String, Failure> {
+/// Returns why a key may have no state: its quota is full again, or the service never saw it, since
+/// the key is mistyped or the settings are not those of the service.
+pub async fn no_state(flags: &Shared, key: &Key<'_>, limits: &[Named]) -> Result<String, Failure> {
     for (name, limit) in limits {
         if let Some(other) = other_algorithm(flags, key, name, limit).await? {
             return Ok(format!(
-                "never seen under {}, but {name} has counted {key} with {other}: the service uses \
+                "no state under {}, but {name} has counted {key} with {other}: the service uses \
                  another algorithm than this command; correct the file or --algorithm",
                 limit.algorithm().name()
             ));
@@ -71,8 +67,9 @@ pub async fn never_seen(
     }
     let names: Vec<_> = limits.iter().map(|(name, _)| name.as_str()).collect();
     Ok(format!(
-        "never seen: no state of the key {key} under {}: it is mistyped, or has sent nothing since \
-         its quota was restored; `limitctl top` lists the keys with state",
+        "no state of the key {key} under {}: its quota is full, or it was never seen, because the \
+         key, the name of the limit or the prefix is not that of the service; `limitctl top` lists \
+         the keys with state",
         names.join(", ")
     ))
 }

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The exit code if a key has no state.
-pub const NEVER_SEEN: u8 = 3;
+pub const NO_STATE: u8 = 3;
 
 /// Why a command did nothing, or not all.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub fn is_seen(state: &KeyState) -> bool {
 /// Returns whether a request would be allowed now, as a cell.
 pub fn verdict(state: &KeyState) -> Cell {
     match (state.blocked_for(), state.retry_after()) {
-        _ if !is_seen(state) => ("never seen".to_owned(), Tone::Warning),
+        _ if !is_seen(state) => ("no state".to_owned(), Tone::Warning),
         (Some(rest), _) => (format!("blocked for {}", time(rest)), Tone::Bad),
         _ if state.allows() => ("allowed".to_owned(), Tone::Good),
         (None, Some(wait)) => (format!("denied for {}", time(wait)), Tone::Bad),

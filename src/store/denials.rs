@@ -24,13 +24,16 @@ use std::{
     fmt,
     hash::BuildHasher,
     iter, mem, ptr,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use self::{
     blocks::Blocks,
@@ -62,6 +65,10 @@ pub(crate) struct Denials {
 struct Memory {
     shards: Box<[Mutex<DenialShard>]>,
     hasher: RandomState,
+    /// The changes whose calls have not been executed yet.
+    open_changes: AtomicUsize,
+    /// Notified when there are none.
+    no_changes: Notify,
 }
 
 /// Entries in two generations. When the young one is full, or older than the TTL, it becomes the
@@ -142,7 +149,9 @@ impl Denials {
     /// Remembers denials for at most `ttl`; none if it is zero.
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { memory: Arc::new(Memory { shards, hasher: RandomState::default() }), ttl }
+        let (open_changes, no_changes) = (AtomicUsize::new(0), Notify::new());
+        let memory = Memory { shards, hasher: RandomState::default(), open_changes, no_changes };
+        Self { memory: Arc::new(memory), ttl }
     }
 
     /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.
@@ -211,6 +220,18 @@ impl Denials {
         self.memory.change(settings, key, true)
     }
 
+    /// Waits until all changes have been executed or given up.
+    pub(crate) async fn changes_done(&self) {
+        let Memory { open_changes, no_changes, .. } = &*self.memory;
+        loop {
+            let notified = no_changes.notified();
+            if open_changes.load(SeqCst) == 0 {
+                return;
+            }
+            notified.await;
+        }
+    }
+
     /// Returns the end of the block of the key, or a little earlier, if the block is remembered.
     pub(crate) fn blocked_until(&self, settings: &Settings, key: &Key<'_>) -> Option<Instant> {
         let hash = self.memory.hash(settings.name, key);
@@ -263,6 +284,7 @@ impl Memory {
     fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>, ends_block: bool) -> Change {
         let (memory, limiter) = (self.clone(), settings.name);
         let hash = self.hash(limiter, key);
+        memory.open_changes.fetch_add(1, SeqCst);
         let change = Change { memory, hash, limiter, key: key.clone().into_owned(), ends_block };
         change.apply();
         change
@@ -435,6 +457,9 @@ impl Change {
 impl Drop for Change {
     fn drop(&mut self) {
         self.apply();
+        if self.memory.open_changes.fetch_sub(1, SeqCst) == 1 {
+            self.memory.no_changes.notify_waiters();
+        }
     }
 }
 

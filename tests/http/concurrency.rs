@@ -229,6 +229,32 @@ async fn a_request_that_waits_for_too_long_is_rejected_and_waiting_is_bounded() 
 }
 
 #[tokio::test]
+async fn work_in_a_task_keeps_the_place_of_a_client_that_has_left() {
+    let limiter = concurrency(1);
+    let (ends, ended) = tokio::sync::oneshot::channel();
+    let ended = Arc::new(Mutex::new(Some(ended)));
+    let handler = async move |Extension(settle): Extension<Settle>| {
+        settle.keep();
+        let ended = ended.lock().unwrap().take().expect("one request");
+        let work = tokio::spawn(async move {
+            let _ = ended.await;
+            drop(settle);
+        });
+        work.await.expect("no panic");
+    };
+    let layer = layer(&limiter).settle_handle(true);
+    let app = Router::new().route("/", routing::get(handler)).layer(layer);
+    let request = tokio::spawn(app.oneshot(get(&[])));
+    tokio::task::yield_now().await;
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled());
+    assert_eq!(in_flight(&limiter).await, 1);
+    ends.send(()).unwrap();
+    tokio::task::yield_now().await;
+    assert_eq!(in_flight(&limiter).await, 0);
+}
+
+#[tokio::test]
 async fn a_service_keeps_the_place_of_a_connection_that_outlives_its_response() {
     let limiter = concurrency(1);
     let kept = Arc::new(Mutex::new(None));

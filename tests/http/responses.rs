@@ -62,9 +62,12 @@ async fn a_mapped_rejection_can_be_the_response_of_axum() {
     assert!(!response.extensions().get::<Decision>().unwrap().is_allowed());
     assert_eq!(body_of(response).await, json!({"error": "busy", "retry": 3600}));
 
-    let response = send(&layer.headers([]), get(&[])).await;
-    assert!(header(&response, "retry-after").is_empty());
-    assert!(header(&response, "ratelimit").is_empty());
+    for (headers, retry_after) in [(vec![], vec![]), (vec![Headers::RetryAfter], vec!["3600"])] {
+        let response = send(&layer.clone().headers(headers), get(&[])).await;
+        assert_eq!(header(&response, "retry-after"), retry_after);
+        assert!(header(&response, "ratelimit").is_empty());
+        assert!(header(&response, "ratelimit-policy").is_empty());
+    }
 }
 
 #[tokio::test]

@@ -119,6 +119,36 @@ async fn a_process_that_dies_frees_its_units_after_one_lifetime() {
     }
 }
 
+/// The runtime of the process that has returned them ends, and nothing else sends them.
+#[tokio::test]
+async fn after_a_flush_all_that_was_returned_is_back() {
+    let server = RedisServer::start();
+    let store = support::forgetful_store(&server).await;
+    let url = server.url();
+    let exiting = std::thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let store = support::connected(support::config(&url)).await;
+            store.flush().await; // there is nothing yet
+            for algorithm in ALGORITHMS {
+                let limiter = limiter(&store, algorithm);
+                hold(&limiter, 8).await.settle(3);
+                let wait = Duration::from_secs(86_400);
+                let first = limiter.check_within_n("bob", 10, wait).await.unwrap();
+                drop([first, limiter.check_within_n("bob", 10, wait).await.unwrap()]);
+            }
+            store.flush().await;
+        });
+    });
+    tokio::task::spawn_blocking(|| exiting.join().unwrap()).await.unwrap();
+    for algorithm in ALGORITHMS {
+        let limiter = limiter(&store, algorithm);
+        let state = state(&limiter).await;
+        assert_eq!((state.held(), state.remaining()), (0, 7), "{algorithm}");
+        assert_eq!(limiter.peek("bob").await.unwrap().remaining(), 10, "{algorithm}");
+    }
+}
+
 #[test]
 fn a_permit_can_be_dropped_while_its_runtime_shuts_down() {
     let server = RedisServer::start();

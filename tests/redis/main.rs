@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod capacity;
 mod cluster;
 mod concurrency;
 mod connecting;

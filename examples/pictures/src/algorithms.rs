@@ -10,71 +10,132 @@ use crate::{
     svg::{Axis, MARGIN, Picture, WIDTH},
 };
 
-const BINS: usize = 50;
+/// The length of the time that a bar counts, in seconds.
+const BIN: f64 = 0.2;
+
+/// What a picture says of an algorithm beside its name.
+#[derive(Clone, Copy)]
+pub enum Setting {
+    Nothing,
+    Burst,
+    OneBucket,
+}
+
+impl Setting {
+    /// Returns the setting in words; the burst is the default, which is the limit.
+    fn of(self, limit: u64) -> String {
+        match self {
+            Self::Nothing => String::new(),
+            Self::Burst => format!(", burst {}", grouped(limit)),
+            Self::OneBucket => ", 1 bucket".to_owned(),
+        }
+    }
+}
 
 /// Draws one algorithm under all scenarios.
-pub async fn algorithm(name: &str, algorithm: Algorithm) -> String {
-    let label = format!("{name}: what it admits, delays and denies of four sequences of requests");
-    let mut picture = Picture::new(&format!("{name}, 10 per second"), label);
-    let mut legend = vec![("allowed", "admitted")];
-    if matches!(algorithm, Algorithm::LeakyBucket) {
-        legend.push(("waited", "admitted after a delay"));
-    }
-    legend.push(("denied", "denied"));
-    picture.legend(&legend);
-    for scenario in scenarios() {
-        panel(&mut picture, &scenario, &Outcome::of(&scenario, algorithm).await);
+pub async fn algorithm(name: &str, algorithm: Algorithm, setting: Setting) -> String {
+    let title = format!("{name}: 10 per second{}", setting.of(10));
+    let label = format!("{title}. What it admits, delays and denies of four sequences of requests");
+    let mut picture = Picture::new(&title, label);
+    let delays = matches!(algorithm, Algorithm::LeakyBucket);
+    picture.legend(match delays {
+        true => &[("allowed", "leaves at once"), ("waited", "leaves late"), ("denied", "denied")],
+        false => &[("allowed", "admitted"), ("denied", "denied")],
+    });
+    let up = if delays { "departures" } else { "admitted" };
+    let text = format!("Requests per {BIN} s: {up} above the line, denied below");
+    picture.y += 14.0;
+    picture.text(MARGIN, picture.y, "", &text);
+    picture.y += 8.0;
+    for (i, scenario) in scenarios().iter().enumerate() {
+        let outcome = Outcome::of(scenario, algorithm).await;
+        // The first rows have the scale in common, and the last one, of 1,000 requests, its own.
+        let last = i == 3;
+        let pixels = if last { 0.34 } else { 4.5 };
+        panel(&mut picture, scenario, &outcome, setting, pixels);
     }
     picture.finish()
 }
 
-fn panel(picture: &mut Picture, scenario: &Scenario, outcome: &Outcome) {
-    let denied = outcome.count(|fate| matches!(fate, Fate::Denied(_)));
-    let admitted = scenario.times.len() - denied;
+fn panel(
+    picture: &mut Picture,
+    scenario: &Scenario,
+    outcome: &Outcome,
+    setting: Setting,
+    pixels: f64,
+) {
+    let limit = scenario.quota.limit();
     let (window, name) = scenario.window;
-    let most = outcome.most_within(window);
-    let [admitted, denied, most] = [admitted, denied, most].map(grouped);
-    let result = format!("{admitted} admitted, {denied} denied; at most {most} in any {name}");
-    picture.heading(scenario.title, &result);
-    let mut bins = [[0.0_f64; 3]; BINS];
+    let denied = outcome.count(|fate| matches!(fate, Fate::Denied(_)));
+    let [admitted, denied] =
+        [scenario.times.len() - denied, denied].map(|count| grouped(count as u64));
+    let quota = match window {
+        1.0 => String::new(),
+        _ => format!("{} per {name}{}: ", grouped(limit), setting.of(limit)),
+    };
+    let result = match outcome.longest_delay {
+        0.0 => format!("{admitted} admitted, {denied} denied"),
+        delay => format!("{admitted} admitted, delayed up to {delay:.1} s; {denied} denied"),
+    };
+    picture.heading(&format!("{quota}{}", scenario.title), &result);
+    let late = if outcome.longest_delay > 0.0 { 1.0 } else { 0.0 };
+    let mut seconds = scenario.seconds + late;
+    for fate in &outcome.fates {
+        let (Fate::Admitted(at) | Fate::Waited(at) | Fate::Denied(at)) = fate;
+        seconds = seconds.max(at.ceil());
+    }
+    let axis = Axis { x: 64.0, width: WIDTH - 64.0 - MARGIN, seconds };
+    let mut bins = vec![[0.0_f64; 3]; (seconds / BIN).round() as usize];
     for fate in &outcome.fates {
         let (row, at) = match fate {
             Fate::Admitted(at) => (0, at),
             Fate::Waited(at) => (1, at),
             Fate::Denied(at) => (2, at),
         };
-        let bin = (at / scenario.seconds * BINS as f64 + 1e-6) as usize;
-        if bin < BINS {
-            bins[bin][row] += 1.0;
-        }
+        bins[(at / BIN + 1e-6) as usize][row] += 1.0;
     }
     let up = bins.iter().map(|bin| bin[0] + bin[1]).fold(0.0, f64::max);
     let down = bins.iter().map(|bin| bin[2]).fold(0.0, f64::max);
-    let most = f64::max(up, down).max(1.0);
-    let scale = 66.0 / most;
-    let axis = Axis::wide(scenario.seconds);
-    let zero = picture.y + up * scale + 4.0;
-    let width = axis.width / BINS as f64;
+    let (most, from) = outcome.most_within(window);
+    let most = most as u64;
+    let mut text = format!("{} in {name}", grouped(most));
+    if most > limit {
+        text += &format!(", over the limit of {}", grouped(limit));
+    }
+    picture.y += 34.0;
+    picture.bracket(axis.at(from), axis.at(from + window).min(axis.at(seconds)), picture.y, &text);
+    let zero = picture.y + up * pixels + 4.0;
+    for (count, y) in [(up, zero - up * pixels), (down, zero + down * pixels)] {
+        if count > 0.0 {
+            picture.line((axis.x, y), (axis.x + axis.width, y), "grid");
+            if y < zero || (up + down) * pixels > 22.0 {
+                picture.anchored(axis.x - 8.0, y + 6.0, "", "end", &count.to_string());
+            }
+        }
+    }
+    let width = axis.at(BIN) - axis.x;
     for (i, bin) in bins.iter().enumerate() {
-        let x = axis.x + width * i as f64 + 1.0;
-        let heights = bin.map(|count| count * scale);
+        let x = axis.x + width * i as f64 + 1.5;
+        let heights = bin.map(|count| count * pixels);
         for (height, y, class) in [
             (heights[0], zero - heights[0], "allowed"),
             (heights[1], zero - heights[0] - heights[1], "waited"),
             (heights[2], zero, "denied"),
         ] {
             if height > 0.0 {
-                picture.rect(x, y, width - 2.0, height.max(1.5), class);
+                let least = height.max(3.0); // a few requests of a thousand are visible
+                let y = if class == "denied" { y } else { y + height - least };
+                picture.rect(x, y, width - 3.0, least, class);
             }
         }
     }
-    let bottom = zero + down * scale;
+    let bottom = zero + down * pixels;
     axis.draw(picture, zero, bottom, 1);
     picture.y = bottom + 28.0;
 }
 
 /// Returns a number below a million with a comma between the thousands.
-fn grouped(number: usize) -> String {
+fn grouped(number: u64) -> String {
     match (number / 1_000, number % 1_000) {
         (0, rest) => rest.to_string(),
         (thousands, rest) => format!("{thousands},{rest:03}"),
@@ -86,16 +147,18 @@ pub async fn boundary() -> String {
     let scenario = &scenarios()[2];
     let mut picture = Picture::new(
         "A client that aims at the boundary",
-        "The most requests in any second, by algorithm, when a client aims at the boundary",
+        "The most requests in any second under a limit of 10 per second, by algorithm, when a \
+         client aims at the boundary",
     );
     picture.y += 22.0;
-    picture.text(MARGIN, picture.y, "", "The most requests in any second; the limit is 10");
+    let text = "The most requests in any second under 10 per second";
+    picture.text(MARGIN, picture.y, "", text);
     let rows = [
         ("fixed window", Algorithm::fixed_window()),
-        ("token bucket", Algorithm::token_bucket()),
-        ("sliding window", Algorithm::sliding_window()),
+        ("token bucket, burst 10", Algorithm::token_bucket()),
+        ("sliding window, 1 bucket", Algorithm::sliding_window()),
         ("sliding log", Algorithm::sliding_log()),
-        ("leaky bucket", Algorithm::leaky_bucket()),
+        ("leaky bucket, burst 10", Algorithm::leaky_bucket()),
     ];
     bars(&mut picture, scenario, &rows).await;
     picture.finish()
@@ -108,7 +171,8 @@ pub async fn buckets() -> String {
         "10 units are used at once; they return later and more slowly with fewer buckets",
     );
     picture.y += 22.0;
-    picture.text(MARGIN, picture.y, "", "10 requests at 0.5 s use up 10 per second: units left");
+    let text = "Units left under 10 per second; 10 are used at 0.5 s";
+    picture.text(MARGIN, picture.y, "", text);
     let window = |buckets| Algorithm::SlidingWindow { buckets };
     for (name, algorithm) in [
         ("1 bucket", window(1)),
@@ -118,9 +182,15 @@ pub async fn buckets() -> String {
     ] {
         let limiter = Limiter::new("api", MemoryStore::new(), algorithm, Quota::per_second(10));
         picture.y += 22.0;
-        let axis = Axis { x: 160.0, width: WIDTH - 160.0 - MARGIN, seconds: 3.0 };
-        let zero = picture.y + 44.0;
+        let axis = Axis { x: 170.0, width: WIDTH - 170.0 - MARGIN, seconds: 3.0 };
+        let (zero, base) = (picture.y + 44.0, picture.y + 50.0);
         picture.text(MARGIN, zero - 14.0, "ink", name);
+        for units in [0, 10] {
+            let y = zero - 4.0 * f64::from(units);
+            picture.line((axis.x - 5.0, y), (axis.x, y), "axis");
+            picture.anchored(axis.x - 10.0, y + 6.0, "", "end", &units.to_string());
+        }
+        picture.line((axis.x, zero - 44.0), (axis.x, base), "axis");
         let start = Instant::now();
         let mut points = vec![];
         for ms in (0..=3_000_u32).step_by(10) {
@@ -133,26 +203,27 @@ pub async fn buckets() -> String {
             points.push((axis.at(f64::from(ms) / 1_000.0), zero - 4.0 * left as f64));
         }
         picture.path(&points, "line");
-        axis.draw(&mut picture, zero, zero, 1);
-        picture.y = zero + 24.0;
+        axis.draw(&mut picture, base, base, 1);
+        picture.y = base + 24.0;
     }
     picture.finish()
 }
 
 async fn bars(picture: &mut Picture, scenario: &Scenario, rows: &[(&str, Algorithm)]) {
-    const LEFT: f64 = 190.0;
+    const LEFT: f64 = 240.0;
     let unit = (WIDTH - LEFT - MARGIN - 40.0) / 20.0;
-    let top = picture.y + 16.0;
-    picture.y = top;
+    let x = LEFT + unit * 10.0;
+    picture.y += 30.0;
+    picture.anchored(x, picture.y, "ink", "middle", "limit 10");
+    let top = picture.y;
     for (name, algorithm) in rows {
-        let most = Outcome::of(scenario, *algorithm).await.most_within(scenario.window.0);
+        let most = Outcome::of(scenario, *algorithm).await.most_within(scenario.window.0).0;
         picture.y += 34.0;
         picture.text(MARGIN, picture.y, "ink", name);
         picture.rect(LEFT, picture.y - 16.0, unit * most as f64, 20.0, "allowed");
         picture.text(LEFT + unit * most as f64 + 8.0, picture.y, "ink", &most.to_string());
     }
-    let x = LEFT + unit * 10.0;
-    picture.line((x, top + 8.0), (x, picture.y + 12.0), "limit");
+    picture.limit((x, top + 8.0), (x, picture.y + 12.0));
     picture.y += 8.0;
 }
 

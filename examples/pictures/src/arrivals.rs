@@ -27,7 +27,7 @@ pub fn scenarios() -> [Scenario; 4] {
     let per_second = |title, times: Vec<f64>| Scenario {
         title,
         quota: Quota::per_second(10),
-        window: (1.0, "second"),
+        window: (1.0, "1 s"),
         seconds: 5.0,
         times,
     };
@@ -36,7 +36,7 @@ pub fn scenarios() -> [Scenario; 4] {
         counts.extend(spread(second as f64, 1.0, count));
     }
     [
-        per_second("15 per second, evenly", spread(0.0, 5.0, 75).collect()),
+        per_second("20 requests per second, evenly", spread(0.0, 5.0, 100).collect()),
         per_second(
             "30 at once after idling, then 10 per second",
             at_once(1.0, 30).chain(spread(2.0, 3.0, 30)).collect(),
@@ -51,7 +51,7 @@ pub fn scenarios() -> [Scenario; 4] {
             times
         }),
         Scenario {
-            title: "10, 10, 980, 900, 100 per second; 1,000 per 3 s",
+            title: "10, 10, 980, 900, 100 per s",
             quota: Quota::new(1_000, Duration::from_secs(3)),
             window: (3.0, "3 s"),
             seconds: 5.0,
@@ -70,6 +70,8 @@ pub enum Fate {
 
 pub struct Outcome {
     pub fates: Vec<Fate>,
+    /// In seconds.
+    pub longest_delay: f64,
 }
 
 impl Outcome {
@@ -77,28 +79,30 @@ impl Outcome {
     pub async fn of(scenario: &Scenario, algorithm: Algorithm) -> Self {
         let limiter = Limiter::new("api", MemoryStore::new(), algorithm, scenario.quota);
         let start = Instant::now();
-        let mut fates = vec![];
+        let (mut fates, mut longest_delay) = (vec![], 0.0_f64);
         for &at in &scenario.times {
             sleep_until(start + Duration::from_secs_f64(at)).await;
             let at = start.elapsed().as_secs_f64(); // in whole milliseconds, as tokio's timers
             let decision = limiter.check("client").await.expect("memory decides");
+            let delay = decision.delay().as_secs_f64();
+            longest_delay = longest_delay.max(delay);
             fates.push(if !decision.is_allowed() {
                 Fate::Denied(at)
             } else if decision.delay().is_zero() {
                 Fate::Admitted(at)
             } else {
-                Fate::Waited(at + decision.delay().as_secs_f64())
+                Fate::Waited(at + delay)
             });
         }
-        Self { fates }
+        Self { fates, longest_delay }
     }
 
     pub fn count(&self, is: fn(&Fate) -> bool) -> usize {
         self.fates.iter().filter(|fate| is(fate)).count()
     }
 
-    /// Returns the largest number of requests that proceeded within one window.
-    pub fn most_within(&self, window: f64) -> usize {
+    /// Returns the largest number of requests that proceeded within one window, and its beginning.
+    pub fn most_within(&self, window: f64) -> (usize, f64) {
         let mut times = vec![];
         for fate in &self.fates {
             if let Fate::Admitted(at) | Fate::Waited(at) = fate {
@@ -107,6 +111,7 @@ impl Outcome {
         }
         times.sort_by(f64::total_cmp);
         let end = |from: f64| times.partition_point(|at| *at < from + window - 1e-6);
-        times.iter().enumerate().map(|(i, from)| end(*from) - i).max().unwrap_or(0)
+        let counts = times.iter().enumerate().map(|(i, from)| (end(*from) - i, *from));
+        counts.rev().max_by_key(|(count, _)| *count).unwrap_or((0, 0.0)) // the first of the largest
     }
 }

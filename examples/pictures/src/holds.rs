@@ -49,23 +49,25 @@ pub async fn settling() -> String {
     picture.legend(&[("allowed", "remaining"), ("other", "held")]);
     let (axis, top, height) = (Axis::wide(50.0), picture.y + 34.0, 200.0);
     let y = |units: f64| top + height * (1.0 - units / 1_000.0);
-    for pair in points.windows(2) {
-        let (x, width) = (axis.at(pair[0].0), axis.at(pair[1].0) - axis.at(pair[0].0));
-        let (_, left, held) = pair[0];
-        if width > 0.0 {
-            picture.rect(x, y(left), width, height - (y(left) - top), "allowed");
-            picture.rect(x, y(left + held), width, y(left) - y(left + held), "other");
+    let mut area = |class: &str, units: fn(&(f64, f64, f64)) -> f64| {
+        let mut edge = vec![(axis.at(0.0), top + height)];
+        for pair in points.windows(2) {
+            let level = y(units(&pair[0]));
+            edge.extend([(axis.at(pair[0].0), level), (axis.at(pair[1].0), level)]);
         }
-    }
-    picture.line((axis.x, y(1_000.0)), (axis.x + axis.width, y(1_000.0)), "limit");
+        edge.push((axis.at(50.0), top + height));
+        picture.path(&edge, class);
+    };
+    area("other", |(_, left, held)| left + held);
+    area("allowed", |(_, left, _)| *left);
+    picture.limit((axis.x, y(1_000.0)), (axis.x + axis.width, y(1_000.0)));
     picture.text(axis.x, top - 10.0, "", "burst 1,000");
-    for (at, anchor, text) in
-        [(5.0, "start", "hold 500"), (12.0, "start", "150 spent"), (35.0, "start", "settle 180")]
+    for (at, row, text) in
+        [(5.0, 24.0, "hold 500"), (12.0, 46.0, "150 spent"), (35.0, -10.0, "settle 180")]
     {
         let x = axis.at(at);
         picture.line((x, top), (x, top + height), "grid");
-        let row = if at == 12.0 { 46.0 } else { 24.0 };
-        picture.anchored(x + 6.0, top + row, "ink", anchor, text);
+        picture.anchored(x + 6.0, top + row, "ink", "start", text);
     }
     axis.draw(&mut picture, top + height, top + height, 10);
     picture.y = top + height + 30.0;
@@ -135,7 +137,11 @@ pub async fn concurrency() -> String {
                 bar(request.arrival, start, 4.0, "waited");
                 bar(start, request.end, 12.0, "allowed");
             }
-            None => picture.rect(axis.at(request.arrival) - 2.0, y - 7.0, 4.0, 14.0, "denied"),
+            None => {
+                let x = axis.at(request.arrival);
+                picture.rect(x - 2.0, y - 7.0, 4.0, 14.0, "denied");
+                picture.text(x + 10.0, y + 6.0, "", "has no max_wait, and no place is free");
+            }
         }
         picture.y += 22.0;
     }
@@ -163,30 +169,27 @@ pub fn permit() -> String {
         "A permit is renewed while it is held, and its end frees its units at once; the units of a \
          process that dies are freed when the last renewal runs out",
     );
-    picture.legend(&[("allowed", "held"), ("other", "until a renewal is due")]);
+    picture.legend(&[("allowed", "units are held"), ("other", "from a renewal to its expiry")]);
     let axis = Axis::wide(120.0);
     for (title, result, ends, dies) in [
-        ("The permit ends after 50 s", "its end frees the units", 50.0, false),
-        (
-            "The process is killed after 50 s",
-            "the units are free when the hold expires",
-            50.0,
-            true,
-        ),
+        ("The permit ends after 50 s", "Its end frees the units", 50.0, false),
+        ("The process is killed after 50 s", "The last expiry frees the units", 50.0, true),
     ] {
-        picture.heading(title, result);
         let renewals = renewals(ends);
         let last = renewals.last().map_or(0.0, |renewal| renewal.1);
         let freed = if dies { last } else { ends };
+        picture.heading(title, &format!("{result}: at {freed} s"));
         let y = picture.y + 14.0;
         picture.rect(axis.at(0.0), y - 8.0, axis.at(freed) - axis.at(0.0), 16.0, "allowed");
         for (row, (from, until)) in renewals.iter().enumerate() {
-            let y = y + 18.0 + 9.0 * row as f64;
-            picture.rect(axis.at(*from), y, axis.at(*until) - axis.at(*from), 4.0, "other");
+            let y = y + 22.0 + 20.0 * row as f64;
+            let end = axis.at(*until);
+            picture.rect(axis.at(*from), y, end - axis.at(*from), 8.0, "other");
+            picture.text(end + 8.0, y + 10.0, "", &format!("{until} s"));
         }
         let mark = axis.at(ends);
-        picture.line((mark, y - 14.0), (mark, y + 48.0), if dies { "limit" } else { "grid" });
-        picture.y = y + 50.0;
+        picture.limit((mark, y - 14.0), (mark, y + 76.0));
+        picture.y = y + 80.0;
     }
     let y = picture.y + 6.0;
     axis.draw(&mut picture, y, y, 20);

@@ -4,6 +4,7 @@
 use base64::{Engine, prelude::BASE64_STANDARD};
 use tower_ratelimit::Algorithm;
 
+use algorithms::Setting;
 pub use stored::record_failure;
 
 mod algorithms;
@@ -21,14 +22,14 @@ mod wire;
 /// The clock of the runtime must be paused.
 pub async fn files() -> Vec<(String, String)> {
     let mut pictures = vec![];
-    for (file, name, algorithm) in [
-        ("fixed-window", "Fixed window", Algorithm::fixed_window()),
-        ("sliding-log", "Sliding log", Algorithm::sliding_log()),
-        ("sliding-window", "Sliding window", Algorithm::sliding_window()),
-        ("token-bucket", "Token bucket", Algorithm::token_bucket()),
-        ("leaky-bucket", "Leaky bucket", Algorithm::leaky_bucket()),
+    for (file, name, algorithm, setting) in [
+        ("fixed-window", "Fixed window", Algorithm::fixed_window(), Setting::Nothing),
+        ("sliding-log", "Sliding log", Algorithm::sliding_log(), Setting::Nothing),
+        ("sliding-window", "Sliding window", Algorithm::sliding_window(), Setting::OneBucket),
+        ("token-bucket", "Token bucket", Algorithm::token_bucket(), Setting::Burst),
+        ("leaky-bucket", "Leaky bucket", Algorithm::leaky_bucket(), Setting::Burst),
     ] {
-        pictures.push((file, algorithms::algorithm(name, algorithm).await));
+        pictures.push((file, algorithms::algorithm(name, algorithm, setting).await));
     }
     pictures.extend([
         ("boundary", algorithms::boundary().await),

@@ -13,15 +13,17 @@ fill:#57606a}
 .title{font-size:20px;font-weight:600;fill:#1f2328}
 .ink{fill:#1f2328}
 .page{fill:#fff;stroke:#d1d9e0}
-.axis{stroke:#afb8c1;stroke-width:1.5;fill:none}
-.grid{stroke:#d1d9e0;stroke-dasharray:3 4;fill:none}
+.axis{stroke:#818b98;stroke-width:1.5;fill:none}
+.grid{stroke:#818b98;stroke-dasharray:3 4;fill:none}
+.halo{stroke:#fff;stroke-width:5;fill:none}
 .limit{stroke:#1f2328;stroke-width:1.5;stroke-dasharray:6 4;fill:none}
-.box{fill:#f6f8fa;stroke:#afb8c1}
-.line{stroke:#0969da;stroke-width:2.5;fill:none}
-.soft{stroke:#8c959f;stroke-width:2;fill:none}
-.allowed{fill:#0969da}
-.other{fill:#80b3f0}
-.waited{fill:#e0a100}
+.bracket{stroke:#1f2328;stroke-width:1.5;fill:none}
+.box{fill:#f6f8fa;stroke:#818b98}
+.line{stroke:#0550ae;stroke-width:2.5;fill:none}
+.soft{stroke:#818b98;stroke-width:2;fill:none}
+.allowed{fill:#0550ae}
+.other{fill:#4a94ef}
+.waited{fill:#b87f00}
 .denied{fill:#cf222e}
 .shade{fill:#cf222e;opacity:.09}
 @media (prefers-color-scheme:dark){
@@ -29,13 +31,14 @@ text{fill:#9198a1}
 .title,.ink{fill:#f0f6fc}
 .page{fill:#0d1117;stroke:#3d444d}
 .axis{stroke:#656c76}
-.grid{stroke:#3d444d}
-.limit{stroke:#f0f6fc}
+.grid{stroke:#656c76}
+.halo{stroke:#0d1117}
+.limit,.bracket{stroke:#f0f6fc}
 .box{fill:#151b23;stroke:#656c76}
-.line{stroke:#4493f8}
+.line{stroke:#79c0ff}
 .soft{stroke:#767e89}
-.allowed{fill:#4493f8}
-.other{fill:#1f4f8f}
+.allowed{fill:#79c0ff}
+.other{fill:#2a66b8}
 .waited{fill:#d29922}
 .denied{fill:#f85149}
 .shade{fill:#f85149;opacity:.15}
@@ -120,6 +123,20 @@ impl Picture {
         self.path(&[from, to], class);
     }
 
+    /// Adds a dashed line that is visible on bars, too.
+    pub fn limit(&mut self, from: (f64, f64), to: (f64, f64)) {
+        self.line(from, to, "halo");
+        self.line(from, to, "limit");
+    }
+
+    /// Adds a bracket with a text above it, both above `y`.
+    pub fn bracket(&mut self, from: f64, to: f64, y: f64, text: &str) {
+        self.path(&[(from, y), (from, y - 8.0), (to, y - 8.0), (to, y)], "bracket");
+        let half = 4.6 * text.len() as f64;
+        let x = f64::midpoint(from, to).clamp(MARGIN + half, WIDTH - MARGIN - half);
+        self.anchored(x, y - 14.0, "ink", "middle", text);
+    }
+
     pub fn path(&mut self, points: &[(f64, f64)], class: &str) {
         let mut d = String::new();
         for (i, (x, y)) in points.iter().enumerate() {
@@ -192,6 +209,55 @@ impl Axis {
                 _ => ("middle", x),
             };
             picture.anchored(x, labels + 22.0, "", anchor, &format!("{second} s"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::STYLE;
+
+    /// Returns the relative luminance of `#rgb` or `#rrggbb`, as WCAG 2 defines it.
+    fn luminance(color: &str) -> f64 {
+        let digits: Vec<u32> = color[1..].chars().map(|it| it.to_digit(16).unwrap()).collect();
+        let step = digits.len() / 3;
+        let channels = digits.chunks(step).map(|it| f64::from(it[0] * 16 + it[step - 1]) / 255.0);
+        let linear = channels
+            .map(|it| if it <= 0.040_45 { it / 12.92 } else { ((it + 0.055) / 1.055).powf(2.4) });
+        linear.zip([0.2126, 0.7152, 0.0722]).map(|(it, weight)| it * weight).sum()
+    }
+
+    fn contrast(one: &str, other: &str) -> f64 {
+        let (one, other) = (luminance(one) + 0.05, luminance(other) + 0.05);
+        f64::max(one, other) / f64::min(one, other)
+    }
+
+    /// Surfaces, and what lies on them without a meaning of its own, need no contrast.
+    const SURFACES: [&str; 4] = [".page", ".halo", ".shade", ".flood"];
+
+    #[test]
+    fn lines_and_bars_have_a_contrast_of_3_and_texts_of_4_5() {
+        let (light, dark) = STYLE.split_once("@media (prefers-color-scheme:dark){").unwrap();
+        for (rules, page) in [(light, "#fff"), (dark, "#0d1117")] {
+            for rule in rules.split_inclusive('}') {
+                let Some((names, properties)) = rule.trim_end_matches('}').split_once('{') else {
+                    continue;
+                };
+                let names = names.trim();
+                if SURFACES.contains(&names) {
+                    continue;
+                }
+                let is_text = ["text", ".title", ".ink"].iter().any(|it| names.starts_with(it));
+                let least = if is_text { 4.5 } else { 3.0 };
+                for property in properties.split(';') {
+                    let Some((name, color)) = property.split_once(":#") else { continue };
+                    if names == ".box" && name == "fill" {
+                        continue;
+                    }
+                    let contrast = contrast(&format!("#{color}"), page);
+                    assert!(contrast >= least, "{names} {property} on {page}: {contrast:.2}");
+                }
+            }
         }
     }
 }

@@ -183,10 +183,10 @@ fn columns(picture: &mut Picture, title: &str, rows: &[[f64; 8]; 2]) {
         let width = axis.width / 8.0 - 12.0;
         let (one, two) = (one * scale, two * scale);
         picture.rect(x, zero - one, width, one, "allowed");
-        picture.rect(x, zero - one - two, width, two, "other");
+        picture.rect(x, zero - one - two, width, (two - 1.5).max(0.0), "other"); // and a gap
     }
     let y = zero - 10.0 * scale;
-    picture.line((axis.x, y), (axis.x + axis.width, y), "limit");
+    picture.limit((axis.x, y), (axis.x + axis.width, y));
     picture.text(axis.x + axis.width + 8.0, y + 6.0, "ink", "limit 10");
     axis.draw(picture, zero, zero, 2);
     picture.y = zero + 28.0;

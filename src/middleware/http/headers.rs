@@ -74,6 +74,8 @@ pub enum Headers {
     /// The same as [`XRateLimit`](Self::XRateLimit), with another `X-RateLimit-Reset`: the instant
     /// in seconds since 1970-01-01 UTC, as GitHub reports it.
     XRateLimitEpoch,
+    /// Only the `Retry-After` of a rejection, which all other variants send, too.
+    RetryAfter,
 }
 
 impl Headers {
@@ -92,6 +94,7 @@ impl Headers {
             Self::Triple => insert_triple(headers, &TRIPLE, Reset::Delta, report),
             Self::XRateLimit => insert_triple(headers, &X_TRIPLE, Reset::Delta, report),
             Self::XRateLimitEpoch => insert_triple(headers, &X_TRIPLE, Reset::Epoch, report),
+            Self::RetryAfter => {} // the rejection writes it
         }
     }
 }

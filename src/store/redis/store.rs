@@ -31,8 +31,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Health, Hold, HoldGuard, LimitRequest, MemoryStore, Names, Ping, Released,
-        Sealed, Settings, Store, StoreFuture, StoreRequest,
+        BackgroundTask, Flushed, Health, Hold, HoldGuard, LimitRequest, MemoryStore, Names, Ping,
+        Released, Sealed, Settings, Store, StoreFuture, StoreRequest,
         denials::{Denials, Lookup},
     },
 };
@@ -224,6 +224,34 @@ impl RedisStore {
         let Backend { client, monitor, .. } = &self.backend;
         let pinged = client.ping(deadline).await;
         pinged.map_err(|error| monitor.explain(error).into_store_error())
+    }
+
+    /// Waits until the units that were returned before this call are back in Redis: units of ended
+    /// permits, and of requests that were dropped while they waited. A process that exits without
+    /// it can lose the last ones. The units of a permit then count as used when its hold expires.
+    ///
+    /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
+    /// waits until the holds expire.
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time. The units are returned nevertheless.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_ratelimit::RedisStore;
+    ///
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// // .. a server with graceful shutdown ..
+    /// let _ = tokio::time::timeout(Duration::from_secs(2), store.flush()).await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn flush(&self) {
+        self.backend.denials.changes_done().await;
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
@@ -448,6 +476,11 @@ impl Store for RedisStore {
 
     fn fallback(&self) -> Option<&MemoryStore> {
         Some(self.fallback.get_or_init(MemoryStore::new))
+    }
+
+    fn flush(&self) -> Flushed {
+        let store = self.clone();
+        Box::pin(async move { Self::flush(&store).await })
     }
 
     fn ping(&self) -> Ping {
