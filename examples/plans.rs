@@ -1,4 +1,4 @@
-//! An axum server that charges an estimate of tokens first, and settles it when the usage is known:
+//! An axum server that holds an estimate of tokens first, and settles it when the usage is known:
 //! unused tokens are returned, and each answer says how many. A constant answer replaces the
 //! language model.
 //!
@@ -10,7 +10,7 @@
 //! curl -H 'x-api-key: ada' -d 'why is the sky blue' http://127.0.0.1:3000/answer
 //! ```
 //!
-//! The answer ends with `tokens: 100 charged first, 50 used, 50 returned, 450 left`.
+//! The answer ends with `tokens: 100 held first, 50 used, 50 returned, 450 left`.
 
 mod support;
 
