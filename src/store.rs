@@ -47,7 +47,6 @@ pub(crate) use self::{
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
-    turns::hold_retry,
 };
 use crate::{
     algorithm::Release,

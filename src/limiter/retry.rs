@@ -23,7 +23,7 @@ use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
     decision::Decision,
     quota::Quota,
-    store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after, hold_retry},
+    store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after},
 };
 
 /// The resolution of the timers of tokio: a shorter sleep takes as long.
@@ -145,7 +145,7 @@ impl Retry {
         self.waits_for_holds = denied.held() > 0;
         let queues = &part.queues;
         let (arrival, since) = *self.arrival.get_or_insert_with(|| (queues.next_arrival(), now));
-        let retry = hold_retry(now - since, queues.count());
+        let retry = queues.hold_retry(now - since);
         let (retry_after, is_known) = match denied.retry_after() {
             Some(time) if time <= left || !self.waits_for_holds => (time, true),
             // Holds can end sooner.

@@ -20,7 +20,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::turns::Turns;
+use super::turns::{Turns, hold_retry};
 use crate::{keys::Key, sync::lock, time::random_fraction};
 
 /// The longest time between the instant at which a request is due to check and the end of its
@@ -213,9 +213,11 @@ impl RetryQueues {
         !lock(&self.queues).of_key(key).is_empty()
     }
 
-    /// Returns the number of queues.
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.queues).by_id.len()
+    /// Returns the pause of the first request of a queue, which has `waited`, after a denial of
+    /// unknown duration. In a process that shares no units, it need not ask: each end wakes it.
+    pub(crate) fn hold_retry(&self, waited: Duration) -> Duration {
+        let Queues { by_id, turns, .. } = &*lock(&self.queues);
+        hold_retry(if turns.is_empty() { Duration::ZERO } else { waited }, by_id.len())
     }
 
     /// Returns the next number in the order of arrival.

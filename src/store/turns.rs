@@ -11,13 +11,13 @@ use tokio::time::Instant;
 
 use crate::time::random_fraction;
 
-/// The time in which a process takes again what it returns. The callers of two processes wait for up
-/// to 3 turns (bench `concurrency`): with 4 callers each, and one place that is held for 50 ms, for
-/// 2.9 times the fair share. A shorter turn needs a shorter pause, and more checks to find it.
-pub(crate) const TURN: Duration = Duration::from_millis(400);
+/// The time in which a process takes again what it returns. The callers of two processes wait for
+/// up to 3 turns (bench `concurrency`): with 4 callers each, and one place that is held for 50 ms,
+/// for 2.9 times the fair share. A shorter turn needs a shorter pause, and more checks to find it.
+const TURN: Duration = Duration::from_millis(400);
 /// The time after a turn in which the process takes nothing: a twentieth of the turn, as a process
 /// that is alone loses it.
-pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 /// The longest time between two checks of a request after a turn: it finds each pause, with 5 ms
 /// for a timer and a call.
 const RETRY_AFTER_TURN: Duration = Duration::from_millis(15);
@@ -51,7 +51,7 @@ struct Turn {
 ///
 /// Random, between half and all: otherwise a request that began to wait when a unit was taken would
 /// check just when it is returned, before the requests of other processes.
-pub(crate) fn hold_retry(waited: Duration, queues: usize) -> Duration {
+pub(super) fn hold_retry(waited: Duration, queues: usize) -> Duration {
     let of_turn = TURN.as_secs_f64() / waited.as_secs_f64(); // infinite at first
     let pause = RETRY_AFTER_TURN.as_secs_f64() * of_turn;
     let pause = pause.clamp(SHORTEST_RETRY.as_secs_f64(), LONGEST_RETRY.as_secs_f64());
