@@ -1,6 +1,7 @@
 .PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
   hosts nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
-  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant
+  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant \
+  record-dashboard prometheus
 
 test: redis-server
 	cargo test --workspace --all-features
@@ -15,6 +16,15 @@ test-browser: redis-server chromium
 screenshots: chromium pngquant
 	SCREENSHOTS=$(CURDIR)/docs $(BROWSER_TEST) the_page_fits_each_width
 	pngquant --force --ext .png --strip docs/playground-*.png
+
+# Tests of the alerts; then what the dashboard shows while something happens to the examples, for five
+# minutes, and the picture of it. Prints which alerts fired.
+record-dashboard: redis-server prometheus
+	promtool test rules tests/tools/dashboard/alerts.yml
+	cargo build --workspace --all-features --example server --example streams --example configured \
+	  --bin limitctl
+	cargo run -p test-tools --bin record-dashboard
+	cargo run -p pictures
 
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
@@ -181,6 +191,11 @@ chromium:
 	  elif command -v apk >/dev/null; then $(SUDO) apk add chromium chromium-chromedriver; \
 	  elif command -v dnf >/dev/null; then $(SUDO) dnf install -y chromium chromedriver; \
 	  else echo "install chromium and chromedriver, then run this again" >&2; exit 1; fi; }
+
+prometheus:
+	@command -v prometheus >/dev/null || { \
+	  if command -v apt-get >/dev/null; then $(APT) --no-install-recommends prometheus; \
+	  else echo "install prometheus, then run this again" >&2; exit 1; fi; }
 
 pngquant:
 	@command -v pngquant >/dev/null || { $(APT) pngquant; }

@@ -170,7 +170,9 @@ impl Decision {
     #[inline]
     pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
         let Policy { limit, quota, cost, source, .. } = limit;
-        let EngineReply { admitted, wait, remaining, replenish, reset, blocked, held, .. } = reply;
+        let EngineReply { admitted, wait, remaining, replenish, reset, blocked, hold, .. } = reply;
+        // Only a denied request, which may wait for holds to end, and calls other than a hold ask.
+        let held = if hold.is_some() { 0.0 } else { reply.held };
         let quota = (quota != limit.quota).then_some(quota);
         let is_rare = blocked > 0.0 || held > 0.0 || quota.is_some();
         Self {

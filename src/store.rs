@@ -42,7 +42,7 @@ pub use self::{
     memory::{MemoryStore, WhenFull},
 };
 pub(crate) use self::{
-    hold::{Hold, HoldGuard, LatestSettings},
+    hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
@@ -98,9 +98,16 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
         release: Release,
     ) -> Option<Released>;
 
-    /// Keeps an admitted hold until it ends.
+    /// Keeps an admitted hold until its guard ends it. `None` if this store renews no holds: then
+    /// [`end_hold`](Store::end_hold) ends it.
     #[doc(hidden)]
-    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard>;
+    fn keep_hold(&self, _hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
+        None
+    }
+
+    /// Ends a hold that the store has not kept. It does not wait, and cannot fail.
+    #[doc(hidden)]
+    fn end_hold(&self, _hold: &EndedHold<'_>) {}
 
     /// True if every call is done when it returns, a release in the background too.
     #[doc(hidden)]
@@ -185,8 +192,20 @@ impl Store for AnyStore {
         self.as_dyn().release_in_background(settings, key, release)
     }
 
-    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        self.as_dyn().keep_hold(hold)
+    #[inline]
+    fn keep_hold(&self, hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
+        match self {
+            Self::Memory(store) => store.keep_hold(hold),
+            Self::Dyn(store) => store.keep_hold(hold),
+        }
+    }
+
+    #[inline]
+    fn end_hold(&self, hold: &EndedHold<'_>) {
+        match self {
+            Self::Memory(store) => store.end_hold_now(hold),
+            Self::Dyn(store) => store.end_hold(hold),
+        }
     }
 
     fn is_immediate(&self) -> bool {

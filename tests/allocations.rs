@@ -88,6 +88,14 @@ fn only_headers_and_extensions_allocate() {
 }
 
 #[test]
+fn what_a_request_holds_is_one_allocation() {
+    let layer = RateLimitLayer::concurrency(10, key::header("user"));
+    assert_eq!(added(layer.clone()), [1, 4, 10]);
+    let waiting = layer.max_wait(Duration::from_secs(1));
+    assert_eq!(added(waiting), [1, 4, 10]);
+}
+
+#[test]
 fn an_address_key_allocates_nothing() {
     let [v4, v6] = limiters(["v4", "v6"]);
     let v4 = RateLimitLayer::new(v4, |_: &Parts| IpAddr::from([255; 4]));

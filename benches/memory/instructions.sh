@@ -6,7 +6,7 @@
 #   instructions.sh               compares with the merge base with main; on main, with the commit
 #                                 before, or with HEAD if there are changes that are not committed
 #   BASE=v0.1.0 instructions.sh   compares with another commit
-#   BASE=none instructions.sh     only prints the counts
+#   BASE=none instructions.sh     only prints the counts, and the goals
 #   PEERS=1 BASE=none ..          prints those of other rate limiters, too, and the ratios to them
 #   LIMIT=5 instructions.sh       allows 5 %
 #
@@ -53,15 +53,18 @@ count() { # program
   rm -r "$out"
 }
 
-# Prints the goals: the ratio to another row, or the number of instructions.
+# Prints the goals whose rows were counted: the ratio to another row, or the number of instructions.
 ratios() { # counts
   echo "goals, by instructions"
   awk -F ' *[|] *' '
     NR == FNR { count = $0; sub(/ .*/, "", count); sub(/^[0-9]+ /, ""); counts[$0] = count; next }
+    !($2 in counts) || $3 != "" && !($3 in counts) { next }
     $3 == "" { printf "%8d  at most %4s  %s\n", counts[$2], $1, $2; next }
     { printf "%8.2f  at most %4s  %s / %s\n", counts[$2] / counts[$3], $1, $2, $3 }
   ' "$1" - <<'GOALS'
 400 | check, token bucket, admitted
+1.6 | layer, concurrency, allowed | layer, allowed, headers (the default)
+1.6 | layer, concurrency, allowed, no headers | layer, allowed, no headers
 0.65 | layer, allowed, headers (the default) | tower_governor, allowed, headers
 1.0 | layer, allowed, no headers | tower_governor, allowed
 0.55 | layer, denied, headers (the default) | tower_governor, denied, headers
@@ -75,7 +78,7 @@ build . "$target"
 count "$target/release/instructions" > "$folder/after"
 if [ "${BASE:-}" = none ]; then
   awk '{ count = $1; $1 = ""; printf "%8d %s\n", count, $0 }' "$folder/after"
-  [ -z "${PEERS:-}" ] || ratios "$folder/after"
+  ratios "$folder/after"
   exit
 fi
 
@@ -92,6 +95,8 @@ if ! build "$folder/base" "$target" 2> "$folder/errors"; then
 fi
 count "$target/release/instructions" > "$folder/before"
 
+ratios "$folder/after"
+echo
 echo "instructions per request, in $(git log -1 --format=%h "$base") and now; at most $limit % more"
 awk -v limit="$limit" '
   { count = $1; $1 = ""; name = substr($0, 2) }

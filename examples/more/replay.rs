@@ -21,6 +21,8 @@ mod fields;
 mod input;
 #[path = "replay/order.rs"]
 mod order;
+#[path = "replay/read.rs"]
+mod read;
 #[path = "replay/report.rs"]
 mod report;
 #[path = "replay/sample.rs"]
@@ -34,18 +36,17 @@ mod traffic;
 
 use std::{
     fs,
-    io::{self, IsTerminal, Write},
+    io::{self, Write},
     path::PathBuf,
     pin::pin,
     process::ExitCode,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, sync_channel},
     },
     task::{Context, Waker},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::Parser;
@@ -53,9 +54,9 @@ use tower_ratelimit::{Algorithm, Key, Quota};
 
 use self::{
     candidate::Candidate,
-    fields::{Bad, Format, Parsed, Reader},
-    input::Line,
-    order::{Batch, Sorter},
+    fields::{Format, Only},
+    order::Batch,
+    read::Lines,
     traffic::Traffic,
 };
 
@@ -70,18 +71,15 @@ const ALGORITHMS: [Algorithm; 5] = [
 /// Batches of requests on their way to a thread.
 const QUEUE: usize = 4;
 
-/// The first bad lines are shown.
-const BAD_SHOWN: usize = 3;
-
 /// Tries limits on the traffic of a log, by its time stamps
 #[derive(Parser)]
 #[command(name = "replay")]
 #[command(after_help = "\
 Logs: common and combined (Apache, nginx), JSON lines, CSV with a header; also compressed with
 gzip. Without --quota, only the traffic is shown: how many requests the keys send at most within a
-second, a minute and an hour, which is what a limit is chosen by.")]
+second, a minute and an hour, and the busiest keys. A limit is chosen by these numbers.")]
 struct Flags {
-    /// The logs, in the order of their time; - is standard input
+    /// The logs, which are merged by time; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "sample")]
     files: Vec<PathBuf>,
 
@@ -90,12 +88,18 @@ struct Flags {
     #[arg(long, value_name = "FIELDS", default_value = "ip", verbatim_doc_comment)]
     key: String,
 
+    /// Try the limits on the requests with this value alone, such as
+    /// path=/login or "path=/api/*"; can be repeated: all must match
+    #[arg(long, value_name = "FIELD=VALUE", verbatim_doc_comment)]
+    only: Vec<Only>,
+
     /// A quota to try, such as 100/min or "10/s burst 50"; can be repeated
     #[arg(long, value_name = "QUOTA")]
     quota: Vec<Quota>,
 
-    /// An algorithm to try; can be repeated [default: all]
-    #[arg(long, value_name = "NAME")]
+    /// An algorithm to try: fixed-window, sliding-window, sliding-log,
+    /// token-bucket or leaky-bucket; can be repeated [default: all]
+    #[arg(long, value_name = "NAME", verbatim_doc_comment)]
     algorithm: Vec<Algorithm>,
 
     /// Let requests wait for up to this time, in seconds, before they are
@@ -103,7 +107,7 @@ struct Flags {
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, verbatim_doc_comment)]
     max_wait: f64,
 
-    /// The format of the lines
+    /// The format of the lines: auto, common, json or csv
     #[arg(long, value_enum, default_value_t = Format::Auto, hide_possible_values = true)]
     format: Format,
 
@@ -115,12 +119,12 @@ struct Flags {
     #[arg(long, value_name = "FIELD")]
     ip: Option<String>,
 
-    /// Keep requests with stamps of whole seconds at the begin of their second;
-    /// by default they are spread over it, in their order
+    /// Keep requests with stamps of whole seconds at the beginning of their
+    /// second; by default they are spread over it, in their order
     #[arg(long, verbatim_doc_comment)]
     no_spread: bool,
 
-    /// The number of keys to list that are denied most
+    /// The number of keys to list
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
 
@@ -136,17 +140,6 @@ struct Flags {
     /// Print a sample log, in the combined format, and exit
     #[arg(long)]
     sample: bool,
-}
-
-/// What was read.
-#[derive(Default)]
-struct Lines {
-    lines: u64,
-    bad: [u64; Bad::ALL.len()],
-    /// The first bad lines: file, number, reason, begin.
-    shown: Vec<String>,
-    late: u64,
-    stray: u64,
 }
 
 fn main() -> ExitCode {
@@ -171,6 +164,7 @@ fn run(flags: &Flags) -> Result<(), String> {
     tried.sort_by_key(|(index, _)| *index);
     let tried: Vec<_> = tried.into_iter().map(|(_, candidate)| candidate).collect();
     print(&report::text(flags, &lines, &traffic, &tried, &notes))?;
+    lines.check(flags)?;
     if let Some(path) = &flags.svg {
         let drawing = svg::draw(flags, &traffic, &tried);
         fs::write(path, drawing).map_err(|error| format!("--svg {}: {error}", path.display()))?;
@@ -221,18 +215,23 @@ fn specs(flags: &Flags) -> Result<(Vec<Spec>, Vec<String>), String> {
         if quota.is_concurrent() {
             return Err(format!("--quota \"{quota}\": {no_durations}; write a rate, as 100/min"));
         }
-        let mut left_out = vec![];
+        let (mut left_out, tried) = (vec![], specs.len());
         for &algorithm in algorithms {
             let (index, max_keys) = (specs.len(), flags.max_keys as usize);
             let spec = Spec { index, quota, algorithm, max_keys, max_wait };
             match spec.candidate() {
                 Ok(_) => specs.push(spec),
-                Err(_) if flags.algorithm.is_empty() => left_out.push(algorithm.name()),
-                Err(error) => return Err(error),
+                Err(error) => left_out.push((algorithm.name(), error)),
             }
         }
+        if specs.len() == tried
+            && let Some((_, error)) = left_out.pop()
+        {
+            return Err(error);
+        }
         if !left_out.is_empty() {
-            let names = left_out.join(", ");
+            let names: Vec<_> = left_out.iter().map(|(name, _)| *name).collect();
+            let names = names.join(", ");
             notes.push(format!("{quota}: only buckets have a burst; without {names}"));
         }
     }
@@ -262,7 +261,7 @@ fn replay(
             let traffic = (number == 0).then(|| Traffic::new(flags.max_keys as usize));
             workers.push(scope.spawn(move || work(&part, traffic, &receiver)));
         }
-        let lines = read(flags, &senders);
+        let lines = read::read(flags, &senders);
         drop(senders);
         let mut tried = vec![];
         for worker in workers {
@@ -320,116 +319,4 @@ fn work(
 fn advance(duration: Duration) {
     let advance = pin!(tokio::time::advance(duration));
     let _ = advance.poll(&mut Context::from_waker(Waker::noop()));
-}
-
-/// Reads the logs, and hands their requests to the threads in order.
-fn read(flags: &Flags, senders: &[SyncSender<Arc<Batch>>]) -> Result<Lines, String> {
-    let mut reader =
-        Reader::new(flags.format, &flags.key, flags.time.as_deref(), flags.ip.as_deref());
-    let mut sorter = Sorter::new(!flags.no_spread);
-    let (mut lines, mut key) = (Lines::default(), String::new());
-    let mut progress = Progress::new(flags);
-    let hand_on = |sorter: &mut Sorter| {
-        let batch = Arc::new(sorter.take());
-        // A thread that has failed reports why.
-        senders.iter().for_each(|sender| drop(sender.send(batch.clone())));
-    };
-    let mut problem = None;
-    for path in &flags.files {
-        let failed = |error: io::Error| format!("{}: {error}", path.display());
-        let mut input = input::open(path, &progress.bytes).map_err(failed)?;
-        reader.begin_file(flags.format);
-        let mut number = 0u64;
-        loop {
-            // A file that ends too soon, such as a gzip file that is being written.
-            let line = match input.next() {
-                Ok(Some(line)) => line,
-                Ok(None) => break,
-                Err(error) => {
-                    lines.shown.push(format!("{} after line {number}: {error}", path.display()));
-                    break;
-                }
-            };
-            number += 1;
-            key.clear();
-            let (parsed, text) = match line {
-                Line::Text(text) => (reader.read(text, &mut key), text),
-                Line::TooLong => (Parsed::Bad(Bad::TooLong), &b""[..]),
-            };
-            match parsed {
-                Parsed::Request(stamp) => {
-                    if sorter.add(stamp, &key) {
-                        hand_on(&mut sorter);
-                    }
-                }
-                Parsed::Nothing => {}
-                Parsed::Bad(bad) => {
-                    lines.bad[bad as usize] += 1;
-                    if lines.bad.iter().sum::<u64>() <= BAD_SHOWN as u64 {
-                        lines.shown.push(shown(path, number, bad, text));
-                    }
-                }
-            }
-            lines.lines += 1;
-            progress.show(lines.lines);
-        }
-        problem = problem.or(reader.missing());
-    }
-    sorter.finish();
-    hand_on(&mut sorter);
-    (lines.late, lines.stray) = (sorter.late, sorter.stray);
-    progress.end();
-    let requests = lines.lines - lines.bad.iter().sum::<u64>();
-    match problem {
-        Some(problem) if requests <= flags.files.len() as u64 => Err(problem),
-        _ => Ok(lines),
-    }
-}
-
-/// Describes a bad line, without its control characters.
-fn shown(path: &std::path::Path, number: u64, bad: Bad, text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(text);
-    let begin: String = text.chars().take(60).flat_map(char::escape_debug).collect();
-    let dots = if text.chars().nth(60).is_some() { ".." } else { "" };
-    format!("{}:{number}: {}: {begin}{dots}", path.display(), bad.text())
-}
-
-/// The progress, on a terminal.
-struct Progress {
-    bytes: Arc<AtomicU64>,
-    size: Option<u64>,
-    start: Instant,
-    is_shown: bool,
-}
-
-impl Progress {
-    fn new(flags: &Flags) -> Self {
-        let sizes = flags.files.iter().map(|path| Some(fs::metadata(path).ok()?.len()));
-        Self {
-            bytes: Arc::default(),
-            size: sizes.sum::<Option<u64>>().filter(|size| *size > 0),
-            start: Instant::now(),
-            is_shown: io::stderr().is_terminal(),
-        }
-    }
-
-    fn show(&mut self, lines: u64) {
-        if !self.is_shown || !lines.is_multiple_of(131_072) {
-            return;
-        }
-        let rate = lines as f64 / self.start.elapsed().as_secs_f64() / 1e6;
-        let millions = lines as f64 / 1e6;
-        let bar = self.size.map_or_else(String::new, |size| {
-            let part = (self.bytes.load(Relaxed) as f64 / size as f64).min(1.0);
-            let full = (part * 30.0) as usize;
-            format!("[{}{}] {:3.0} %  ", "#".repeat(full), ".".repeat(30 - full), part * 100.0)
-        });
-        eprint!("\r{bar}{millions:.1} million lines, {rate:.1} million per second ");
-    }
-
-    fn end(&self) {
-        if self.is_shown {
-            eprint!("\r{:78}\r", "");
-        }
-    }
 }

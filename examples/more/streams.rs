@@ -7,9 +7,14 @@
 //! cargo run -p more-examples --example streams -- --listen 127.0.0.1:3000    # for curl -N
 //! ```
 //!
+//! With `--features metrics` and `-- --listen .. --metrics 127.0.0.1:9100` it serves metrics, as
+//! the example `server` does.
+//!
 //! A replica is a router here. With Redis, each has connections of its own, as two processes have.
 //! The code that a real server needs is in `replica`.
 
+#[path = "../support/observed.rs"]
+mod observed;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -27,15 +32,18 @@ use axum::{
 };
 use clap::Parser;
 use futures_util::{Stream, StreamExt, stream};
+use observed::observed;
 use support::{Context, Failure, exit_code};
 use tokio::{net::TcpListener, time::sleep};
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key,
-    store::{AnyStore, Store},
+    Algorithm, Limiter, Quota, RateLimitLayer, key,
+    store::{self, AnyStore},
 };
 
 /// The streams that a customer may have at a time.
 const LIMIT: u64 = 3;
+/// The events after which a client leaves that stays until its stream ends.
+const ALL: usize = usize::MAX;
 /// The pause between two events of a stream.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,35 +60,40 @@ struct Flags {
     /// example
     #[arg(long, value_name = "ADDR", verbatim_doc_comment)]
     listen: Option<SocketAddr>,
+
+    /// The number of events of a stream, ten per second
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    events: usize,
+
+    /// Serve metrics for Prometheus at /metrics of this address, the keys that
+    /// are denied most at /top-denied, and the state of the store at /health;
+    /// needs --features metrics
+    #[arg(long, value_name = "ADDR", requires = "listen", verbatim_doc_comment)]
+    metrics: Option<SocketAddr>,
 }
 
 /// A replica. Its limiter has the name and the store of the other one, so both share the count.
-fn replica(limiter: &Limiter) -> Router {
+fn replica(limiter: &Limiter, events: usize) -> Router {
     let limit = RateLimitLayer::new(limiter, key::header("x-customer"))
         .max_wait(Duration::from_secs(2))
         .max_waiting_per_key(1);
-    Router::new().route("/events", get(async || Sse::new(ten_events()))).layer(limit)
+    Router::new().route("/events", get(async move || Sse::new(counted(events)))).layer(limit)
 }
 
-fn ten_events() -> impl Stream<Item = Result<Event, Infallible>> {
-    stream::iter(1..=10).then(async |number| {
+fn counted(events: usize) -> impl Stream<Item = Result<Event, Infallible>> {
+    stream::iter(1..=events).then(async |number| {
         sleep(PAUSE).await;
         Ok(Event::default().data(number.to_string()))
     })
 }
 
-/// The limiters of two replicas.
-async fn limiters(redis: Option<&str>) -> Result<[Limiter; 2], Failure> {
-    let limiter = |store: AnyStore| {
-        Limiter::new("streams", store, Algorithm::concurrency(), Quota::concurrent(LIMIT))
-    };
-    let Some(url) = redis else {
-        let limiter = limiter(MemoryStore::new().into_any());
-        return Ok([limiter.clone(), limiter]);
-    };
-    let connect = async || RedisStore::connect(url).await.context(format!("--redis {url}"));
-    let (one, two) = (connect().await?, connect().await?);
-    Ok([limiter(one.into_any()), limiter(two.into_any())])
+fn limiter(store: AnyStore) -> Limiter {
+    Limiter::new("streams", store, Algorithm::concurrency(), Quota::concurrent(LIMIT))
+}
+
+async fn store(redis: Option<&str>) -> Result<AnyStore, Failure> {
+    let url = redis.unwrap_or("memory:");
+    store::connect(url).await.context(format!("--redis {url}"))
 }
 
 async fn serve(app: Router, address: SocketAddr) -> Result<SocketAddr, Failure> {
@@ -96,6 +109,8 @@ struct Client {
     replica: usize,
     url: String,
     start: Instant,
+    /// The number of events of a stream.
+    events: usize,
     /// The number of events after which it leaves.
     leaves_after: usize,
 }
@@ -118,7 +133,7 @@ impl Client {
         }
         drop(response);
         sleep(PAUSE / 2).await; // the server notices
-        let end = if seen < 10 { "cut off by the client" } else { "ends" };
+        let end = if seen < self.events { "cut off by the client" } else { "ends" };
         self.print(&limiter, &format!("{end} after {seen} events")).await
     }
 
@@ -136,24 +151,30 @@ impl Client {
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
-    let limiters = limiters(flags.redis.as_deref()).await?;
+    let redis = flags.redis.as_deref();
+    let one = observed(store(redis).await?, flags.metrics).await?;
     if let Some(address) = flags.listen {
-        let address = serve(replica(&limiters[0]), address).await?;
+        let address = serve(replica(&limiter(one), flags.events), address).await?;
         println!("try: curl -N -H 'x-customer: ada' http://{address}/events");
         tokio::signal::ctrl_c().await.context("waiting for Ctrl-C")?;
         return Ok(());
     }
+    let one = limiter(one);
+    // In memory, the replicas share the limiter.
+    let two = if redis.is_some() { limiter(store(redis).await?) } else { one.clone() };
+    let limiters = [one, two];
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let replicas =
-        [serve(replica(&limiters[0]), any).await?, serve(replica(&limiters[1]), any).await?];
+    let [one, two] = limiters.each_ref().map(|limiter| replica(limiter, flags.events));
+    let replicas = [serve(one, any).await?, serve(two, any).await?];
     println!(
         "{LIMIT} streams at a time for customer ada, over two replicas; one may wait in each\n"
     );
     let (start, mut clients) = (Instant::now(), vec![]);
-    for (number, leaves_after) in [10, 4, 10, 10, 10, 10].into_iter().enumerate() {
+    for (number, leaves_after) in [ALL, 4, ALL, ALL, ALL, ALL].into_iter().enumerate() {
         let replica = number % 2;
         let url = format!("http://{}/events", replicas[replica]);
-        let client = Client { number, replica, url, start, leaves_after };
+        let events = flags.events;
+        let client = Client { number, replica, url, start, events, leaves_after };
         clients.push(tokio::spawn(client.run(limiters[replica].clone())));
         sleep(PAUSE / 2).await;
     }

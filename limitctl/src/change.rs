@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use serde_json::json;
-use tower_ratelimit::{Key, Limiter, store::KeyState};
+use tower_ratelimit::{Algorithm, Key, Limiter, store::KeyState};
 
 use crate::{
     flags::Shared,
@@ -104,7 +104,11 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
     // Before a block, which is state, too.
     let warning = if seen { None } else { Some(no_state(flags, key, &limits).await?) };
     let mut found = vec![];
+    let mut may_be_remembered = false;
     for (name, limit, limiter, before) in peeked {
+        // No denial of a limit on concurrency is, but that of a block.
+        may_be_remembered |=
+            limit.algorithm() != Algorithm::Concurrency || before.blocked_for().is_some();
         let applies = is_seen(&before) || change.applies_to_unseen();
         let after = match applies && !flags.dry_run {
             true => Some(change.apply(&limiter, key).await?),
@@ -136,7 +140,7 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
         println!("{}", merged(head, json!({ "dry_run": flags.dry_run, "limits": found })));
     } else if flags.dry_run {
         println!("dry run: nothing was changed");
-    } else if seen && !change.applies_to_unseen() {
+    } else if seen && may_be_remembered && !change.applies_to_unseen() {
         println!("replicas that remember a denial of the key deny it for up to 1 s more");
     }
     let Some(warning) = warning else { return Ok(ExitCode::SUCCESS) };

@@ -170,6 +170,7 @@ async fn a_limit_on_concurrency_shows_what_is_in_flight() {
     assert_eq!(reset.code, 0, "{}", reset.errors);
     assert!(reset.text.contains("alice is reset, 2 remaining; it was denied"), "{}", reset.text);
     assert!(reset.text.contains("hold them again with their next renewal"), "{}", reset.text);
+    assert!(!reset.text.contains("remember a denial"), "{}", reset.text);
     let third = streams.hold("alice", 1).await.unwrap().unwrap();
 
     let blocked = site.run(&["block", "text:alice", "--for", "1h"]);

@@ -5,9 +5,12 @@
 //! The units are counted by the slot of time in which their holds expire, so that a key has few
 //! counters however many holds it has.
 
-use super::arithmetic::{EXACT, max, min};
 #[cfg(feature = "redis")]
 use super::state_bytes::Reader;
+use super::{
+    arithmetic::{EXACT, max, min},
+    packed::Packed,
+};
 
 /// The most slots of a key: those of one lifetime, whose grid is at least an eighth of it.
 pub(super) const MAX_SLOTS: usize = 9;
@@ -108,6 +111,20 @@ impl Lifetime {
 impl Slots {
     pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Returns the slots of units whose holds never expire.
+    pub(super) fn endless([epoch, units]: Packed) -> Self {
+        let slot = Slot { ends: f64::INFINITY, units: units as f64 };
+        Self { epoch: epoch as f64, slots: vec![slot], ..Self::default() }
+    }
+
+    /// Returns the two numbers that [`endless`](Self::endless) takes, if no hold expires.
+    pub(super) fn pack(&self) -> Option<Packed> {
+        match *self.slots {
+            [Slot { ends: f64::INFINITY, units }] => Some([self.epoch as i64, units as i64]),
+            _ => None,
+        }
     }
 
     /// The sum of all units.

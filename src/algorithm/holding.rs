@@ -6,7 +6,8 @@ use std::mem::take;
 
 use super::{
     arithmetic::max,
-    hold::{Held, HoldAction, HoldChange, HoldReply, Lifetime, Slots},
+    hold::{Held, HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime, Slots},
+    packed::Packed,
     request::{Action, Admission, EngineReply, EngineRequest},
     table::{Kind, Params, State},
 };
@@ -118,6 +119,48 @@ impl Params {
     pub(super) fn with_holds(&self, bytes: &[u8], state: State) -> State {
         let (slots, _) = super::hold::decode(bytes).expect("holds");
         self.close(Held { slots, ..self.held(state) })
+    }
+
+    /// Packs what is held of a key whose units are only held: there is no state beside it.
+    #[cold]
+    pub(super) fn pack_held(&self, held: &Held<State, Kind>) -> Option<Packed> {
+        let is_all = held.algorithm == self.kind() && !self.spends();
+        if is_all { held.slots.pack() } else { None }
+    }
+
+    /// The state that these numbers represent. Without units, the first number says when the key
+    /// was used.
+    #[cold]
+    pub(super) fn unpack_held(&self, packed: Packed) -> State {
+        match packed[1] {
+            0 => State::Initial,
+            _ => self.close(Held { slots: Slots::endless(packed), ..self.held(State::Initial) }),
+        }
+    }
+
+    /// Holds units of a key that [`pack_held`](Self::pack_held) has packed, as `step` does; `None`
+    /// for other algorithms, and if the number of units is invalid.
+    #[inline]
+    pub(crate) fn hold_packed(
+        &self,
+        packed: &mut Packed,
+        units: u64,
+        now: i64,
+        epoch: impl FnOnce() -> i64,
+    ) -> Option<EngineReply> {
+        match self {
+            Self::Concurrency(params) => params.hold(packed, units, now, epoch),
+            _ => None,
+        }
+    }
+
+    /// Ends a hold of such a key, as `change_holds` does. Returns false if it holds no units.
+    #[inline]
+    pub(crate) fn end_packed(&self, packed: &mut Packed, receipt: HoldReceipt, units: u64) -> bool {
+        match self {
+            Self::Concurrency(params) => params.end(packed, receipt, units),
+            _ => false,
+        }
     }
 
     pub(super) fn held(&self, state: State) -> Held<State, Kind> {

@@ -111,6 +111,7 @@ impl LeakyBucketState {
         self.last = min(self.last, self.at + self.drain_time(self.debt));
     }
 
+    #[inline]
     fn time_until(&self, parts: f64, now: f64) -> f64 {
         max(self.drain_time(parts) - (now - self.at), 0.0)
     }

@@ -150,6 +150,16 @@ macro_rules! algorithms {
             $($variant,)*
         }
 
+        impl Kind {
+            /// False if units are only held.
+            #[inline]
+            pub(crate) fn spends(self) -> bool {
+                match self {
+                    $(Self::$variant => <$module::$state as Model>::SPENDS,)*
+                }
+            }
+        }
+
         /// For the scripts.
         #[cfg(feature = "redis")]
         impl Params {
@@ -220,9 +230,7 @@ macro_rules! algorithms {
             /// False if units are only held.
             #[inline]
             pub(crate) fn spends(&self) -> bool {
-                match self {
-                    $(Self::$variant(_) => <$module::$state as Model>::SPENDS,)*
-                }
+                self.kind().spends()
             }
 
             /// True for a shaper: requests wait without asking to, in a bounded room.
@@ -334,6 +342,7 @@ macro_rules! algorithms {
             #[inline]
             pub(crate) fn pack(&self, state: &State, now: f64) -> Option<Packed> {
                 match (self, state) {
+                    (_, State::Held(held)) => self.pack_held(held),
                     $((Self::$variant(params), State::$variant(Some(reserved))) => {
                         let is_over = reserved.waiting.is_over(now);
                         if is_over { reserved.state.pack(now, params) } else { None }
@@ -347,6 +356,9 @@ macro_rules! algorithms {
             pub(crate) fn unpack(&self, packed: Packed) -> State {
                 if packed == INITIAL {
                     return State::Initial;
+                }
+                if !self.spends() {
+                    return self.unpack_held(packed);
                 }
                 match self {
                     $(Self::$variant(params) => {

@@ -12,6 +12,7 @@ mod hold_laws;
 mod holds;
 mod large;
 mod memory;
+mod memory_holds;
 mod oracle;
 mod overshoot;
 mod rates;

@@ -30,8 +30,8 @@ pub enum Receipt {
     At(u64, Kind),
     /// The id of an acquire in the log of a foreign limiter.
     Id(u64),
-    /// The units are held. Boxed, as few requests hold any.
-    Hold(Box<HoldReceipt>),
+    /// The units are held, by this algorithm.
+    Hold(HoldReceipt, Kind),
 }
 
 impl Outcome {
@@ -87,7 +87,7 @@ impl Receipt {
     fn new(algorithm: Option<Kind>, reply: &EngineReply, action: Action) -> Self {
         match (algorithm, reply.hold) {
             _ if !reply.admitted => Self::None,
-            (_, Some(hold)) => Self::Hold(Box::new(hold)),
+            (Some(algorithm), Some(hold)) => Self::Hold(hold, algorithm),
             (Some(algorithm), None) if action.commits() => {
                 Self::At(integer(reply.instant), algorithm)
             }
@@ -119,7 +119,7 @@ impl Receipts {
     /// Forgets the holds, which are kept elsewhere.
     pub(crate) fn remove_holds(&mut self) {
         let each = self.each.iter_mut().flat_map(|each| each.iter_mut());
-        let holds = each.chain([&mut self.shared]).filter(|it| matches!(it, Receipt::Hold(_)));
+        let holds = each.chain([&mut self.shared]).filter(|it| matches!(it, Receipt::Hold(..)));
         holds.for_each(|receipt| *receipt = Receipt::None);
     }
 

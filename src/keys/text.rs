@@ -12,16 +12,21 @@ pub(crate) enum Text {
 
 impl Text {
     /// Joins two texts.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn join(head: &[u8], tail: &[u8]) -> Self {
         let length = head.len() + tail.len();
         if length > SHORT {
-            return Self::Long([head, tail].concat().into());
+            return Self::long(head, tail);
         }
         let mut bytes = [0; SHORT];
         copy(&mut bytes[..head.len()], head);
         copy(&mut bytes[head.len()..length], tail);
         Self::Short(length as u8, bytes)
+    }
+
+    #[inline(never)]
+    fn long(head: &[u8], tail: &[u8]) -> Self {
+        Self::Long([head, tail].concat().into())
     }
 
     #[inline]
@@ -34,7 +39,7 @@ impl Text {
 }
 
 /// Copies without a call if the text is short: by its first and its last bytes, which overlap.
-#[inline]
+#[inline(always)]
 fn copy(to: &mut [u8], from: &[u8]) {
     #[inline]
     fn ends<const N: usize>(to: &mut [u8], from: &[u8]) -> bool {

@@ -84,9 +84,13 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a charge does nothing until it is checked"]
-pub struct Charge {
+pub struct Charge(Option<Parts>);
+
+/// The limits of a charge that is not empty.
+#[derive(Clone, Debug)]
+struct Parts {
     // Not only a vector, so that a charge of one limit needs no allocation.
-    first: Option<Part>,
+    first: Part,
     rest: Vec<Part>,
     /// True if all limits were added on one key. Equal keys do not suffice: they can be equal by
     /// accident, or because a client chose its key.
@@ -117,13 +121,14 @@ impl Charge {
     }
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
-        let first = Some(Part { limiter, key: key.into_owned(), cost, is_estimate: false });
-        Self { first, rest: vec![], one_key: true }
+        let first = Part { limiter, key: key.into_owned(), cost, is_estimate: false };
+        Self(Some(Parts { first, rest: vec![], one_key: true }))
     }
 
     /// Creates an empty charge: the request is not counted.
+    #[inline]
     pub fn exempt() -> Self {
-        Self { first: None, rest: vec![], one_key: true }
+        Self(None)
     }
 
     /// Adds a limit on the same key, which is charged one unit, or the
@@ -155,9 +160,9 @@ impl Charge {
     }
 
     fn with(mut self, limiter: AnyLimiter, cost: Option<u64>) -> Self {
-        if let Some(Part { key, .. }) = self.parts().last() {
-            let key = key.clone();
-            self.rest.push(Part { limiter, key, cost, is_estimate: false });
+        if let Some(Parts { first, rest, .. }) = &mut self.0 {
+            let key = rest.last().unwrap_or(first).key.clone();
+            rest.push(Part { limiter, key, cost, is_estimate: false });
         }
         self
     }
@@ -169,8 +174,9 @@ impl Charge {
     /// The other limits are spent at once: a hold of everything would keep the place of a request
     /// for as long as it is served.
     pub fn estimate(mut self, n: u64) -> Self {
-        if let Some(part) = self.rest.last_mut().or(self.first.as_mut()) {
-            (part.cost, part.is_estimate) = (Some(n), true);
+        if let Some(Parts { first, rest, .. }) = &mut self.0 {
+            let last = rest.last_mut().unwrap_or(first);
+            (last.cost, last.is_estimate) = (Some(n), true);
         }
         self
     }
@@ -187,22 +193,20 @@ impl Charge {
     }
 
     /// Adds the limits of another charge, on another key.
-    pub fn and(mut self, other: Self) -> Self {
-        if self.is_exempt() {
-            return other;
-        }
-        if other.is_exempt() {
-            return self;
-        }
-        self.one_key = false;
-        self.rest.extend(other.first.into_iter().chain(other.rest));
-        self
+    pub fn and(self, other: Self) -> Self {
+        let (mut parts, other) = match (self.0, other.0) {
+            (Some(parts), Some(other)) => (parts, other),
+            (parts, other) => return Self(parts.or(other)),
+        };
+        parts.one_key = false;
+        parts.rest.extend([other.first].into_iter().chain(other.rest));
+        Self(Some(parts))
     }
 
     /// Returns the part of the charge to the limiter of this name; exempt if there is none.
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
-        Self::of_parts(parts.cloned(), self.one_key)
+        Self::of_parts(parts.cloned(), self.has_one_key())
     }
 
     /// Returns the part of the charge to the limiter of this name, which is charged `n` units;
@@ -216,8 +220,9 @@ impl Charge {
 
     /// Returns whether the charge is empty.
     #[must_use]
+    #[inline]
     pub fn is_exempt(&self) -> bool {
-        self.first.is_none()
+        self.0.is_none()
     }
 
     /// Spends the costs if all quotas have enough units left. See [`Limiter::check_n`].
@@ -292,7 +297,7 @@ impl Charge {
     ///
     /// As for [`Limiter::check`].
     pub async fn refund(&self) -> Result<Option<KeyState>, Error> {
-        if let (Some(part), []) = (&self.first, &*self.rest)
+        if let Some(part) = self.only_part()
             && let Some(target) = part.limiter.as_foreign()
         {
             if part.cost() > 0 {
@@ -320,7 +325,7 @@ impl Charge {
 
     /// Returns the limiter and the key of a charge to one limiter of this crate.
     pub(super) fn single(&self) -> Option<(&Limiter, &Key<'static>)> {
-        let part = self.first.as_ref().filter(|_| self.rest.is_empty())?;
+        let part = self.only_part()?;
         Some((part.limiter.own().ok()?, &part.key))
     }
 
@@ -332,7 +337,7 @@ impl Charge {
             Some(Part { limiter, ..part.clone() })
         });
         let parts = parts.collect::<Option<Vec<_>>>()?;
-        Some(Self::of_parts(parts.into_iter(), self.one_key))
+        Some(Self::of_parts(parts.into_iter(), self.has_one_key()))
     }
 
     /// Returns whether no cost is above what its limit can ever grant.
@@ -342,7 +347,7 @@ impl Charge {
 
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
-        let part = self.first.as_ref()?;
+        let part = &self.0.as_ref()?.first;
         Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
     }
 
@@ -361,15 +366,30 @@ impl Charge {
     }
 
     fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
-        Self { first: parts.next(), rest: parts.collect(), one_key }
+        Self(parts.next().map(|first| Parts { first, rest: parts.collect(), one_key }))
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
-        self.first.iter().chain(&self.rest)
+        let parts = self.0.as_ref();
+        let rest = parts.map_or(&[][..], |parts| &parts.rest);
+        parts.map(|parts| &parts.first).into_iter().chain(rest)
     }
 
     fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
-        self.first.iter_mut().chain(&mut self.rest)
+        let (first, rest) = match &mut self.0 {
+            Some(Parts { first, rest, .. }) => (Some(first), &mut **rest),
+            None => (None, &mut [][..]),
+        };
+        first.into_iter().chain(rest)
+    }
+
+    /// Returns the part of a charge to one limiter.
+    fn only_part(&self) -> Option<&Part> {
+        self.0.as_ref().filter(|parts| parts.rest.is_empty()).map(|parts| &parts.first)
+    }
+
+    fn has_one_key(&self) -> bool {
+        self.0.as_ref().is_none_or(|parts| parts.one_key)
     }
 
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
@@ -432,14 +452,14 @@ impl Charge {
         if self.parts().all(|part| part.cost != Some(0)) {
             return self;
         }
-        let one_key = self.one_key;
-        let parts = self.first.into_iter().chain(self.rest);
+        let Some(Parts { first, rest, one_key }) = self.0 else { return self };
+        let parts = [first].into_iter().chain(rest);
         Self::of_parts(parts.filter(|part| part.cost != Some(0)), one_key)
     }
 
     /// Returns whether instants can be reserved.
     fn reserves(&self) -> bool {
-        self.one_key && !self.holds_units() && self.limiters().all(AnyLimiter::reserves)
+        self.has_one_key() && !self.holds_units() && self.limiters().all(AnyLimiter::reserves)
     }
 
     /// Resolves a wait in microseconds: the longest of all limits.
@@ -469,12 +489,20 @@ impl Charge {
 
     /// Decides about all limits: the one door for decisions about a charge.
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
-        match (&self.first, &*self.rest) {
-            (None, _) => StoreFuture::ready(Err(Error::NoLimits)),
-            (Some(part), []) if !part.holds() => {
-                part.limiter.decide(action, &part.key, part.cost(), max_wait)
+        let Some(Parts { first, rest, .. }) = &self.0 else {
+            return StoreFuture::ready(Err(Error::NoLimits));
+        };
+        match &**rest {
+            [] if !first.holds() => {
+                first.limiter.decide(action, &first.key, first.cost(), max_wait)
             }
-            (Some(first), _) => {
+            rest => {
+                if rest.is_empty()
+                    && action == Action::Check
+                    && let Some(outcome) = first.limiter.hold_fast(&first.key, first.cost())
+                {
+                    return StoreFuture::ready(Ok(outcome));
+                }
                 let answer = self.decide_together(&first.limiter, action, max_wait);
                 answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
             }

@@ -12,15 +12,15 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Lifetime, Params},
+    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Kind, Lifetime, Params},
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
     observe::{LimiterObservers, log},
     quota::Quota,
     store::{
-        AnyStore, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released, Settings, Store,
-        StoreFuture, StoreRequest,
+        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released,
+        Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -58,6 +58,26 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
+
+/// A hold of an admitted request.
+pub(super) struct KeptHold {
+    receipt: HoldReceipt,
+    /// The algorithm of the decision.
+    algorithm: Kind,
+    /// That of a store that renews holds.
+    guard: Option<Box<dyn HoldGuard>>,
+}
+
+impl KeptHold {
+    /// Returns whether units are spent at the end.
+    pub(super) fn is_spent(&self) -> bool {
+        self.algorithm.spends()
+    }
+
+    pub(super) fn is_expired(&self) -> bool {
+        self.guard.as_ref().is_some_and(|guard| guard.is_expired())
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Inner {
@@ -460,6 +480,40 @@ impl Limiter {
         Some(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)))
     }
 
+    /// Holds units of a key in memory that counts units at a time; `None` in uncommon cases, which
+    /// [`decide_limits`](Self::decide_limits) decides.
+    #[inline]
+    pub(super) fn hold_fast(&self, key: &Key<'_>, units: u64) -> Option<Outcome> {
+        let AnyStore::Memory(store) = &self.0.store else { return None };
+        let version = self.current();
+        let settings = &version.settings;
+        let reply = store.hold_fast(settings, key.as_bytes(), units)?;
+        let outcome = Outcome::new(settings.policy(units), reply, Action::Check, 0.0);
+        let observers = &self.0.observers;
+        if !observers.is_empty() || !reply.admitted && log::records_denials() {
+            report_decided(observers, &outcome.decision, Some(key), None);
+        }
+        Some(outcome)
+    }
+
+    /// Decides as [`check_fast`](Self::check_fast) does, if there are observers, and reports the
+    /// decision.
+    #[inline]
+    pub(super) fn check_observed(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> Option<Outcome> {
+        let observers = &self.0.observers;
+        if observers.is_empty() {
+            return None;
+        }
+        let outcome = self.check_in_memory(key, cost, max_wait, |_| false)?;
+        report_decided(observers, &outcome.decision, Some(key), None);
+        Some(outcome)
+    }
+
     /// Decides about a request that [`check_fast`](Self::check_fast) does not decide.
     pub(super) fn decide_carefully(
         &self,
@@ -468,12 +522,9 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
-        let observers = &self.0.observers;
         if action == Action::Check
-            && !observers.is_empty()
-            && let Some(outcome) = self.check_in_memory(key, cost, max_wait, |_| false)
+            && let Some(outcome) = self.check_observed(key, cost, max_wait)
         {
-            report_decided(observers, &outcome.decision, Some(key), None);
             return StoreFuture::ready(Ok(outcome));
         }
         let version = self.current();
@@ -502,8 +553,9 @@ impl Limiter {
         receipt: &Receipt,
         units: u64,
     ) -> Option<Released> {
-        if let Receipt::Hold(receipt) = receipt {
-            self.keep_hold(key, units, **receipt).end(0);
+        if let Receipt::Hold(receipt, algorithm) = *receipt {
+            let hold = self.keep_hold(key, units, receipt, algorithm);
+            self.end_hold(hold, key, units, 0);
             report_released(&self.0.observers, self.0.taken.text, key, units);
             return None;
         }
@@ -520,19 +572,35 @@ impl Limiter {
         key: &Key<'_>,
         units: u64,
         receipt: HoldReceipt,
-    ) -> Box<dyn HoldGuard> {
+        algorithm: Kind,
+    ) -> KeptHold {
         let Inner { store, hold_lifetime, observers, .. } = &*self.0;
-        let limiter = self.clone();
-        let latest = move || limiter.current().settings.clone();
-        store.as_dyn().keep_hold(Hold {
-            settings: self.current().settings.clone(),
-            latest: LatestSettings(Arc::new(latest)),
-            observers: (**observers).clone(),
-            key: key.clone().into_owned(),
-            units,
-            lifetime: *hold_lifetime,
-            receipt,
-        })
+        let guard = store.keep_hold(&|| {
+            let limiter = self.clone();
+            let latest = move || limiter.current().settings.clone();
+            Hold {
+                settings: self.current().settings.clone(),
+                latest: LatestSettings(Arc::new(latest)),
+                observers: (**observers).clone(),
+                key: key.clone().into_owned(),
+                units,
+                lifetime: *hold_lifetime,
+                receipt,
+            }
+        });
+        KeptHold { receipt, algorithm, guard }
+    }
+
+    /// Ends a hold: `used` of its `units` were used, or more.
+    #[inline]
+    pub(super) fn end_hold(&self, hold: KeptHold, key: &Key<'_>, units: u64, used: u64) {
+        let KeptHold { receipt, algorithm, guard } = hold;
+        if let Some(guard) = guard {
+            return guard.end(used);
+        }
+        let (settings, observers) = (&self.current().settings, &self.0.observers);
+        let ended = EndedHold { settings, algorithm, observers, key, receipt, units, used };
+        self.0.store.end_hold(&ended);
     }
 
     /// Returns whether units can be held.

@@ -63,6 +63,10 @@ impl Limiter {
         key: impl Into<Key<'_>>,
         n: u64,
     ) -> Result<Result<Permit, Decision>, Error> {
+        let key = key.into();
+        if let Some(outcome) = self.hold_fast(&key, n) {
+            return Ok(Permit::of_one(self, key, n, outcome));
+        }
         Charge::new(self, key).estimate(n).hold_or_recover(MaxWait::NONE).await
     }
 

@@ -1,18 +1,19 @@
 //! `Permit`: the units that an admitted request holds, until it is known how many of them are used.
 //! The calls that make a permit are in `hold.rs`.
 
-use std::{fmt, mem};
+use std::fmt;
 
 use super::{
     charge::Charge,
-    handle::Limiter,
+    handle::{KeptHold, Limiter},
     report::{report_hold_began, report_hold_ended},
+    target::AnyLimiter,
 };
 use crate::{
-    decision::{Decision, Receipt, Receipts},
+    algorithm::{HoldReceipt, Kind},
+    decision::{Decision, Outcome, Receipt, Receipts},
     error::Error,
     keys::Key,
-    store::HoldGuard,
 };
 
 /// Units that are held: they count as taken, and it is known later how many of them were used.
@@ -31,7 +32,8 @@ use crate::{
 /// Unused units are returned exactly, in every algorithm, however long the permit was held. The
 /// calls return immediately: with a [`MemoryStore`](crate::MemoryStore) the call itself returns the
 /// units, with a `RedisStore` a background task does. If Redis executes the end of a permit and the
-/// reply is lost, or does not answer until the hold expires, the units count as used.
+/// reply is lost, or does not answer until the hold expires, the units count as used, or, in a
+/// limit on concurrency, stay held until then.
 ///
 /// A permit cannot be cloned. To end it from several places, such as a stream and its timeout,
 /// share it behind a lock.
@@ -125,7 +127,8 @@ impl Permit {
     /// calls no store, so a stream can set it with each frame: if the client cuts it off, what was
     /// sent until then counts.
     ///
-    /// If the process crashes, all units count as used when the hold expires.
+    /// If the process crashes, all units count as used when the hold expires; those of a limit on
+    /// concurrency are available again then.
     ///
     /// A permit of several limits sets the same number for each. To set them separately, call
     /// [`set_used_for`](Permit::set_used_for).
@@ -150,7 +153,7 @@ impl Permit {
     /// # }
     /// ```
     pub fn set_used(&mut self, used: u64) {
-        self.holds.parts.iter_mut().for_each(|part| part.used_at_drop = used);
+        self.holds.parts_mut().for_each(|part| part.used_at_drop = used);
     }
 
     /// Sets how many units of the limiter of this name count as used if the permit is dropped: see
@@ -164,17 +167,43 @@ impl Permit {
         Ok(())
     }
 
-    /// Returns whether units of the permit count as used already: no renewal reached the store
-    /// within the [lifetime](Limiter::hold_lifetime) of the hold. The request should stop: what it
-    /// uses from now on may exceed the quota. In memory a permit never expires.
+    /// Returns whether the hold has expired: no renewal reached the store within its
+    /// [lifetime](Limiter::hold_lifetime). The units count as used then; those of a limit on
+    /// concurrency are available to other requests. The request should stop: from now on it may
+    /// exceed the limit. In memory a permit never expires.
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.holds.is_expired()
     }
 
+    /// Returns the permit of a request to one limiter.
+    pub(super) fn of_one(
+        limiter: &Limiter,
+        key: Key<'_>,
+        units: u64,
+        outcome: Outcome,
+    ) -> Result<Self, Decision> {
+        let Outcome { decision, receipts } = outcome;
+        match decision.is_allowed() {
+            true => Ok(Self { decision, holds: Holds::of_one(limiter, key, units, &receipts) }),
+            false => Err(decision),
+        }
+    }
+
     /// Returns the permit of a request that proceeds uncounted.
     pub(super) fn uncounted(decision: Decision) -> Self {
         Self { decision, holds: Holds::default() }
+    }
+}
+
+impl AnyLimiter {
+    /// Returns the units that an admitted request holds.
+    #[inline]
+    pub(crate) fn holds(&self, key: Key<'static>, units: u64, receipts: &Receipts) -> Holds {
+        match self.own() {
+            Ok(limiter) => Holds::of_one(limiter, key, units, receipts),
+            Err(_) => Holds::default(), // a foreign limiter holds nothing
+        }
     }
 }
 
@@ -187,26 +216,51 @@ impl Charge {
     /// Returns the units that an admitted request holds.
     pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
         let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
-            let Receipt::Hold(receipt) = receipts.get(index) else { return None };
-            let guard = limiter.keep_hold(key, units, **receipt);
-            Some(HeldUnits::new(limiter, key, units, guard))
+            let Receipt::Hold(receipt, algorithm) = *receipts.get(index) else { return None };
+            Some(HeldUnits::new(limiter, key.clone(), units, receipt, algorithm))
         });
-        Holds { parts: held.collect(), is_counted: true }
+        Holds::new(held, true)
     }
 }
 
 /// The units that a request holds, of each limiter. The drop ends all of them as used.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    parts: Vec<HeldUnits>,
+    // Not only a vector, so that the units of one limiter need no allocation.
+    first: Option<HeldUnits>,
+    rest: Vec<HeldUnits>,
     /// False if the request proceeds uncounted: there is nothing to settle.
     is_counted: bool,
 }
 
 impl Holds {
+    /// Returns the units of one limiter, of an admitted request.
+    #[inline]
+    fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
+        let first = match *receipts.get(0) {
+            Receipt::Hold(receipt, algorithm) => {
+                Some(HeldUnits::new(limiter, key.into_owned(), units, receipt, algorithm))
+            }
+            _ => None,
+        };
+        Self { first, rest: vec![], is_counted: true }
+    }
+
+    fn new(mut parts: impl Iterator<Item = HeldUnits>, is_counted: bool) -> Self {
+        Self { first: parts.next(), rest: parts.collect(), is_counted }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &HeldUnits> {
+        self.first.iter().chain(&self.rest)
+    }
+
+    fn parts_mut(&mut self) -> impl Iterator<Item = &mut HeldUnits> {
+        self.first.iter_mut().chain(&mut self.rest)
+    }
+
     /// Ends what is still held, with the units that `used` returns for the number of units held.
     pub(crate) fn end(self, used: impl Fn(u64) -> u64) {
-        for part in self.parts {
+        for part in self.first.into_iter().chain(self.rest) {
             let used = used(part.units);
             part.end(used);
         }
@@ -219,14 +273,14 @@ impl Holds {
 
     /// Returns the parts of the limiter of this name.
     fn named(&mut self, limiter: &str) -> Result<impl Iterator<Item = &mut HeldUnits>, Error> {
-        let named = || self.parts.iter().filter(|part| part.limiter.name() == limiter);
+        let named = || self.parts().filter(|part| part.limiter.name() == limiter);
         if named().next().is_none() && self.is_counted {
             return Err(Error::NotHeld { limiter: limiter.to_owned() });
         }
-        if named().next().is_some() && named().all(|part| part.guard.is_none()) {
+        if named().next().is_some() && named().all(HeldUnits::has_ended) {
             return Err(Error::HoldEnded { limiter: limiter.to_owned() });
         }
-        Ok(self.parts.iter_mut().filter(move |part| part.limiter.name() == limiter))
+        Ok(self.parts_mut().filter(move |part| part.limiter.name() == limiter))
     }
 
     /// Takes all parts out. What remains has ended.
@@ -236,27 +290,36 @@ impl Holds {
 
     /// Takes the parts out whose units can be spent, and leaves those that count at a time.
     pub(crate) fn take_spent(&mut self) -> Self {
-        self.take_if(|part| part.is_spent)
+        self.take_if(HeldUnits::is_spent)
     }
 
     fn take_if(&mut self, is_taken: impl Fn(&HeldUnits) -> bool) -> Self {
-        let taken = self.parts.iter_mut().filter(|part| is_taken(part));
-        let parts = taken.filter_map(HeldUnits::take).collect();
-        Self { parts, is_counted: self.is_counted }
+        let is_counted = self.is_counted;
+        let taken = self.parts_mut().filter(|part| is_taken(part));
+        Self::new(taken.filter_map(HeldUnits::take), is_counted)
+    }
+
+    /// Returns whether units are held that can be spent.
+    #[inline]
+    pub(crate) fn has_spent(&self) -> bool {
+        self.first.as_ref().is_some_and(HeldUnits::is_spent)
+            || self.rest.iter().any(HeldUnits::is_spent)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.parts.is_empty()
+        self.first.is_none()
     }
 
     /// Returns whether nothing is held any more.
+    #[inline]
     pub(crate) fn have_ended(&self) -> bool {
-        self.parts.iter().all(|part| part.guard.is_none())
+        self.first.as_ref().is_none_or(HeldUnits::has_ended)
+            && self.rest.iter().all(HeldUnits::has_ended)
     }
 
     pub(crate) fn is_expired(&self) -> bool {
-        let guards = self.parts.iter().filter_map(|part| part.guard.as_ref());
-        guards.into_iter().any(|guard| guard.is_expired())
+        let mut holds = self.parts().filter_map(|part| part.hold.as_ref());
+        holds.any(KeptHold::is_expired)
     }
 }
 
@@ -267,37 +330,52 @@ pub(crate) struct HeldUnits {
     units: u64,
     /// The units that count as used if nothing settles them.
     used_at_drop: u64,
-    /// False if the limiter counts units at a time: their end only makes them available again.
-    is_spent: bool,
     /// None once they have ended.
-    guard: Option<Box<dyn HoldGuard>>,
+    hold: Option<KeptHold>,
 }
 
 impl HeldUnits {
-    fn new(limiter: &Limiter, key: &Key<'static>, units: u64, guard: Box<dyn HoldGuard>) -> Self {
-        let (is_spent, guard) = (!limiter.only_holds(), Some(guard));
-        let (limiter, key, used_at_drop) = (limiter.clone(), key.clone(), units);
-        let held = Self { limiter, key, units, used_at_drop, is_spent, guard };
-        report_hold_began(held.limiter.observers(), held.limiter.name(), &held.key, units);
-        held
+    #[inline]
+    fn new(
+        limiter: &Limiter,
+        key: Key<'static>,
+        units: u64,
+        receipt: HoldReceipt,
+        algorithm: Kind,
+    ) -> Self {
+        let hold = Some(limiter.keep_hold(&key, units, receipt, algorithm));
+        report_hold_began(limiter.observers(), limiter.name(), &key, units);
+        let (limiter, used_at_drop) = (limiter.clone(), units);
+        Self { limiter, key, units, used_at_drop, hold }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.hold.is_none()
+    }
+
+    /// Returns false if the limiter counts units at a time, whose end only makes them available
+    /// again, or if they have ended.
+    fn is_spent(&self) -> bool {
+        self.hold.as_ref().is_some_and(KeptHold::is_spent)
     }
 
     /// Returns the units to be ended elsewhere. What remains has ended.
     fn take(&mut self) -> Option<Self> {
-        let guard = Some(self.guard.take()?);
-        let Self { units, used_at_drop, is_spent, .. } = *self;
+        let hold = Some(self.hold.take()?);
+        let Self { units, used_at_drop, .. } = *self;
         let (limiter, key) = (self.limiter.clone(), self.key.clone());
-        Some(Self { limiter, key, units, used_at_drop, is_spent, guard })
+        Some(Self { limiter, key, units, used_at_drop, hold })
     }
 
     pub(crate) fn end(mut self, used: u64) {
         self.end_once(used);
     }
 
+    #[inline]
     fn end_once(&mut self, used: u64) {
-        if let Some(guard) = mem::take(&mut self.guard) {
-            guard.end(used);
+        if let Some(hold) = self.hold.take() {
             let Self { limiter, key, units, .. } = self;
+            limiter.end_hold(hold, key, *units, used);
             report_hold_ended(limiter.observers(), limiter.name(), key, [*units, used]);
         }
     }
@@ -314,7 +392,7 @@ impl fmt::Debug for HeldUnits {
         f.debug_struct("HeldUnits")
             .field("limiter", &self.limiter.name())
             .field("units", &self.units)
-            .field("has_ended", &self.guard.is_none())
+            .field("has_ended", &self.has_ended())
             .finish_non_exhaustive()
     }
 }

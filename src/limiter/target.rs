@@ -110,6 +110,15 @@ impl AnyLimiter {
         }
     }
 
+    /// Holds units of a key in memory that counts units at a time. Returns `None` in other cases.
+    #[inline]
+    pub(crate) fn hold_fast(&self, key: &Key<'_>, units: u64) -> Option<Outcome> {
+        match &self.0 {
+            Kind::Own(limiter) => limiter.hold_fast(key, units),
+            Kind::Foreign(_) => None,
+        }
+    }
+
     /// Decides as [`decide`](Self::decide) does, if it is one of the most common checks.
     #[inline]
     pub(crate) fn check_fast(
@@ -154,6 +163,15 @@ impl AnyLimiter {
         }
     }
 
+    /// Returns whether a request of this process may wait to check again, for whatever key.
+    #[inline]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        match &self.0 {
+            Kind::Own(limiter) => !limiter.store().names().retry_queues().is_empty(),
+            Kind::Foreign(_) => true,
+        }
+    }
+
     /// Returns whether each answer is there at once.
     #[inline]
     pub(crate) fn is_immediate(&self) -> bool {
@@ -166,7 +184,7 @@ impl AnyLimiter {
     }
 
     /// Returns whether units are only held.
-    pub(super) fn only_holds(&self) -> bool {
+    pub(crate) fn only_holds(&self) -> bool {
         matches!(&self.0, Kind::Own(limiter) if limiter.only_holds())
     }
 

@@ -17,6 +17,7 @@ use crate::{
         pricing::{ChargeState, poll_or},
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
+        settle::RequestHolds,
     },
     observe::{
         Observers,
@@ -29,6 +30,7 @@ use crate::{
 /// The state that all services of a layer share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared<P> {
+    /// To be changed by [`change`](Self::change).
     pub(crate) protocol: P,
     pub(crate) max_wait: MaxWait,
     pub(crate) max_lateness: Duration,
@@ -39,7 +41,26 @@ pub(crate) struct Shared<P> {
     pub(crate) retry_jitter: f64,
     /// Those that were added to the layer.
     pub(crate) observers: Observers,
+    /// Whether the protocol keeps the charge of a request after the decision.
+    keeps_charge: bool,
+    /// Whether it reports the decision about a request that proceeds.
+    pub(crate) reports: bool,
     misconfigured: Arc<Throttle>,
+}
+
+/// A request by key that is admitted, and does not wait.
+pub(crate) struct Admitted {
+    pub(crate) key: Key<'static>,
+    pub(crate) cost: u64,
+    pub(crate) outcome: Outcome,
+}
+
+/// A request by key that is not admitted, or not yet.
+pub(crate) struct Keyed {
+    key: Result<Key<'static>, RequestError>,
+    cost: u64,
+    /// The decision, if there is one already.
+    denial: Option<Decision>,
 }
 
 /// The next step of a request.
@@ -55,6 +76,8 @@ pub(crate) enum Next {
 impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn new(protocol: P) -> Self {
         Self {
+            keeps_charge: protocol.keeps_charge(),
+            reports: protocol.reports(),
             protocol,
             max_wait: MaxWait::DEFAULT,
             max_lateness: DEFAULT_MAX_LATENESS,
@@ -67,59 +90,83 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Decides about a request by key.
-    ///
-    /// For a request that proceeds immediately no charge is made, which saves copies on the fast
-    /// path: the headers of a limiter that decides immediately do not need it, as its policy is
-    /// known. A charge is made if the protocol keeps it, or if the service is not ready.
+    /// Changes the protocol.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut P)) {
+        change(&mut self.protocol);
+        self.keeps_charge = self.protocol.keeps_charge();
+        self.reports = self.protocol.reports();
+    }
+
+    /// Decides about a request by key, if it is one of the most common checks. No charge is made,
+    /// which saves copies: the headers do not need it, as the policy of the limiter is known.
     #[inline]
-    pub(crate) fn admit_by_key(
+    pub(crate) fn check_by_key(
         &self,
         head: &P::Head,
         limiter: &AnyLimiter,
         extractor: &dyn KeyExtractor<P::Head>,
+    ) -> Result<Admitted, Keyed> {
+        let key = match extractor.extract(head) {
+            Ok(key) if !self.keeps_charge => key,
+            key => return Err(Keyed { key, cost: 1, denial: None }),
+        };
+        let cost = self.protocol.pricing().cost(head);
+        // Longer than the wait that the request may have: the fast path admits no request that
+        // waits, and denies none that can.
+        let max_wait = if self.dry_run { MaxWait::NONE } else { self.max_wait };
+        match limiter.check_fast(&key, cost, max_wait) {
+            Some(outcome) if outcome.decision.is_allowed() => Ok(Admitted { key, cost, outcome }),
+            Some(Outcome { decision, .. }) => {
+                Err(Keyed { key: Ok(key), cost, denial: Some(decision) })
+            }
+            None => Err(Keyed { key: Ok(key), cost, denial: None }),
+        }
+    }
+
+    /// Decides about a request that [`check_by_key`](Self::check_by_key) has not admitted.
+    #[inline(never)]
+    pub(crate) fn admit_by_key(
+        &self,
+        head: &P::Head,
+        limiter: &AnyLimiter,
+        keyed: Keyed,
         state: &mut ChargeState,
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
-        let pricing = self.protocol.pricing();
-        let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0.0;
-        let key = match extractor.extract(head) {
-            Ok(key) if (!can_wait || limiter.is_immediate()) && !self.protocol.keeps_charge() => {
-                key
-            }
+        let Keyed { key, cost, denial } = keyed;
+        let key = match key {
+            Ok(key) if !self.keeps_charge => key,
             extracted => {
                 let charge = extracted.map(|key| Charge::new(limiter, key));
-                return self.admit(head, pricing.complete(head, charge), state);
+                return self.admit(head, self.protocol.pricing().complete(head, charge), state);
             }
         };
-        let cost = pricing.cost(head);
         if cost == 0 {
             return Next::Proceed(None);
+        }
+        // Without a charge, too: nothing has to be returned.
+        if let Some(decision) = denial {
+            return self.reject(Rejection::Denied(decision), state);
+        }
+        let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0.0;
+        if can_wait && !limiter.is_immediate() {
+            return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
         }
         let max_wait = match can_wait && self.wait_queue.has_room(limiter, &key) {
             true => self.bounded_wait(head, self.max_wait),
             false => MaxWait::NONE,
         };
-        let answer = match limiter.check_fast(&key, cost, max_wait) {
-            Some(outcome) if outcome.decision.proceeds_immediately() => {
-                return Self::proceed(limiter, key, cost, outcome, state, is_ready);
+        if limiter.only_holds() {
+            if can_wait && limiter.is_waited_for() {
+                return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
             }
-            // The fast path does not deny requests that wait for holds.
-            Some(Outcome { decision, .. }) if !decision.is_allowed() => {
-                state.charge = Charge::new_n(limiter, key, cost);
-                return self.reject(Rejection::Denied(decision), state);
-            }
-            Some(outcome) => StoreFuture::ready(Ok(outcome)),
-            None => limiter.check_carefully(&key, cost, max_wait),
-        };
-        match answer {
-            StoreFuture::Ready(Some(Err(Error::OnlyHolds { .. }))) => {
-                self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state)
-            }
+            return self.hold_by_key(limiter, key, cost, max_wait, state, is_ready);
+        }
+        match limiter.check_carefully(&key, cost, max_wait) {
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 Self::proceed(limiter, key, cost, outcome, state, is_ready)
             }
-            _ => {
+            answer => {
                 state.charge = Charge::new_n(limiter, key, cost);
                 self.evaluate_wait(answer, max_wait, state)
             }
@@ -127,8 +174,6 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     /// Lets a request by key proceed. Makes a charge only if the service is not ready.
-    // A call would copy the outcome.
-    #[inline(always)]
     fn proceed(
         limiter: &AnyLimiter,
         key: Key<'static>,
@@ -142,6 +187,45 @@ impl<P: ProtocolBase> Shared<P> {
         let is_ready = poll_or(release, is_ready);
         state.set_outcome(outcome);
         if !is_ready {
+            state.charge = charge(key);
+        }
+        Next::Proceed(None)
+    }
+
+    /// Holds the units of a request by key that need not wait behind others. Like
+    /// [`proceed`](Self::proceed), it makes a charge only if the service is not ready, or if the
+    /// request does not proceed now.
+    fn hold_by_key(
+        &self,
+        limiter: &AnyLimiter,
+        key: Key<'static>,
+        cost: u64,
+        max_wait: MaxWait,
+        state: &mut ChargeState,
+        is_ready: impl FnOnce() -> bool,
+    ) -> Next {
+        let charge = |key| Charge::new_n(limiter, key, cost);
+        let outcome = match limiter.hold_fast(&key, cost) {
+            Some(outcome) if outcome.decision.is_allowed() => outcome,
+            known => {
+                state.charge = charge(key);
+                let decide = || state.charge.decide(Action::Check, max_wait);
+                let answer = known.map_or_else(decide, |denied| StoreFuture::ready(Ok(denied)));
+                let proceeds = |it: &Outcome| it.decision.proceeds_immediately();
+                return match limiter.resolve(max_wait) > 0.0 && !answer.now().is_some_and(proceeds)
+                {
+                    true => self.evaluate_wait(answer, max_wait, state),
+                    false => self.evaluate(answer, max_wait, None, state),
+                };
+            }
+        };
+        let release = || charge(key.clone()).release_in_background(&outcome.receipts);
+        if poll_or(release, is_ready) {
+            let holds = limiter.holds(key, cost, &outcome.receipts);
+            state.holds = Some(RequestHolds::new(holds));
+            state.decision = Some(outcome.decision);
+        } else {
+            state.set_outcome(outcome);
             state.charge = charge(key);
         }
         Next::Proceed(None)

@@ -110,11 +110,11 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
 
     fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
         // The drop ends what is not settled.
-        if let Some(holds) = state.holds.take()
+        if let Some(mut holds) = state.holds.take()
             && let Some(settle_by) = &self.settle_by
             && let Some(usage) = settle_by(&response)
         {
-            usage.settle(holds.handle());
+            usage.settle(&mut holds);
         }
         response
     }

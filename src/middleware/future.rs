@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    ops::ControlFlow::{self, Break, Continue},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -12,11 +13,11 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    decision::Decision,
+    decision::{Decision, Outcome},
     error::Error,
     limiter::{Acquire, Charge, Learning},
     middleware::{
-        admission::{Next, Shared},
+        admission::{Admitted, Next, Shared},
         pricing::{ChargeState, Resolved, poll_or},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::{Rejection, RequestError},
@@ -51,19 +52,25 @@ pin_project! {
 }
 
 pin_project! {
-    // An `Acquire` is boxed, because most requests to a store in memory have none, and a small
-    // future is moved faster.
     #[project = StateProj]
     enum State<F, H, R, J, T> {
         Starting { request: Option<(H, R)> },
-        Resolving { lookup: Lookup<H>, rest: Option<R> },
-        Waiting { waiting: Option<(Box<Acquire>, (H, R))> },
-        Readying { admitted: Option<(Option<Box<Acquire>>, (H, R))> },
         Calling { #[pin] future: F },
-        Learning { learning: Option<Box<(Learning, T)>> },
-        Rejecting { rejecting: J },
+        Other { state: Box<Other<H, R, J, T>> },
     }
 }
+
+/// The states of few requests.
+enum Other<H, R, J, T> {
+    Resolving { lookup: Lookup<H>, rest: Option<R> },
+    Waiting(Option<Kept<Box<Acquire>, H, R>>),
+    Readying(Option<Kept<Option<Box<Acquire>>, H, R>>),
+    Learning(Option<(Learning, T)>),
+    Rejecting(J),
+}
+
+/// A request, and what keeps it from the service.
+type Kept<A, H, R> = (A, (H, R));
 
 /// The data that all states use.
 struct Call<S, P> {
@@ -72,14 +79,14 @@ struct Call<S, P> {
     charge: ChargeState,
 }
 
-/// The step from one state to the next. Small, as each request moves it: it holds no response.
+/// The step of a request that is not passed to the service now. Small, as denied requests move it:
+/// it holds no response.
 enum Step<H, E> {
     Resolve(Arc<dyn DynRule<H>>),
     Wait(Box<Acquire>),
     /// The service is not ready. An `Acquire`, if there is one, releases the charge if it
     /// is dropped.
     AwaitReadiness(Option<Box<Acquire>>),
-    Call,
     Reject(Rejection),
     Fail(E),
 }
@@ -114,109 +121,238 @@ where
         let this = self.project();
         let (call, mut state) = (this.call, this.state);
         loop {
-            // Only this function moves the head and the rest. Methods that take them by value cost
-            // about 20 ns per request.
-            let (mut head, rest);
-            let step: StepOf<S, P, Req> = match state.as_mut().project() {
+            match state.as_mut().project() {
+                // Most requests go from here to the call. Until then they stay in their place: each
+                // move takes a few ns.
                 StateProj::Starting { request } => {
-                    let step = call.start(cx, &request.as_ref().expect(TAKEN).0);
-                    (head, rest) = take(request);
-                    step
-                }
-                StateProj::Resolving { lookup, rest: kept } => {
-                    let charge;
-                    (head, charge) = ready!(lookup.as_mut().poll(cx));
-                    rest = take(kept);
-                    call.resolved(cx, &head, charge)
-                }
-                StateProj::Waiting { waiting } => {
-                    let result = ready!(waiting.as_mut().expect(TAKEN).0.poll(cx));
-                    let acquire;
-                    (acquire, (head, rest)) = take(waiting);
-                    call.waited(cx, &head, acquire, result)
-                }
-                // After the decision: a denied request never waits for the service, and a request
-                // that waits for its quota does not hold a place that `poll_ready` has reserved.
-                StateProj::Readying { admitted } => {
-                    let readiness = ready!(call.inner.poll_ready(cx));
-                    let acquire;
-                    (acquire, (head, rest)) = take(admitted);
-                    call.proceed(acquire, Poll::Ready(readiness))
-                }
-                StateProj::Calling { future } => {
-                    let result = ready!(future.poll(cx));
-                    let learning = result.as_ref().ok().and_then(|it| call.learn::<Req>(it));
-                    let result = call.respond::<Req>(result);
-                    let (Some(learning), true) = (learning, result.is_ok()) else {
-                        return Poll::Ready(result);
+                    let (head, _) = request.as_mut().expect(TAKEN);
+                    let step = match call.start(cx, head) {
+                        Ok(()) => {
+                            call.begin::<Req>(head);
+                            let (head, rest) = take(request);
+                            let future = call.inner.call(P::join(head, rest));
+                            state.set(State::Calling { future });
+                            continue;
+                        }
+                        Err(step) => step,
                     };
-                    let learning = result.ok().map(|response| Box::new((learning, response)));
-                    state.set(State::Learning { learning });
-                    continue;
-                }
-                // The response arrives after the block, which then holds for a retry.
-                StateProj::Learning { learning } => {
-                    ready!(learning.as_mut().expect(TAKEN).0.as_mut().poll(cx));
-                    return Poll::Ready(Ok(take(learning).1));
-                }
-                StateProj::Rejecting { rejecting } => return Pin::new(rejecting).poll(cx).map(Ok),
-            };
-            match step {
-                Step::Resolve(rule) => {
-                    let (lookup, rest) = (rule.look_up(head), Some(rest));
-                    state.set(State::Resolving { lookup, rest });
-                }
-                Step::Wait(acquire) => {
-                    let waiting = Some((acquire, (head, rest)));
-                    state.set(State::Waiting { waiting });
-                }
-                Step::AwaitReadiness(acquire) => {
-                    let admitted = Some((acquire, (head, rest)));
-                    state.set(State::Readying { admitted });
-                    return Poll::Pending;
-                }
-                Step::Call => {
-                    // From here on the cost stays spent: the service may do its work.
-                    call.charge.begin_holds(call.shared.protocol.shares_holds());
-                    call.shared.protocol.annotate(&mut head, &mut call.charge);
-                    let future = call.inner.call(P::join(head, rest));
-                    state.set(State::Calling { future });
-                }
-                Step::Reject(rejection) => {
-                    let (protocol, charge) = (&call.shared.protocol, &call.charge.charge);
-                    match protocol.reject(rejection, &head, charge) {
-                        Rejected::Now(response) => return Poll::Ready(Ok(response)),
-                        Rejected::Later(rejecting) => state.set(State::Rejecting { rejecting }),
+                    if let Step::Reject(rejection) = step {
+                        let rejected = call.reject::<Req>(rejection, head);
+                        *request = None;
+                        match rejected {
+                            Rejected::Now(response) => return Poll::Ready(Ok(response)),
+                            Rejected::Later(rejecting) => {
+                                state.set(State::other(Other::Rejecting(rejecting)));
+                            }
+                        }
+                        continue;
+                    }
+                    let (head, rest) = take(request);
+                    if let Break(result) = Self::follow(call, &mut state, Err(step), head, rest) {
+                        return result;
                     }
                 }
-                Step::Fail(error) => return Poll::Ready(Err(error)),
+                StateProj::Calling { future } => {
+                    let response = match ready!(future.poll(cx)) {
+                        Ok(response) if call.shared.protocol.learns() => {
+                            match Self::learn(call, response) {
+                                Ok(learning) => {
+                                    state.set(State::other(Other::Learning(Some(learning))));
+                                    continue;
+                                }
+                                Err(response) => return Poll::Ready(Ok(response)),
+                            }
+                        }
+                        Ok(response) => response,
+                        // A request that fails ends what it holds, as used.
+                        Err(error) => {
+                            drop(call.charge.holds.take());
+                            return Poll::Ready(Err(error));
+                        }
+                    };
+                    let response = call.shared.protocol.respond(response, &mut call.charge);
+                    return Poll::Ready(Ok(response));
+                }
+                StateProj::Other { .. } => {
+                    if let Break(result) = Self::poll_other(call, &mut state, cx) {
+                        return result;
+                    }
+                }
             }
         }
+    }
+}
+
+type StateOf<S, P, Req> = State<
+    <S as Service<Req>>::Future,
+    <P as ProtocolBase>::Head,
+    <P as Protocol<Req, <S as Service<Req>>::Response>>::Rest,
+    <P as Protocol<Req, <S as Service<Req>>::Response>>::Rejecting,
+    <P as Protocol<Req, <S as Service<Req>>::Response>>::Response,
+>;
+
+/// The steps of few requests, out of the way of the others.
+impl<S, P, Req> ResponseFuture<S, P, Req>
+where
+    S: Service<Req> + Clone,
+    P: Protocol<Req, S::Response>,
+{
+    #[inline(never)]
+    fn poll_other(
+        call: &mut Call<S, P>,
+        state: &mut Pin<&mut StateOf<S, P, Req>>,
+        cx: &mut Context<'_>,
+    ) -> ControlFlow<Poll<<Self as Future>::Output>> {
+        let StateProj::Other { state: other } = state.as_mut().project() else {
+            return Continue(());
+        };
+        let (step, (head, rest)) = match &mut **other {
+            Other::Resolving { lookup, rest } => {
+                let Poll::Ready((head, charge)) = lookup.as_mut().poll(cx) else {
+                    return Break(Poll::Pending);
+                };
+                (call.resolved(cx, &head, charge), (head, take(rest)))
+            }
+            Other::Waiting(waiting) => {
+                let (acquire, _) = waiting.as_mut().expect(TAKEN);
+                let Poll::Ready(result) = acquire.poll(cx) else { return Break(Poll::Pending) };
+                let (acquire, request) = take(waiting);
+                (call.waited(cx, &request.0, acquire, result), request)
+            }
+            // After the decision: a denied request never waits for the service, and a request
+            // that waits for its quota does not hold a place that `poll_ready` has reserved.
+            Other::Readying(admitted) => {
+                let Poll::Ready(readiness) = call.inner.poll_ready(cx) else {
+                    return Break(Poll::Pending);
+                };
+                let (acquire, request) = take(admitted);
+                (call.proceed(acquire, Poll::Ready(readiness)), request)
+            }
+            // The response arrives after the block, which then holds for a retry.
+            Other::Learning(learning) => {
+                let polled = learning.as_mut().expect(TAKEN).0.as_mut().poll(cx);
+                return Break(polled.map(|()| Ok(take(learning).1)));
+            }
+            Other::Rejecting(rejecting) => return Break(Pin::new(rejecting).poll(cx).map(Ok)),
+        };
+        Self::follow(call, state, step, head, rest)
+    }
+
+    /// Goes on with the step of a request: `Ok` if it proceeds to the service.
+    #[inline(never)]
+    fn follow(
+        call: &mut Call<S, P>,
+        state: &mut Pin<&mut StateOf<S, P, Req>>,
+        step: Result<(), StepOf<S, P, Req>>,
+        mut head: P::Head,
+        rest: P::Rest,
+    ) -> ControlFlow<Poll<<Self as Future>::Output>> {
+        let next = match step {
+            Ok(()) => {
+                call.begin::<Req>(&mut head);
+                State::Calling { future: call.inner.call(P::join(head, rest)) }
+            }
+            Err(Step::Resolve(rule)) => {
+                State::other(Other::Resolving { lookup: rule.look_up(head), rest: Some(rest) })
+            }
+            Err(Step::Wait(acquire)) => State::other(Other::Waiting(Some((acquire, (head, rest))))),
+            Err(Step::AwaitReadiness(acquire)) => {
+                let admitted = Some((acquire, (head, rest)));
+                state.set(State::other(Other::Readying(admitted)));
+                return Break(Poll::Pending);
+            }
+            Err(Step::Reject(rejection)) => match call.reject::<Req>(rejection, &head) {
+                Rejected::Now(response) => return Break(Poll::Ready(Ok(response))),
+                Rejected::Later(rejecting) => State::other(Other::Rejecting(rejecting)),
+            },
+            Err(Step::Fail(error)) => return Break(Poll::Ready(Err(error))),
+        };
+        state.set(next);
+        Continue(())
+    }
+
+    /// Converts the response of the service. Returns the call by which the limit adopts what it
+    /// says, if it says anything new.
+    #[inline(never)]
+    fn learn(
+        call: &mut Call<S, P>,
+        response: S::Response,
+    ) -> Result<(Learning, P::Response), P::Response> {
+        let learning = call.learn::<Req>(&response);
+        let response = call.shared.protocol.respond(response, &mut call.charge);
+        match learning {
+            Some(learning) => Ok((learning, response)),
+            None => Err(response),
+        }
+    }
+}
+
+impl<F, H, R, J, T> State<F, H, R, J, T> {
+    fn other(state: Other<H, R, J, T>) -> Self {
+        Self::Other { state: Box::new(state) }
     }
 }
 
 impl<S, P> Call<S, P> {
     /// Resolves the charge, and decides about it if it needs no lookup.
     #[inline]
-    fn start<Req>(&mut self, cx: &mut Context<'_>, head: &P::Head) -> StepOf<S, P, Req>
+    fn start<Req>(&mut self, cx: &mut Context<'_>, head: &P::Head) -> Result<(), StepOf<S, P, Req>>
     where
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
     {
         let Self { shared, inner, charge: state } = self;
-        let mut readiness = None;
-        let next = match shared.protocol.pricing().resolve(head) {
-            Resolved::Key(limiter, extractor) => {
-                let is_ready = || {
-                    let polled = readiness.insert(inner.poll_ready(cx));
-                    matches!(polled, Poll::Ready(Ok(())))
-                };
-                shared.admit_by_key(head, limiter, extractor, state, is_ready)
+        let pricing = shared.protocol.pricing();
+        if pricing.has_lists()
+            && let Some(charge) = pricing.listed(head)
+        {
+            let next = shared.admit(head, charge, state);
+            return self.step(cx, next, None);
+        }
+        let Some((limiter, extractor)) = pricing.key() else { return self.start_by_rule(cx, head) };
+        let keyed = match shared.check_by_key(head, limiter, extractor) {
+            Ok(Admitted { key, cost, outcome: Outcome { decision, receipts } }) => {
+                // A charge is made only if the service is not ready, which saves copies.
+                let charge = |key| Charge::new_n(limiter, key, cost);
+                let release = || charge(key.clone()).release_in_background(&receipts);
+                let readiness = poll_or(release, || inner.poll_ready(cx));
+                if let Poll::Ready(Ok(())) = readiness {
+                    if shared.reports {
+                        state.decision = Some(decision);
+                    }
+                    return Ok(());
+                }
+                state.keep(charge(key), Outcome { decision, receipts });
+                return self.proceed(None, readiness);
             }
-            Resolved::Charge(charge) => shared.admit(head, charge, state),
-            Resolved::Lookup(rule) => return Step::Resolve(rule),
+            Err(keyed) => keyed,
         };
-        self.follow(cx, next, readiness)
+        let mut readiness = None;
+        let is_ready = || {
+            let polled = readiness.insert(inner.poll_ready(cx));
+            matches!(polled, Poll::Ready(Ok(())))
+        };
+        let next = shared.admit_by_key(head, limiter, keyed, state, is_ready);
+        self.step(cx, next, readiness)
+    }
+
+    /// Resolves the charge by a rule, and decides about it if it needs no lookup.
+    #[inline(never)]
+    fn start_by_rule<Req>(
+        &mut self,
+        cx: &mut Context<'_>,
+        head: &P::Head,
+    ) -> Result<(), StepOf<S, P, Req>>
+    where
+        S: Service<Req>,
+        P: Protocol<Req, S::Response>,
+    {
+        let Self { shared, charge: state, .. } = self;
+        let next = match shared.protocol.pricing().resolve(head) {
+            Resolved::Charge(charge) => shared.admit(head, charge, state),
+            Resolved::Lookup(rule) => return Err(Step::Resolve(rule)),
+        };
+        self.step(cx, next, None)
     }
 
     fn resolved<Req>(
@@ -224,14 +360,14 @@ impl<S, P> Call<S, P> {
         cx: &mut Context<'_>,
         head: &P::Head,
         charge: Result<Charge, RequestError>,
-    ) -> StepOf<S, P, Req>
+    ) -> Result<(), StepOf<S, P, Req>>
     where
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
     {
         let charge = self.shared.protocol.pricing().complete(head, charge);
         let next = self.shared.admit(head, charge, &mut self.charge);
-        self.follow(cx, next, None)
+        self.step(cx, next, None)
     }
 
     fn waited<Req>(
@@ -240,22 +376,22 @@ impl<S, P> Call<S, P> {
         head: &P::Head,
         acquire: Box<Acquire>,
         result: Result<Decision, Error>,
-    ) -> StepOf<S, P, Req>
+    ) -> Result<(), StepOf<S, P, Req>>
     where
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
     {
         let next = self.shared.after_wait(head, acquire, result, &mut self.charge);
-        self.follow(cx, next, None)
+        self.step(cx, next, None)
     }
 
     #[inline]
-    fn follow<Req>(
+    fn step<Req>(
         &mut self,
         cx: &mut Context<'_>,
         next: Next,
         readiness: Option<Poll<Result<(), S::Error>>>,
-    ) -> StepOf<S, P, Req>
+    ) -> Result<(), StepOf<S, P, Req>>
     where
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
@@ -269,8 +405,8 @@ impl<S, P> Call<S, P> {
                 let readiness = readiness.unwrap_or_else(poll);
                 self.proceed(acquire, readiness)
             }
-            Next::Wait(acquire) => Step::Wait(acquire),
-            Next::Reject(rejection) => Step::Reject(rejection),
+            Next::Wait(acquire) => Err(Step::Wait(acquire)),
+            Next::Reject(rejection) => Err(Step::Reject(rejection)),
         }
     }
 
@@ -279,7 +415,7 @@ impl<S, P> Call<S, P> {
         &mut self,
         acquire: Option<Box<Acquire>>,
         readiness: Poll<Result<(), S::Error>>,
-    ) -> StepOf<S, P, Req>
+    ) -> Result<(), StepOf<S, P, Req>>
     where
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
@@ -289,18 +425,42 @@ impl<S, P> Call<S, P> {
                 if let Some(acquire) = acquire {
                     self.charge.take_over(acquire);
                 }
-                Step::Call
+                Ok(())
             }
             Poll::Ready(Err(error)) => {
                 drop(acquire.or_else(|| self.charge.take_acquire()));
-                Step::Fail(error)
+                Err(Step::Fail(error))
             }
             Poll::Pending => {
                 let mut acquire = acquire.or_else(|| self.charge.take_acquire());
                 acquire.iter_mut().for_each(|acquire| acquire.keep_holds());
-                Step::AwaitReadiness(acquire)
+                Err(Step::AwaitReadiness(acquire))
             }
         }
+    }
+
+    /// Prepares the call of the service. From here on the cost stays spent: the service may do its
+    /// work.
+    #[inline]
+    fn begin<Req>(&mut self, head: &mut P::Head)
+    where
+        S: Service<Req>,
+        P: Protocol<Req, S::Response>,
+    {
+        self.charge.begin_holds(self.shared.protocol.shares_holds());
+        self.shared.protocol.annotate(head, &mut self.charge);
+    }
+
+    fn reject<Req>(
+        &self,
+        rejection: Rejection,
+        head: &P::Head,
+    ) -> Rejected<P::Response, P::Rejecting>
+    where
+        S: Service<Req>,
+        P: Protocol<Req, S::Response>,
+    {
+        self.shared.protocol.reject(rejection, head, &self.charge.charge)
     }
 
     /// Returns the call by which the limit adopts what a response says, if it says anything new.
@@ -313,25 +473,6 @@ impl<S, P> Call<S, P> {
         let state = self.shared.protocol.learned(response)?;
         let remaining = self.charge.decision.as_ref()?.remaining();
         self.charge.charge.learn(state, remaining)
-    }
-
-    /// Converts the response of the service. A request that fails ends what it holds, as used.
-    #[inline]
-    fn respond<Req>(
-        &mut self,
-        result: Result<S::Response, S::Error>,
-    ) -> Result<P::Response, S::Error>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
-        match result {
-            Ok(response) => Ok(self.shared.protocol.respond(response, &mut self.charge)),
-            Err(error) => {
-                drop(self.charge.holds.take());
-                Err(error)
-            }
-        }
     }
 }
 

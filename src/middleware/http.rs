@@ -36,7 +36,7 @@ use crate::{
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
         rule::Rule,
-        settle::{Expects, RequestHolds},
+        settle::Expects,
     },
 };
 
@@ -85,7 +85,7 @@ impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("pricing", &self.pricing)
-            .field("headers", &self.headers.dialects)
+            .field("headers", &self.headers.dialects())
             .field("extensions", &self.extensions)
             .finish_non_exhaustive()
     }
@@ -100,6 +100,10 @@ impl ProtocolBase for Http {
 
     fn pricing_mut(&mut self) -> &mut Pricing<Parts> {
         &mut self.pricing
+    }
+
+    fn reports(&self) -> bool {
+        self.extensions || !self.headers.dialects().is_empty()
     }
 
     fn holds_costs(&self) -> bool {
@@ -135,18 +139,8 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline]
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        self.add_extension(&mut head.extensions, state);
-        if self.settle_handle
-            && let Some(holds) = &state.holds
-        {
-            head.extensions.insert(holds.handle().clone());
-        }
-        if let Some(holds) = &mut state.holds {
-            holds.expects = match head.method {
-                Method::HEAD => Expects::NoBody,
-                Method::CONNECT => Expects::Tunnel,
-                _ => Expects::Body,
-            };
+        if self.extensions || state.holds.is_some() {
+            self.add_to_head(head, state);
         }
     }
 
@@ -172,8 +166,18 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         head: &Parts,
         charge: &Charge,
     ) -> Rejected<Self::Response, Self::Rejecting> {
-        let headers = self.headers.for_rejection(&rejection, charge);
         let is_grpc = grpc::is_grpc(head);
+        if let Rejection::Denied(decision) = &rejection
+            && !is_grpc
+            && self.map_rejection.is_none()
+            && let Some(headers) = self.headers.for_denial(decision)
+            && let Some(body) = problem::denied(decision)
+        {
+            let mut response = problem::of_denial(headers, ResponseBody::rejection(body));
+            self.annotate_rejection(response.extensions_mut(), rejection);
+            return Rejected::Now(response);
+        }
+        let headers = self.headers.for_rejection(&rejection, charge);
         let respond = if is_grpc { grpc::response } else { problem::response };
         let Some(map) = &self.map_rejection else {
             let mut response = respond(headers, &rejection);
@@ -196,7 +200,9 @@ impl Http {
 
     #[inline]
     fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
-        if let Some(decision) = &state.decision {
+        if let Some(decision) = &state.decision
+            && !self.headers.dialects().is_empty()
+        {
             self.headers.add(headers, decision, &state.charge);
         }
     }
@@ -210,10 +216,49 @@ impl Http {
         }
     }
 
+    /// Adds the decision and the handle of the holds to the head of a request.
+    #[inline(never)]
+    fn add_to_head(&self, head: &mut Parts, state: &mut ChargeState) {
+        self.add_extension(&mut head.extensions, state);
+        if self.settle_handle
+            && let Some(holds) = &mut state.holds
+        {
+            head.extensions.insert(holds.share());
+        }
+        if let Some(holds) = &mut state.holds {
+            holds.expects = match head.method {
+                Method::HEAD => Expects::NoBody,
+                Method::CONNECT => Expects::Tunnel,
+                _ => Expects::Body,
+            };
+        }
+    }
+
     /// Converts a response, and ends what its request holds, now or with the body.
     // Inlined, it would copy each response several times.
     #[inline(never)]
     fn respond_and_end<B>(
+        &self,
+        mut response: Response<B>,
+        state: &mut ChargeState,
+    ) -> Response<ResponseBody<B>> {
+        if self.charge_when.is_some() || self.settle_by.is_some() {
+            return self.respond_by_head(response, state);
+        }
+        self.add_headers(response.headers_mut(), state);
+        self.add_extension(response.extensions_mut(), state);
+        let guard = state.holds.take().and_then(|mut holds| {
+            if !self.settle_handle {
+                holds.end_spent(|held| held);
+            }
+            BodyGuard::unmetered(holds, response.status())
+        });
+        response.map(|body| ResponseBody::service(body, guard))
+    }
+
+    /// Does the same for a layer that looks at the head of the response.
+    #[inline(never)]
+    fn respond_by_head<B>(
         &self,
         response: Response<B>,
         state: &mut ChargeState,
@@ -222,23 +267,18 @@ impl Http {
         let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
         self.add_headers(&mut head.headers, state);
         self.add_extension(&mut head.extensions, state);
-        let guard = state.holds.take().and_then(|holds| {
+        let guard = state.holds.take().and_then(|mut holds| {
             if !is_charged {
                 holds.end_spent(|_| 0);
             } else if !self.settles() {
                 holds.end_spent(|held| held);
             }
-            self.guard(holds, &head)
+            match &self.settle_by {
+                Some(make_meter) => BodyGuard::metered(holds, make_meter, &head),
+                None => BodyGuard::unmetered(holds, head.status),
+            }
         });
         Response::from_parts(head, ResponseBody::service(body, guard))
-    }
-
-    /// Returns the guard that ends with the body what is still held.
-    fn guard(&self, holds: RequestHolds, head: &response::Parts) -> Option<Box<BodyGuard>> {
-        if !holds.is_open() {
-            return None;
-        }
-        BodyGuard::new(holds, self.settle_by.as_ref(), head)
     }
 
     fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {

@@ -264,7 +264,7 @@ impl RateLimitLayer {
     /// # let _ = silent;
     /// ```
     pub fn headers(self, headers: impl IntoIterator<Item = Headers>) -> Self {
-        self.with(|http| http.headers.dialects = headers.into_iter().collect())
+        self.with(|http| http.headers.set_dialects(headers))
     }
 
     /// Sets whether the extensions of requests and responses contain the
@@ -903,9 +903,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 }
 
-impl<P: Clone> RateLimitLayer<P> {
+impl<P: ProtocolBase> RateLimitLayer<P> {
     fn with(mut self, change: impl FnOnce(&mut P)) -> Self {
-        change(&mut Arc::make_mut(&mut self.0).protocol);
+        Arc::make_mut(&mut self.0).change(change);
         self
     }
 }

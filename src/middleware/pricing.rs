@@ -36,12 +36,9 @@ enum ChargeSource<H> {
     Rule(Arc<dyn DynRule<H>>),
 }
 
-/// The charge of a request, or where it comes from.
-pub(crate) enum Resolved<'a, H> {
-    /// One limit, whose key is not extracted yet.
-    Key(&'a AnyLimiter, &'a dyn KeyExtractor<H>),
+/// The charge of a request, or the rule that has to be awaited for it.
+pub(crate) enum Resolved<H> {
     Charge(Result<Charge, RequestError>),
-    /// A rule that has to be awaited.
     Lookup(Arc<dyn DynRule<H>>),
 }
 
@@ -78,10 +75,7 @@ impl<H: 'static> Pricing<H> {
 
     /// Returns the limiter of a layer with a key extractor.
     pub(crate) fn limiter(&self) -> Option<&AnyLimiter> {
-        match &self.source {
-            ChargeSource::Key(limiter, _) => Some(limiter),
-            ChargeSource::Rule(_) => None,
-        }
+        self.key().map(|(limiter, _)| limiter)
     }
 
     pub(crate) fn set_cost(&mut self, cost: impl Fn(&H) -> u64 + Send + Sync + 'static) {
@@ -89,29 +83,42 @@ impl<H: 'static> Pricing<H> {
     }
 
     #[inline]
-    pub(crate) fn resolve(&self, head: &H) -> Resolved<'_, H> {
-        let has_lists = !self.forbidden.is_empty() || !self.exempt.is_empty();
-        if has_lists && let Some(charge) = self.listed(head) {
-            return Resolved::Charge(charge);
-        }
-        match &self.source {
-            ChargeSource::Key(limiter, extractor) => Resolved::Key(limiter, &**extractor),
-            ChargeSource::Rule(rule) => match rule.charge_now(head) {
-                Some(charge) => Resolved::Charge(self.complete(head, charge)),
-                None => Resolved::Lookup(rule.clone()),
-            },
-        }
+    pub(crate) fn has_lists(&self) -> bool {
+        !self.forbidden.is_empty() || !self.exempt.is_empty()
     }
 
     /// Returns the result for a request that is on a list. The lists of forbidden requests come
     /// first.
-    fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
+    pub(crate) fn listed(&self, head: &H) -> Option<Result<Charge, RequestError>> {
         let find = |list: &[Matcher<H>]| {
             list.iter().map(|matches| matches(head)).find(|it| *it != Ok(false))
         };
         let forbidden = find(&self.forbidden)
             .map(|matched| matched.and(Err(RequestError::forbidden("access is not allowed"))));
         forbidden.or_else(|| find(&self.exempt).map(|matched| matched.map(|_| Charge::exempt())))
+    }
+
+    /// Returns the limiter and the key extractor, if there is no rule.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<(&AnyLimiter, &dyn KeyExtractor<H>)> {
+        match &self.source {
+            ChargeSource::Key(limiter, extractor) => Some((limiter, &**extractor)),
+            ChargeSource::Rule(_) => None,
+        }
+    }
+
+    /// Returns the charge of a request by the rule, or by the key extractor if there is none.
+    pub(crate) fn resolve(&self, head: &H) -> Resolved<H> {
+        let charge = match &self.source {
+            ChargeSource::Key(limiter, extractor) => {
+                extractor.extract(head).map(|key| Charge::new(limiter, key))
+            }
+            ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                Some(charge) => charge,
+                None => return Resolved::Lookup(rule.clone()),
+            },
+        };
+        Resolved::Charge(self.complete(head, charge))
     }
 
     /// Applies the settings for missing keys and for costs to the result of a key extractor or
@@ -217,19 +224,20 @@ impl IntoMatch for Result<bool, RequestError> {
 #[derive(Debug)]
 pub struct ChargeState {
     /// Also exempt if nothing needs the charge of a counted request: see
-    /// [`Shared::admit_by_key`](crate::middleware::admission::Shared::admit_by_key).
+    /// [`Shared::check_by_key`](crate::middleware::admission::Shared::check_by_key).
     pub(crate) charge: Charge,
     /// `None` before the decision, and if the request proceeds without one.
     pub(crate) decision: Option<Decision>,
-    /// Those of an allowed request.
-    receipts: Receipts,
+    /// Those of an allowed request with a charge.
+    receipts: Option<Receipts>,
     /// What the request holds, from the call of the service on. Before that, an [`Acquire`] has it.
-    pub(crate) holds: Option<RequestHolds>,
+    pub(crate) holds: Option<Box<RequestHolds>>,
 }
 
 impl ChargeState {
+    #[inline(always)]
     pub(crate) fn new() -> Self {
-        Self { charge: Charge::exempt(), decision: None, receipts: Receipts::NONE, holds: None }
+        Self { charge: Charge::exempt(), decision: None, receipts: None, holds: None }
     }
 
     pub(crate) fn take_charge(&mut self) -> Charge {
@@ -239,28 +247,44 @@ impl ChargeState {
     /// Sets the decision and the receipts of a request that was allowed.
     #[inline]
     pub(crate) fn set_outcome(&mut self, outcome: Outcome) {
-        self.receipts = outcome.receipts;
+        self.receipts = Some(outcome.receipts);
         self.decision = Some(outcome.decision);
+    }
+
+    /// Keeps the charge and the outcome of an allowed request.
+    #[inline(never)]
+    pub(crate) fn keep(&mut self, charge: Charge, outcome: Outcome) {
+        self.charge = charge;
+        self.set_outcome(outcome);
     }
 
     /// Takes over the charge and the receipts of a request that has waited.
     pub(crate) fn take_over(&mut self, mut acquire: Box<Acquire>) {
         self.holds = acquire.take_holds().map(RequestHolds::new);
-        (self.charge, self.receipts) = acquire.disarm();
+        let (charge, receipts) = acquire.disarm();
+        (self.charge, self.receipts) = (charge, Some(receipts));
     }
 
     /// Keeps what the request holds from now on, if anything. The drop of the state ends it.
     /// `shares`: the service can settle it, even if there is nothing.
     #[inline]
     pub(crate) fn begin_holds(&mut self, shares: bool) {
+        // Most requests have no charge here.
+        if shares || !self.charge.is_exempt() {
+            self.hold(shares);
+        }
+    }
+
+    #[inline(never)]
+    fn hold(&mut self, shares: bool) {
         let are_kept = self.holds.is_some(); // since the service was not ready
         if are_kept || !shares && !self.charge.holds_units() {
             return;
         }
         let is_allowed = self.decision.as_ref().is_some_and(Decision::is_allowed);
-        let holds = match is_allowed && !self.charge.is_exempt() {
-            true => self.charge.holds(&self.receipts),
-            false => Holds::default(),
+        let holds = match &self.receipts {
+            Some(receipts) if is_allowed && !self.charge.is_exempt() => self.charge.holds(receipts),
+            _ => Holds::default(),
         };
         if shares || !holds.is_empty() {
             self.holds = Some(RequestHolds::new(holds));
@@ -271,7 +295,7 @@ impl ChargeState {
     /// were taken.
     pub(crate) fn take_acquire(&mut self) -> Option<Box<Acquire>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
-        let receipts = mem::replace(&mut self.receipts, Receipts::NONE);
+        let receipts = self.receipts.take().unwrap_or(Receipts::NONE);
         let outcome = Outcome { decision, receipts };
         Some(Box::new(Acquire::admitted(self.take_charge(), outcome)))
     }

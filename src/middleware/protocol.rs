@@ -87,6 +87,11 @@ pub trait ProtocolBase: Clone {
         self.holds_costs() || self.shares_holds() || self.learns()
     }
 
+    /// Returns whether the decision is reported with a request that proceeds.
+    fn reports(&self) -> bool {
+        false
+    }
+
     /// Returns whether the layer learns from responses.
     fn learns(&self) -> bool {
         false

@@ -2,8 +2,9 @@
 //! the rest with the request.
 
 use std::{
-    fmt,
-    sync::{Arc, Mutex, MutexGuard},
+    fmt, mem,
+    panic::{RefUnwindSafe, UnwindSafe},
+    sync::{Arc, Mutex},
 };
 
 use crate::{error::Error, limiter::Holds, sync::lock};
@@ -75,7 +76,7 @@ impl Settle {
         lock(&self.0).is_kept = true;
     }
 
-    /// Returns whether units of the request count as used already: see
+    /// Returns whether a hold of the request has expired: see
     /// [`Permit::is_expired`](crate::Permit::is_expired).
     #[must_use]
     pub fn is_expired(&self) -> bool {
@@ -93,8 +94,15 @@ impl fmt::Debug for Settle {
 /// service keeps it.
 #[derive(Debug)]
 pub(crate) struct RequestHolds {
-    handle: Settle,
+    holds: Ownership,
     pub(crate) expects: Expects,
+}
+
+#[derive(Debug)]
+enum Ownership {
+    Sole(Holds),
+    /// The service has a handle.
+    Shared(Settle),
 }
 
 /// What the method of a request says about its response, if that is successful.
@@ -106,36 +114,70 @@ pub(crate) enum Expects {
 }
 
 impl RequestHolds {
-    pub(crate) fn new(holds: Holds) -> Self {
-        let shared = SharedHolds { holds, is_kept: false };
-        Self { handle: Settle(Arc::new(Mutex::new(shared))), expects: Expects::Body }
+    /// Boxed, as few requests hold any.
+    #[inline]
+    pub(crate) fn new(holds: Holds) -> Box<Self> {
+        Box::new(Self { holds: Ownership::Sole(holds), expects: Expects::Body })
     }
 
-    pub(crate) fn handle(&self) -> &Settle {
-        &self.handle
+    /// Returns a handle for the service.
+    pub(crate) fn share(&mut self) -> Settle {
+        match &mut self.holds {
+            Ownership::Sole(holds) => {
+                let shared = SharedHolds { holds: mem::take(holds), is_kept: false };
+                let handle = Settle(Arc::new(Mutex::new(shared)));
+                self.holds = Ownership::Shared(handle.clone());
+                handle
+            }
+            Ownership::Shared(handle) => handle.clone(),
+        }
+    }
+
+    /// Ends the hold of the limiter of this name: see [`Settle::settle`].
+    pub(crate) fn settle(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
+        match &mut self.holds {
+            Ownership::Sole(holds) => {
+                holds.take(limiter)?.into_iter().for_each(|part| part.end(used));
+                Ok(())
+            }
+            Ownership::Shared(handle) => handle.settle(limiter, used),
+        }
     }
 
     /// Returns whether the end of the request has anything to end.
+    #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        let shared = self.lock();
-        !shared.is_kept && !shared.holds.have_ended()
+        match &self.holds {
+            Ownership::Sole(holds) => !holds.have_ended(),
+            Ownership::Shared(Settle(shared)) => {
+                let shared = lock(shared);
+                !shared.is_kept && !shared.holds.have_ended()
+            }
+        }
     }
 
     /// Ends what is still held of limits whose units can be spent, with the units that `used`
     /// returns for the number of units held. Units that count at a time stay held.
-    pub(crate) fn end_spent(&self, used: impl Fn(u64) -> u64) {
-        let holds = self.lock().holds.take_spent();
-        holds.end(used);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SharedHolds> {
-        lock(&self.handle.0)
+    #[inline]
+    pub(crate) fn end_spent(&mut self, used: impl Fn(u64) -> u64) {
+        let spent = match &mut self.holds {
+            Ownership::Sole(holds) if !holds.has_spent() => return,
+            Ownership::Sole(holds) => holds.take_spent(),
+            Ownership::Shared(Settle(shared)) => lock(shared).holds.take_spent(),
+        };
+        spent.end(used);
     }
 }
 
+// What is behind the locks of a store is valid at every step, so that a body with holds can be used
+// wherever the body of the service can.
+impl UnwindSafe for RequestHolds {}
+impl RefUnwindSafe for RequestHolds {}
+
 impl Drop for RequestHolds {
     fn drop(&mut self) {
-        let mut shared = self.lock();
+        let Ownership::Shared(Settle(shared)) = &self.holds else { return };
+        let mut shared = lock(shared);
         if !shared.is_kept {
             let holds = shared.holds.take_all();
             // Ended without the lock: observers can call anything.

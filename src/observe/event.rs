@@ -77,9 +77,10 @@ pub enum Event<'a> {
         /// The number of units that were used. It is `held` if the permit was dropped.
         used: u64,
     },
-    /// Units count as used although their permit is held: no renewal reached the store within the
-    /// [lifetime](crate::Limiter::hold_lifetime) of the hold. What the request still uses may
-    /// exceed the quota.
+    /// Units are not held any more although their permit lives: no renewal reached the store within
+    /// the [lifetime](crate::Limiter::hold_lifetime) of the hold. They count as used; those of a
+    /// [limit on concurrency](crate::Algorithm::Concurrency) are available to other requests. The
+    /// request may exceed the limit from then on.
     #[non_exhaustive]
     HoldExpired {
         /// The name of the limiter.

@@ -1,28 +1,28 @@
-//! A hold that a store keeps for its permit: units that were taken, until it is known how many of
-//! them are used. It knows no permits: these are in `limiter/permit.rs`.
+//! A hold as a store needs it: units that were taken, until it is known how many of them are used.
+//! It knows no permits: these are in `limiter/permit.rs`.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::Settings;
 use crate::{
-    algorithm::{HoldAction, HoldChange, HoldReceipt, units},
+    algorithm::{HoldAction, HoldChange, HoldReceipt, Kind, units},
     keys::Key,
     observe::Observers,
 };
 
-/// The units of a key that an admitted request holds.
+/// The units of a key that an admitted request holds, for a store that renews them.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub struct Hold {
     /// Those of the decision.
     pub(crate) settings: Arc<Settings>,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) latest: LatestSettings,
     /// The observers of the limiter.
     pub(crate) observers: Observers,
     pub(crate) key: Key<'static>,
     pub(crate) units: u64,
-    /// The time after which the units count as used, if no renewal arrives.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    /// The time after which the hold expires, if no renewal arrives: the units count as used, or,
+    /// in a limit on concurrency, are available again.
     pub(crate) lifetime: Duration,
     pub(crate) receipt: HoldReceipt,
 }
@@ -30,10 +30,8 @@ pub struct Hold {
 /// Returns the settings that the limiter has now: with those of the decision, a change of a hold
 /// would undo a change of the quota.
 #[derive(Clone)]
-pub struct LatestSettings(
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate)  Arc<dyn Fn() -> Arc<Settings> + Send + Sync>,
-);
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+pub struct LatestSettings(pub(crate) Arc<dyn Fn() -> Arc<Settings> + Send + Sync>);
 
 impl fmt::Debug for LatestSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,9 +39,9 @@ impl fmt::Debug for LatestSettings {
     }
 }
 
+#[cfg(feature = "redis")]
 impl Hold {
     /// Takes the settings of now, unless another algorithm counts now.
-    #[cfg(feature = "redis")]
     pub(crate) fn update_settings(&mut self) {
         let latest = (self.latest.0)();
         if latest.params.kind() == self.settings.params.kind() {
@@ -58,13 +56,37 @@ impl Hold {
     }
 }
 
-/// A hold that its store keeps: it is renewed until it ends. The units of a guard that is dropped
-/// count as used when the hold expires.
+/// The end of a hold that its store has not kept. It borrows, and so copies no key.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedHold<'a> {
+    /// Those that the limiter has now.
+    pub(crate) settings: &'a Arc<Settings>,
+    /// The algorithm of the decision. Another one does not know the hold.
+    pub(crate) algorithm: Kind,
+    /// The observers of the limiter.
+    pub(crate) observers: &'a Observers,
+    pub(crate) key: &'a Key<'a>,
+    pub(crate) receipt: HoldReceipt,
+    /// The units of the hold.
+    pub(crate) units: u64,
+    /// The units of it that were used, or more.
+    pub(crate) used: u64,
+}
+
+impl EndedHold<'_> {
+    pub(crate) fn change(&self) -> HoldChange {
+        let action = HoldAction::End { used: units(self.used) };
+        HoldChange { receipt: self.receipt, units: units(self.units), action }
+    }
+}
+
+/// A hold that its store keeps: it is renewed until it ends. That of a guard that is dropped lasts
+/// until it expires.
 pub trait HoldGuard: fmt::Debug + Send + Sync {
     /// Ends the hold: `used` of its units were used, perhaps more than it has. It does not wait,
     /// and cannot fail: the store sends the end in the background.
     fn end(self: Box<Self>, used: u64);
 
-    /// Returns whether the units count as used already, because no renewal arrived in time.
+    /// Returns whether the hold has expired, because no renewal arrived in time.
     fn is_expired(&self) -> bool;
 }

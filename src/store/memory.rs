@@ -3,6 +3,7 @@
 
 mod clock;
 mod entry;
+mod epochs;
 mod shard;
 mod slots;
 #[cfg(test)]
@@ -14,7 +15,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Waker},
 };
@@ -30,11 +31,11 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, Hold, HoldGuard, LimitRequest, Names, Released, Sealed, Settings,
-    Store, StoreFuture, StoreRequest,
+    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Sealed, Settings, Store,
+    StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, Lifetime, Release},
+    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, Release},
     decision::Outcome,
     error::{Error, StoreError},
     keys::Key,
@@ -133,8 +134,6 @@ struct Inner {
     is_observed: AtomicBool,
     /// The number of keys that was reported last.
     reported_keys: AtomicUsize,
-    /// The number of holds. It orders nothing else, so it is `Relaxed`.
-    holds: AtomicU64,
 }
 
 /// In a cache line of its own, so that threads disturb each other only over one shard.
@@ -183,7 +182,6 @@ impl MemoryStore {
             observers: Mutex::default(),
             is_observed: AtomicBool::new(false),
             reported_keys: AtomicUsize::new(0),
-            holds: AtomicU64::new(0),
         }))
     }
 
@@ -267,9 +265,8 @@ impl MemoryStore {
         let hash = self.hash(settings, key.as_bytes());
         let mut shard = self.shard(hash);
         let now = shard.instant(self.0.clock.now(), &self.0.clock);
-        let found = shard.find(hash, settings, key.as_bytes());
-        let engine_request = request.at(limit, now, || self.new_hold());
-        let reply = match found {
+        let engine_request = request.at(limit, now, || shard.new_hold(now));
+        let reply = match shard.find(hash, settings, key.as_bytes()) {
             Some(entry) => entry.decide(settings, &engine_request),
             None => {
                 let reply = self.decide_new(request, limit, hash, shard, now, &engine_request);
@@ -296,40 +293,64 @@ impl MemoryStore {
         }
     }
 
-    /// Returns the action that holds units. Each hold has a number of its own for the epoch: a
-    /// `reset` may not take time, and must not confuse the holds before it with later ones.
-    fn new_hold(&self) -> Action {
-        let epoch = self.0.holds.fetch_add(1, Ordering::Relaxed);
-        Action::Hold { lifetime: Lifetime::ENDLESS, epoch: Some(epoch) }
+    /// Holds units of a key that counts units at a time, if these settings counted it last. Returns
+    /// `None` in all other cases, and has changed nothing then.
+    #[inline]
+    pub(crate) fn hold_fast(
+        &self,
+        settings: &Arc<Settings>,
+        key: &[u8],
+        units: u64,
+    ) -> Option<EngineReply> {
+        if settings.params.spends() {
+            return None;
+        }
+        let hash = self.hash(settings, key);
+        let reading = self.0.clock.now();
+        let mut shard = self.shard(hash);
+        let now = shard.instant(reading, &self.0.clock);
+        let (entry, epochs) = shard.find_to_hold(hash, settings, key)?;
+        entry.hold_fast(settings, units, now, epochs)
     }
 
-    /// Ends a hold.
-    fn end_hold(&self, hold: &Hold, used: u64) {
-        let Hold { settings, observers, key, units, .. } = hold;
+    /// Ends a hold, and wakes the requests that wait for its units.
+    #[inline]
+    pub(crate) fn end_hold_now(&self, hold: &EndedHold<'_>) {
+        let EndedHold { settings, key, units, receipt, .. } = *hold;
         let hash = self.hash(settings, key.as_bytes());
+        let mut shard = self.shard(hash);
+        let entry = shard.find(hash, settings, key.as_bytes());
+        let has_ended = entry.is_some_and(|entry| entry.end_fast(receipt, units));
+        drop(shard);
+        if !has_ended {
+            self.end_carefully(hold, hash);
+        }
+        self.0.names.retry_queues().key_returned(settings.name, key);
+    }
+
+    /// Ends a hold that [`Entry::end_fast`] does not end.
+    fn end_carefully(&self, hold: &EndedHold<'_>, hash: u64) {
+        let EndedHold { settings, observers, key, units: held, .. } = *hold;
         let found = {
             let mut shard = self.shard(hash);
             let now = shard.instant(self.0.clock.now(), &self.0.clock);
             let entry = shard.find(hash, settings, key.as_bytes());
-            entry.map(|entry| entry.change_hold(settings, now as f64, hold.end(used)))
+            entry.map(|entry| entry.end_hold(hold, now as f64))
         };
         if found.is_none() {
-            self.spend_of_lost(hold, used);
+            self.spend_of_lost(hold);
         }
         if found.is_none_or(|reply| reply == HoldReply::Lost) {
-            let (limiter, held) = (settings.name, *units);
-            observers.report(&Event::HoldLost { limiter, key, held });
+            observers.report(&Event::HoldLost { limiter: settings.name, key, held });
         }
-        let queues = self.0.names.retry_queues();
-        queues.units_returned(queues.queue_of(settings.name, key));
     }
 
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys
     /// cannot count them.
-    fn spend_of_lost(&self, hold: &Hold, used: u64) {
-        let Hold { settings, observers, key, .. } = hold;
-        if used > 0 {
-            let (cost, max_wait, hold) = (used, 0.0, None);
+    fn spend_of_lost(&self, hold: &EndedHold<'_>) {
+        let EndedHold { settings, observers, key, used: cost, .. } = *hold;
+        if cost > 0 && settings.params.kind() == hold.algorithm {
+            let (max_wait, hold) = (0.0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
             drop(self.decide_now(&StoreRequest { action: Action::Spend, limits }));
         }
@@ -370,7 +391,7 @@ impl MemoryStore {
         let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
         let mut shard = self.shard(hash);
         let now = shard.instant(self.0.clock.now(), &self.0.clock);
-        let engine_request = request.at(limit, now, || self.new_hold());
+        let engine_request = request.at(limit, now, || shard.new_hold(now));
         if let Some(entry) = shard.find(hash, settings, key) {
             // Another request inserted the key while the shard was not locked.
             return Ok(entry.decide(settings, &engine_request));
@@ -475,8 +496,8 @@ impl Store for MemoryStore {
         None
     }
 
-    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        Box::new(MemoryHold { store: self.clone(), hold })
+    fn end_hold(&self, hold: &EndedHold<'_>) {
+        self.end_hold_now(hold);
     }
 
     fn is_immediate(&self) -> bool {
@@ -514,22 +535,5 @@ impl Store for MemoryStore {
 
     fn into_any(self) -> AnyStore {
         AnyStore::Memory(self)
-    }
-}
-
-/// A hold of a key in memory. It needs no renewal: it ends when its permit does.
-#[derive(Debug)]
-struct MemoryHold {
-    store: MemoryStore,
-    hold: Hold,
-}
-
-impl HoldGuard for MemoryHold {
-    fn end(self: Box<Self>, used: u64) {
-        self.store.end_hold(&self.hold, used);
-    }
-
-    fn is_expired(&self) -> bool {
-        false
     }
 }

@@ -12,7 +12,7 @@ use std::{
     iter,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
     time::Duration,
@@ -43,6 +43,9 @@ pub struct RetryQueues {
     /// time on two threads have no order anyway.
     arrivals: AtomicU64,
     queues: Mutex<Queues>,
+    /// The number of queues and turns, which is read without the lock. `Relaxed`: a request that
+    /// joins while units are returned may not be woken, as if it had joined a moment later.
+    count: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -164,12 +167,32 @@ impl RetryQueues {
         self.hash_of([(limiter, key)].into_iter())
     }
 
+    /// Returns whether no request waits, and no process shares units with others by turns.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Relaxed) == 0
+    }
+
+    fn update_count(&self, queues: &Queues) {
+        self.count.store(queues.by_id.len() + queues.turns.len(), Relaxed);
+    }
+
+    /// Lets the first requests check that wait for a key, if any do: see
+    /// [`units_returned`](Self::units_returned).
+    #[inline]
+    pub(crate) fn key_returned(&self, limiter: &str, key: &Key<'_>) {
+        if !self.is_empty() {
+            self.units_returned(self.queue_of(limiter, key));
+        }
+    }
+
     /// Records that a decision has found no units of these keys for a further request.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn found_full(&self, keys: &[u64]) {
         if !keys.is_empty() {
-            let (turns, now) = (&mut lock(&self.queues).turns, Instant::now());
-            keys.iter().for_each(|key| turns.found_full(*key, now));
+            let (queues, now) = (&mut *lock(&self.queues), Instant::now());
+            keys.iter().for_each(|key| queues.turns.found_full(*key, now));
+            self.update_count(queues);
         }
     }
 
@@ -200,7 +223,7 @@ impl RetryQueues {
     /// Returns the end of the pause in which this process leaves the units of these keys to others.
     pub(crate) fn pause_end(&self, keys: &[u64]) -> Option<Instant> {
         let all = &*lock(&self.queues);
-        if all.turns.is_empty() {
+        if all.turns.len() == 0 {
             return None; // without a look at the clock
         }
         let now = Instant::now();
@@ -217,7 +240,7 @@ impl RetryQueues {
     /// unknown duration. In a process that shares no units, it need not ask: each end wakes it.
     pub(crate) fn hold_retry(&self, waited: Duration) -> Duration {
         let Queues { by_id, turns, .. } = &*lock(&self.queues);
-        hold_retry(if turns.is_empty() { Duration::ZERO } else { waited }, by_id.len())
+        hold_retry(if turns.len() == 0 { Duration::ZERO } else { waited }, by_id.len())
     }
 
     /// Returns the next number in the order of arrival.
@@ -236,6 +259,7 @@ impl RetryQueues {
         let QueueEntry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
         let queue = queues.get_or_insert(id, keys);
+        self.update_count(&queues);
         // The map stays locked: otherwise the queue could be removed in the meantime. Lock order:
         // the map, then the queue.
         let wakers = {
@@ -255,11 +279,6 @@ impl RetryQueues {
         let wakers = queue.as_ref().map(|queue| lock(queue).start_checks(Forecast::unknown()));
         wakers.into_iter().flatten().for_each(Waker::wake);
         queue.is_some()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.queues).by_id.is_empty()
     }
 
     /// Returns the known units that are spent before a request that would join its queue now.
@@ -479,7 +498,9 @@ impl Drop for Ticket {
         // The lock of the map is taken only for the last request of a queue, and before that of the
         // queue, as `join` does: the other order could deadlock.
         if is_empty {
-            lock(&self.queues.queues).remove_empty(id);
+            let queues = &mut *lock(&self.queues.queues);
+            queues.remove_empty(id);
+            self.queues.update_count(queues);
         }
     }
 }

@@ -60,8 +60,9 @@ pub(super) fn hold_retry(waited: Duration, queues: usize) -> Duration {
 }
 
 impl Turns {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Returns the number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Records that a decision has found no units for a further request.

@@ -10,15 +10,15 @@ use std::{
 
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, advance, sleep},
 };
 use tower_ratelimit::{
     Algorithm, Charge, Error, FailurePolicy, Limiter, MemoryStore, Permit, Quota,
     config::{ConfigError, Limits},
-    store::{AnyStore, Source, Store},
+    store::{AnyStore, ErrorKind, Source, Store, WhenFull},
 };
 
-use crate::support::{self, load::until, server::RedisServer};
+use crate::support::{self, load::until, memory_store, server::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -33,6 +33,20 @@ async fn stores(server: &RedisServer) -> [AnyStore; 2] {
 
 async fn hold(limiter: &Limiter, n: u64) -> Option<Permit> {
     limiter.hold("alice", n).await.unwrap().ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_with_a_permit_is_neither_evicted_nor_swept() {
+    for when_full in [WhenFull::RejectNewKeys, WhenFull::EvictSoonest] {
+        let streams = concurrency(&memory_store(1, when_full).into_any(), 4);
+        let permit = hold(&streams, 3).await.unwrap();
+        advance(3_600 * SECOND).await;
+        let error = streams.hold("bob", 1).await.unwrap_err();
+        assert!(matches!(&error, Error::Store(error) if error.kind() == ErrorKind::Full));
+        assert_eq!(streams.peek("alice").await.unwrap().held(), 3);
+        permit.cancel();
+        assert!(streams.hold("bob", 1).await.unwrap().is_ok());
+    }
 }
 
 #[tokio::test]

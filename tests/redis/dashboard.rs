@@ -104,7 +104,7 @@ async fn the_dashboard_uses_exported_metrics_and_labels() {
         assert!(!queries(&panel["targets"]).is_empty(), "{}", panel["title"]);
     }
     let queries = queries(&dashboard);
-    let keywords = ["sum", "max", "by", "rate", "histogram_quantile", "label_values"];
+    let keywords = ["sum", "max", "by", "rate", "increase", "histogram_quantile", "label_values"];
     let mut used = BTreeSet::new();
     for query in &queries {
         assert_eq!(query.matches(['(', '[', '{']).count(), query.matches([')', ']', '}']).count());

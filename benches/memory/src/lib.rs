@@ -84,6 +84,18 @@ pub fn check_all(limiter: &Limiter, keys: &[String]) -> usize {
     })
 }
 
+/// Holds a unit of each key, and ends the hold. Returns the number of those that are admitted.
+pub fn hold_all(limiter: &Limiter, keys: &[String]) -> usize {
+    ready(async {
+        let mut admitted = 0;
+        for key in keys {
+            let held = limiter.hold(black_box(key), 1).await.expect("a decision");
+            admitted += usize::from(held.is_ok());
+        }
+        admitted
+    })
+}
+
 /// The output of a future that is ready at once: there is no runtime to wait in.
 pub fn ready<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {

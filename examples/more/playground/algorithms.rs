@@ -59,7 +59,7 @@ pub const SHOWN: [Shown; 6] = [
         id: "sliding-window",
         name: "Sliding window",
         about: "Estimates the log from two counters: close to it, in a few bytes.",
-        promise: "up to {} in an attack",
+        promise: "up to {} if aimed at",
         at_a_time: false,
         can_hold: true,
         has_burst: false,

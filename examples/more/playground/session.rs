@@ -118,8 +118,9 @@ struct Lane {
     totals: Totals,
     fresh: Fresh,
     most: Most,
-    /// After the last decision: what is left, when all is back, when a denied request is allowed.
-    remaining: u64,
+    /// After the last decision: what is left, if that is known, when all is back, when a denied
+    /// request is allowed.
+    remaining: Option<u64>,
     reset_at: Duration,
     retry_at: Option<Duration>,
     /// The last windows, if the algorithm has windows.
@@ -257,7 +258,7 @@ impl Session {
             totals: Totals::default(),
             fresh: Fresh::default(),
             most: Most::new(self.settings.window()),
-            remaining: capacity,
+            remaining: Some(capacity),
             reset_at: Duration::ZERO,
             retry_at: None,
         })
@@ -413,6 +414,7 @@ impl Session {
         lane.flight.answered(sent);
         let Ok(Checked { decision, permit, has_waited }) = result else {
             lane.totals.failed += 1;
+            lane.remaining = None;
             return lane.fresh.add(sent, FAILED);
         };
         match decision.source() {
@@ -421,7 +423,7 @@ impl Session {
             Source::Open => lane.totals.uncounted += 1,
             _ => {}
         }
-        lane.remaining = decision.remaining();
+        lane.remaining = (decision.source() != Source::Open).then(|| decision.remaining());
         lane.reset_at = now + decision.reset_after();
         if !decision.is_allowed() {
             lane.totals.denied += 1;
@@ -487,17 +489,22 @@ impl Session {
     async fn frame(&mut self) -> serde_json::Value {
         let now = self.now();
         let (is_redis, key) = (!self.stores.is_empty(), format!("client-{}", self.starts));
+        let health = self.stores.first().map(RedisStore::health);
+        // While Redis fails, only the counts of the process are known.
+        let is_known = health.as_ref().is_none_or(|health| health.is_available)
+            || self.settings.policy == Policy::Local;
         let mut lanes = serde_json::Map::new();
         for (index, (shown, lane)) in SHOWN.iter().zip(&mut self.lanes).enumerate() {
             if !is_redis {
                 lane.peek(&key).await;
+            } else if !is_known {
+                lane.remaining = None;
             } else if now >= lane.reset_at {
-                lane.remaining = lane.capacity.saturating_sub(lane.flight.len() as u64);
+                lane.remaining = Some(lane.capacity.saturating_sub(lane.flight.len() as u64));
             }
             let (calls, checks) = self.observed.calls(index);
             lanes.insert(shown.id.to_owned(), lane.frame(now, calls, checks));
         }
-        let health = self.stores.first().map(RedisStore::health);
         json!({
             "type": "frame",
             "now": millis(now),
@@ -522,7 +529,7 @@ impl Lane {
                 remaining += state.remaining();
             }
         }
-        self.remaining = remaining;
+        self.remaining = Some(remaining);
     }
 
     /// Counts an admitted request that holds its unit until it ends.
@@ -564,7 +571,7 @@ impl Lane {
                 self.most.add(at, at);
                 self.reset_at = self.reset_at.max(at + settings.window());
             } else {
-                self.remaining = (self.remaining + 1).min(self.capacity);
+                self.remaining = self.remaining.map(|it| (it + 1).min(self.capacity));
             }
             permit.settle(used);
         }

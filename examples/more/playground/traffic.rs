@@ -77,11 +77,11 @@ impl Traffic {
                 let mut parts = Vec::new();
                 for (i, requests) in shares.into_iter().enumerate() {
                     // The first request opens the window. The others keep away from the edges, so
-                    // that a late one does not come after its third.
-                    let early = if i == 0 { Duration::ZERO } else { third / 40 };
+                    // that one that is late, as on a busy machine, does not come after its third.
+                    let early = if i == 0 { Duration::ZERO } else { third / 10 };
                     parts.push(pause(early));
-                    parts.push(part(third * 9 / 10, requests));
-                    parts.push(pause(third / 10 - early));
+                    parts.push(part(third * 6 / 10, requests));
+                    parts.push(pause(third * 4 / 10 - early));
                 }
                 parts.push(pause(third * 4));
                 parts

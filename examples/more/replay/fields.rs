@@ -1,11 +1,19 @@
 //! The formats of logs: finds the time stamp and the key of a line. Knows no limits.
 
-use std::{borrow::Cow, net::Ipv4Addr};
+use std::{
+    borrow::Cow,
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    str::FromStr,
+};
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use tower_ratelimit::{Key, key};
 
-use super::stamp::{self, Stamp};
+use super::{
+    Flags,
+    stamp::{self, Stamp},
+};
 
 /// The names that time stamps have in JSON and CSV.
 const TIMES: [&str; 10] = [
@@ -49,16 +57,43 @@ pub enum Format {
     Csv,
 }
 
+/// A field, and the value that a request must have; a `*` at the end stands for any rest.
+#[derive(Clone)]
+pub struct Only {
+    field: String,
+    value: String,
+}
+
+impl FromStr for Only {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once('=').filter(|(field, _)| !field.trim().is_empty());
+        let (field, value) = parts.ok_or("write a field and its value, such as path=/login")?;
+        Ok(Self { field: field.trim().to_owned(), value: value.to_owned() })
+    }
+}
+
+impl fmt::Display for Only {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.field, self.value)
+    }
+}
+
 /// The reader of the lines of one file.
 pub struct Reader {
     format: Option<Format>,
     /// The names that the time stamp may have, and those of each part of the key.
     time: Vec<String>,
     parts: Vec<Part>,
-    /// Of JSON and CSV: the place of the time stamp and of each part, once they are known.
-    places: Option<Vec<usize>>,
+    filters: Vec<Filter>,
+    /// Of JSON and CSV: the places of the time stamp, of each part and of each filter, if they are
+    /// known.
+    places: Vec<Option<usize>>,
     /// Of JSON: the paths of the names. Of CSV: the names of the columns.
     names: Vec<Vec<String>>,
+    /// What separates the columns of CSV.
+    separator: u8,
     found: Vec<Option<String>>,
     last_time: Vec<u8>,
     last_stamp: Option<Stamp>,
@@ -70,6 +105,56 @@ struct Part {
     scope: String,
     names: Vec<String>,
     is_address: bool,
+}
+
+impl Part {
+    /// `ip` is the name of the field with the address, if it is not one of those that are known.
+    fn new(name: &str, ip: Option<&str>) -> Self {
+        let (names, is_address) = match (name, ip) {
+            ("ip", Some(ip)) => (list(&[ip]), true),
+            ("ip", None) => (list(&ADDRESSES), true),
+            _ => (list(&[name]), false),
+        };
+        Self { scope: name.to_owned(), names, is_address }
+    }
+}
+
+fn list(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// What the requests must be.
+struct Filter {
+    part: Part,
+    value: Vec<u8>,
+    /// True if the value is the beginning.
+    is_prefix: bool,
+    /// The key of an address, as reports print it.
+    key: String,
+}
+
+impl Filter {
+    fn new(only: &Only, ip: Option<&str>) -> Self {
+        let part = Part::new(&only.field, ip);
+        let (value, is_prefix) = match only.value.strip_suffix('*') {
+            Some(begin) => (begin, true),
+            None => (&*only.value, false),
+        };
+        let key = match value.parse::<IpAddr>() {
+            Ok(address) => key::PeerIp.key(address).to_string(),
+            Err(_) => format!("ip={value}"),
+        };
+        Self { part, value: value.into(), is_prefix, key }
+    }
+
+    fn matches(&self, value: &[u8]) -> bool {
+        if self.is_prefix {
+            return value.starts_with(&self.value);
+        }
+        // Of IPv6, each address of the network is one key.
+        let is_v6 = self.part.is_address && memchr::memchr(b':', value).is_some();
+        value == self.value || is_v6 && key_of(&self.part, value).as_str() == self.key
+    }
 }
 
 /// Why a line is not counted.
@@ -97,37 +182,29 @@ impl Bad {
 /// What a line is.
 pub enum Parsed {
     Request(Stamp),
+    /// A request that is not one of those of `--only`.
+    Other(Stamp),
     /// The header of a CSV file, or an empty line.
     Nothing,
     Bad(Bad),
 }
 
 impl Reader {
-    /// `key` has names of fields, separated by commas; `ip` is the address of the client, which
-    /// has the name `ip`, if that is set.
-    pub fn new(format: Format, key: &str, time: Option<&str>, ip: Option<&str>) -> Self {
-        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let part = |name: &str| match (name, ip) {
-            ("ip", Some(ip)) => Part { scope: "ip".into(), names: list(&[ip]), is_address: true },
-            ("ip", None) => Part { scope: "ip".into(), names: list(&ADDRESSES), is_address: true },
-            (name, _) => Part { scope: name.into(), names: list(&[name]), is_address: false },
-        };
+    pub fn new(flags: &Flags) -> Self {
+        let ip = flags.ip.as_deref();
+        let parts = flags.key.split(',').map(str::trim).filter(|it| !it.is_empty());
         Self {
-            format: Some(format).filter(|it| *it != Format::Auto),
-            time: time.map_or_else(|| list(&TIMES), |time| list(&[time])),
-            parts: key.split(',').map(str::trim).filter(|it| !it.is_empty()).map(part).collect(),
-            places: None,
+            format: Some(flags.format).filter(|it| *it != Format::Auto),
+            time: flags.time.as_ref().map_or_else(|| list(&TIMES), |time| list(&[time])),
+            parts: parts.map(|name| Part::new(name, ip)).collect(),
+            filters: flags.only.iter().map(|only| Filter::new(only, ip)).collect(),
+            places: vec![],
             names: vec![],
+            separator: b',',
             found: vec![],
             last_time: vec![],
             last_stamp: None,
         }
-    }
-
-    /// Begins another file: its format and its columns can differ.
-    pub fn begin_file(&mut self, format: Format) {
-        self.format = Some(format).filter(|it| *it != Format::Auto);
-        (self.places, self.names) = (None, vec![]);
     }
 
     /// Reads a line. If it is a request, writes its key to `key`.
@@ -141,30 +218,72 @@ impl Reader {
             Format::Csv => self.csv(line, key),
             Format::Common | Format::Auto => self.common(line, key),
         };
-        read.map_or_else(Parsed::Bad, |stamp| stamp.map_or(Parsed::Nothing, Parsed::Request))
+        read.unwrap_or_else(Parsed::Bad)
     }
 
     /// Returns what is wrong if no line of a file was a request: the name that is missing.
     pub fn missing(&self) -> Option<String> {
-        if self.format == Some(Format::Common) {
-            let is_unknown = |part: &&Part| !COMMON.contains(&&*part.scope);
-            let unknown = self.parts.iter().find(is_unknown)?;
-            return Some(format!(
-                "--key: lines of the common format have no field {:?}; write {}",
-                unknown.scope,
-                COMMON.join(", ")
-            ));
-        }
-        if self.places.is_some() || self.names.is_empty() {
+        let is_common = self.format == Some(Format::Common);
+        let names: Vec<String> = match is_common {
+            true => list(&COMMON),
+            false => self.names.iter().map(|path| path.join(".")).collect(),
+        };
+        if names.is_empty() {
             return None;
         }
-        let names: Vec<_> = self.names.iter().map(|path| path.join(".")).collect();
-        let known = |wanted: &[String]| wanted.iter().any(|name| names.contains(name));
-        let flag = match () {
-            () if !known(&self.time) => "--time: no field has a known name of a time stamp; write",
-            () => "--key: no field has that name; write",
+        let header = match self.format {
+            Some(Format::Csv) => " (the first line of CSV has the names)",
+            _ => "",
         };
-        Some(format!("{flag} the name of one of these: {}", names.join(", ")))
+        let problem = |flag: &str, what: String, write: &str| {
+            Some(format!("{flag}: {what}; write {write}: {}{header}", names.join(", ")))
+        };
+        let is_known = |wanted: &[String]| wanted.iter().any(|name| names.contains(name));
+        if !is_known(&self.time) && !is_common {
+            return match &*self.time {
+                [name] => problem("--time", unknown(name), "one of these"),
+                _ => problem(
+                    "--time",
+                    "no field has a known name of a time stamp".into(),
+                    "the name of one of these",
+                ),
+            };
+        }
+        let filters = self.filters.iter().map(|filter| ("--only", &filter.part));
+        for (flag, part) in self.parts.iter().map(|part| ("--key", part)).chain(filters) {
+            let is_here = match is_common {
+                true => COMMON.contains(&&*part.scope),
+                false => is_known(&part.names),
+            };
+            match &*part.names {
+                _ if is_here => {}
+                [name] if part.is_address => {
+                    return problem("--ip", unknown(name), "one of these");
+                }
+                [name] => return problem(flag, unknown(name), "one of these"),
+                _ => {
+                    return problem(
+                        "--ip",
+                        "no field has a known name of an address".into(),
+                        "the name of one of these, or name the fields of the key with --key",
+                    );
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns an error if a flag names a field of JSON or CSV, and no file is JSON or CSV.
+    pub fn unused(flags: &Flags, readers: &[&Self]) -> Option<String> {
+        let is_common = |reader: &&Self| reader.format == Some(Format::Common);
+        if readers.is_empty() || !readers.iter().all(is_common) {
+            return None;
+        }
+        let flags = [("--time", &flags.time, "time stamp"), ("--ip", &flags.ip, "address")];
+        let (flag, _, what) = flags.iter().find(|(_, name, _)| name.is_some())?;
+        Some(format!(
+            "{flag}: the {what} has a fixed place in lines of the common format; leave {flag} out"
+        ))
     }
 
     fn stamp(&mut self, text: &[u8]) -> Result<Stamp, Bad> {
@@ -181,27 +300,32 @@ impl Reader {
         Ok(stamp)
     }
 
-    fn common(&mut self, line: &[u8], key: &mut String) -> Result<Option<Stamp>, Bad> {
+    fn common(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
         let line = Common::split(line).ok_or(Bad::NotTheFormat)?;
         let stamp = self.stamp(line.time)?;
+        let matches = |filter: &Filter| {
+            line.field(&filter.part.scope).is_some_and(|value| filter.matches(value))
+        };
+        if !self.filters.iter().all(matches) {
+            return Ok(Parsed::Other(stamp));
+        }
         for (number, part) in self.parts.iter().enumerate() {
-            let name = if part.is_address { "ip" } else { &part.scope };
-            let value = line.field(name).ok_or(Bad::NoKey)?;
+            let value = line.field(&part.scope).ok_or(Bad::NoKey)?;
             write_part(key, part, number, value)?;
         }
-        Ok(Some(stamp))
+        Ok(Parsed::Request(stamp))
     }
 
-    fn json(&mut self, line: &[u8], key: &mut String) -> Result<Option<Stamp>, Bad> {
-        if self.names.is_empty() || self.places.is_none() {
+    fn json(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
+        if self.places.is_empty() || self.places.contains(&None) {
             let value: serde_json::Value =
                 serde_json::from_slice(line).map_err(|_| Bad::NotTheFormat)?;
             let fields = value.as_object().ok_or(Bad::NotTheFormat)?;
             self.names = paths(fields, &[]);
             self.find_places();
         }
-        let Some(places) = &self.places else { return Err(Bad::NoKey) };
-        let wanted: Vec<&[String]> = places.iter().map(|place| &*self.names[*place]).collect();
+        let path = |place: &Option<usize>| place.map_or(&[][..], |place| &*self.names[place]);
+        let wanted: Vec<&[String]> = self.places.iter().map(path).collect();
         self.found.resize(wanted.len(), None);
         self.found.iter_mut().for_each(|it| *it = None);
         let mut json = serde_json::Deserializer::from_slice(line);
@@ -209,57 +333,75 @@ impl Reader {
         let seed = Wanted { paths: &wanted, depth: 0, mask: all, found: &mut self.found };
         seed.deserialize(&mut json).map_err(|_| Bad::NotTheFormat)?;
         json.end().map_err(|_| Bad::NotTheFormat)?;
-        self.found_request(key)
-    }
 
-    fn found_request(&mut self, key: &mut String) -> Result<Option<Stamp>, Bad> {
         let time = self.found[0].take().ok_or(Bad::NoTime)?;
         let stamp = self.stamp(time.as_bytes())?;
-        for (number, part) in self.parts.iter().enumerate() {
-            let value = self.found[number + 1].as_deref().ok_or(Bad::NoKey)?;
-            write_part(key, part, number, value.as_bytes())?;
+        let (parts, filters) = self.found[1..].split_at(self.parts.len());
+        let value = |found: &Option<String>, filter: &Filter| {
+            found.as_ref().is_some_and(|value| filter.matches(value.as_bytes()))
+        };
+        if !filters.iter().zip(&self.filters).all(|(found, filter)| value(found, filter)) {
+            return Ok(Parsed::Other(stamp));
         }
-        Ok(Some(stamp))
+        for (number, (part, found)) in self.parts.iter().zip(parts).enumerate() {
+            write_part(key, part, number, found.as_ref().ok_or(Bad::NoKey)?.as_bytes())?;
+        }
+        Ok(Parsed::Request(stamp))
     }
 
-    fn csv(&mut self, line: &[u8], key: &mut String) -> Result<Option<Stamp>, Bad> {
+    fn csv(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
         if self.names.is_empty() {
             let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
-            let columns = columns(line).ok_or(Bad::NotTheFormat)?;
+            self.separator = separator(line).unwrap_or(b',');
+            let columns = columns(line, self.separator).ok_or(Bad::NotTheFormat)?;
             let name = |it: &Cow<'_, [u8]>| vec![String::from_utf8_lossy(it).trim().to_owned()];
             self.names = columns.iter().map(name).collect();
             self.find_places();
-            return Ok(None);
+            return Ok(Parsed::Nothing);
         }
-        let columns = columns(line).ok_or(Bad::NotTheFormat)?;
+        let columns = columns(line, self.separator).ok_or(Bad::NotTheFormat)?;
         if columns.len() != self.names.len() {
             return Err(Bad::NotTheFormat);
         }
-        let Some(places) = self.places.clone() else { return Err(Bad::NoKey) };
-        let stamp = self.stamp(&columns[places[0]])?;
-        for (number, part) in self.parts.iter().enumerate() {
-            write_part(key, part, number, &columns[places[number + 1]])?;
+        let value = |place: usize| self.places[place].map(|place| &*columns[place]);
+        let time = value(0).ok_or(Bad::NoTime)?;
+        let matches = |(number, filter): (usize, &Filter)| {
+            value(1 + self.parts.len() + number).is_some_and(|value| filter.matches(value))
+        };
+        let is_other = !self.filters.iter().enumerate().all(matches);
+        for (number, part) in self.parts.iter().enumerate().filter(|_| !is_other) {
+            write_part(key, part, number, value(number + 1).ok_or(Bad::NoKey)?)?;
         }
-        Ok(Some(stamp))
+        let stamp = self.stamp(time)?;
+        Ok(if is_other { Parsed::Other(stamp) } else { Parsed::Request(stamp) })
     }
 
-    /// Finds the fields of the time stamp and of the key among the names of a line.
+    /// Finds the fields of the time stamp, of the key and of the filters among the names of a line.
     fn find_places(&mut self) {
-        let names = &self.names;
-        let place = |wanted: &[String]| {
-            let place = |name: &String| names.iter().position(|path| path.join(".") == *name);
+        let place = |wanted: &Vec<String>| {
+            let place = |name: &String| self.names.iter().position(|path| path.join(".") == *name);
             wanted.iter().find_map(place)
         };
-        let wanted = std::iter::once(&self.time).chain(self.parts.iter().map(|part| &part.names));
-        self.places = wanted.map(|names| place(names)).collect();
+        let parts = self.parts.iter().chain(self.filters.iter().map(|filter| &filter.part));
+        let wanted = std::iter::once(&self.time).chain(parts.map(|part| &part.names));
+        self.places = wanted.map(place).collect();
     }
+}
+
+fn unknown(name: &str) -> String {
+    format!("no field has the name {name:?}")
+}
+
+/// Returns what separates the columns of a line: the first of these that is in it.
+fn separator(line: &[u8]) -> Option<u8> {
+    [b',', b';', b'\t'].into_iter().find(|separator| line.contains(separator))
 }
 
 fn guess(line: &[u8]) -> Format {
     match line.trim_ascii_start().first() {
         Some(b'{') => Format::Json,
         _ if Common::split(line).is_some() => Format::Common,
-        _ if line.contains(&b',') && !line.contains(&b'[') => Format::Csv,
+        _ if separator(line).is_some() && !line.contains(&b'[') => Format::Csv,
         _ => Format::Common,
     }
 }
@@ -289,7 +431,7 @@ fn write_part(key: &mut String, part: &Part, number: usize, value: &[u8]) -> Res
 
 fn key_of(part: &Part, value: &[u8]) -> Key<'static> {
     let address = str::from_utf8(value).ok().filter(|_| part.is_address);
-    match address.and_then(|it| it.parse::<std::net::IpAddr>().ok()) {
+    match address.and_then(|it| it.parse::<IpAddr>().ok()) {
         Some(address) => key::PeerIp.key(address),
         None => Key::scoped(&part.scope, value),
     }
@@ -358,7 +500,7 @@ fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// Splits a line of CSV; `None` if a quote has no end.
-fn columns(line: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
+fn columns(line: &[u8], separator: u8) -> Option<Vec<Cow<'_, [u8]>>> {
     let (mut columns, mut rest) = (vec![], line);
     loop {
         if let [b'"', quoted @ ..] = rest {
@@ -374,11 +516,11 @@ fn columns(line: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
             columns.push(Cow::Owned(value));
             match text {
                 [] => return Some(columns),
-                [b',', behind @ ..] => rest = behind,
+                [first, behind @ ..] if *first == separator => rest = behind,
                 _ => return None,
             }
         } else {
-            match memchr::memchr(b',', rest) {
+            match memchr::memchr(separator, rest) {
                 Some(end) => {
                     columns.push(Cow::Borrowed(&rest[..end]));
                     rest = &rest[end + 1..];
@@ -439,7 +581,7 @@ impl<'de> DeserializeSeed<'de> for Name<'_> {
 impl Visitor<'_> for Name<'_> {
     type Value = u32;
 
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the name of a field")
     }
 
@@ -463,7 +605,7 @@ impl<'de> DeserializeSeed<'de> for Wanted<'_> {
 impl<'de> Visitor<'de> for Wanted<'_> {
     type Value = ();
 
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 

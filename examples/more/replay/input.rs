@@ -13,7 +13,9 @@ use std::{
 use flate2::read::MultiGzDecoder;
 
 /// Longer lines are bad lines.
-const BUFFER: usize = 1 << 20;
+const LONGEST: usize = 1 << 20;
+/// Small, because all files are open at once. It grows with the longest line.
+const BUFFER: usize = 1 << 16;
 
 /// A reader that counts the bytes, for the progress.
 struct Counted<R> {
@@ -81,6 +83,8 @@ impl Lines {
             if self.start > 0 {
                 self.buffer.copy_within(self.start..self.end, 0);
                 (self.start, self.end) = (0, self.end - self.start);
+            } else if self.end == self.buffer.len() && self.end < LONGEST {
+                self.buffer.resize(2 * self.end, 0);
             } else if self.end == self.buffer.len() {
                 // The rest of the line is left out.
                 (is_long, self.end, searched) = (true, 0, 0);

@@ -15,7 +15,7 @@ const MAX_HELD: usize = 1_000_000;
 const BATCH: usize = 8_192;
 /// A larger jump ahead needs a second line that confirms it, or one wrong stamp would make all
 /// others late.
-const JUMP: i64 = 86_400;
+pub const JUMP: i64 = 86_400;
 
 #[derive(Clone, Copy)]
 pub struct Event {
@@ -83,7 +83,8 @@ impl Sorter {
         }
     }
 
-    /// Adds a request. Returns whether `ready` has enough requests to be handed on.
+    /// Adds a request. One without a key only takes its place in its second. Returns whether
+    /// `ready` has enough requests to be handed on.
     pub fn add(&mut self, stamp: Stamp, key: &str) -> bool {
         let second = stamp.micros.div_euclid(1_000_000);
         if self.newest == i64::MIN {
@@ -147,7 +148,7 @@ impl Sorter {
                 event.micros += index * 1_000_000 / count as i64;
             }
         }
-        for event in &second.batch.events {
+        for event in second.batch.events.iter().filter(|event| event.length > 0) {
             self.ready.push(event.micros, event.hash, second.batch.key(event));
         }
         self.held -= count;

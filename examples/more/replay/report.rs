@@ -6,12 +6,13 @@ use std::{
 };
 
 use super::{
-    Flags, Lines,
-    candidate::Candidate,
+    Flags,
+    candidate::{Candidate, Suffered},
     fields::Bad,
     order::WINDOW,
+    read::Lines,
     stamp,
-    traffic::{Traffic, WINDOWS},
+    traffic::{Requests, Traffic, WINDOWS},
 };
 
 /// How a cell is highlighted on a terminal.
@@ -31,12 +32,13 @@ pub fn text(
     tried: &[Candidate],
     notes: &[String],
 ) -> String {
-    let mut text = head(lines, traffic);
+    let mut text = head(flags, lines, traffic);
     if traffic.requests == 0 {
-        return text + "no line is a request: see --format, --key and --time\n";
+        return text;
     }
     text += &peaks(traffic);
     if tried.is_empty() {
+        text += &busiest(flags, traffic);
         text +=
             "\nno limit was tried: write for example --quota 100/min --quota \"10/s burst 50\"\n";
         return text;
@@ -56,33 +58,32 @@ pub fn text(
             }
         );
     }
-    text + &top(flags, tried, traffic)
+    let mut shown = vec![];
+    for Candidate { quota, .. } in tried {
+        if !shown.contains(&quota) {
+            shown.push(quota);
+            let of_quota: Vec<_> = tried.iter().filter(|it| it.quota == *quota).collect();
+            text += &top(flags, &of_quota, traffic);
+        }
+    }
+    text
 }
 
-fn head(lines: &Lines, traffic: &Traffic) -> String {
+fn head(flags: &Flags, lines: &Lines, traffic: &Traffic) -> String {
     let (keys, is_exact) = traffic.distinct.count();
     let about = if is_exact { "" } else { "about " };
     let mut text = format!("{} requests of {about}{}", number(traffic.requests), of_keys(keys));
     if traffic.requests > 0 {
         let (first, last) = (stamp::text(traffic.first), stamp::text(traffic.last));
-        text += &format!(", {first} to {last} UTC\n");
-        let (second, requests) = traffic.peak;
-        let second = stamp::text(second * 1_000_000);
-        text += &format!("peak: {} requests in the second {second}\n", number(requests));
-    } else {
-        text.push('\n');
+        text += &format!(", {first} to {last} UTC");
     }
-    let bad: u64 = lines.bad.iter().sum();
-    if bad > 0 {
-        let reasons = Bad::ALL.iter().zip(lines.bad).filter(|(_, count)| *count > 0);
-        let reasons: Vec<_> =
-            reasons.map(|(bad, count)| format!("{} {}", number(count), bad.text())).collect();
-        text += &format!("bad lines: {} of {}", number(bad), number(lines.lines));
-        text += &format!(" ({})\n", reasons.join(", "));
+    text.push('\n');
+    if !flags.only.is_empty() {
+        let only: Vec<_> = flags.only.iter().map(ToString::to_string).collect();
+        let (matching, all) = (number(lines.matching), number(lines.requests));
+        text += &format!("only {}: {matching} of {all} requests\n", only.join(", "));
     }
-    for line in &lines.shown {
-        text += &format!("  {line}\n");
-    }
+    // Before the peak, because they can make it too high.
     if lines.late > 0 {
         text += &format!(
             "late lines: {} are more than {WINDOW} s out of order, and count after their time\n",
@@ -94,6 +95,22 @@ fn head(lines: &Lines, traffic: &Traffic) -> String {
             "stray lines: {} are more than a day ahead of their neighbours, and do not count\n",
             number(lines.stray)
         );
+    }
+    if traffic.requests > 0 {
+        let (second, requests) = traffic.peak;
+        let second = stamp::text(second * 1_000_000);
+        text += &format!("peak: {} requests in the second {second}\n", number(requests));
+    }
+    let bad: u64 = lines.bad.iter().sum();
+    if bad > 0 {
+        let reasons = Bad::ALL.iter().zip(lines.bad).filter(|(_, count)| *count > 0);
+        let reasons: Vec<_> =
+            reasons.map(|(bad, count)| format!("{} {}", number(count), bad.text())).collect();
+        text += &format!("bad lines: {} of {}", number(bad), number(lines.lines));
+        text += &format!(" ({})\n", reasons.join(", "));
+    }
+    for line in &lines.shown {
+        text += &format!("  {line}\n");
     }
     text
 }
@@ -149,32 +166,52 @@ fn limits(tried: &[Candidate], traffic: &Traffic) -> String {
     format!("\n{}", table(&rows, &[2, 3, 4, 5, 6, 7, 8]))
 }
 
-/// Returns the keys that suffer most, under the first algorithm of each quota that denies any.
-fn top(flags: &Flags, tried: &[Candidate], traffic: &Traffic) -> String {
-    let mut text = String::new();
-    let mut shown = vec![];
-    for candidate in tried {
-        let top = candidate.keys.top(flags.top);
-        if top.is_empty() || shown.contains(&candidate.quota) {
-            continue;
-        }
-        shown.push(candidate.quota);
-        let title = format!("keys that {} {} denies most", candidate.quota, candidate.algorithm);
-        let mut rows = vec![vec![(title, Tone::Heading), ("denied".into(), Tone::Heading)]];
-        rows[0].push(("waited".into(), Tone::Heading));
-        rows[0].push(("requests".into(), Tone::Heading));
-        for (hash, key, suffered) in top {
-            let requests = traffic.keys.find(hash).map(|it| number(it.all));
-            rows.push(vec![
-                (format!("  {key}"), Tone::Plain),
-                (number(suffered.denied), Tone::Plain),
-                (number(suffered.waited), Tone::Plain),
-                (requests.unwrap_or_else(|| "?".to_owned()), Tone::Plain),
-            ]);
-        }
-        text += &format!("\n{}", table(&rows, &[1, 2, 3]));
+/// Returns the keys that suffer most under the first algorithm that denies any: all of them deny
+/// much the same keys. If none denies any, those that wait most.
+fn top(flags: &Flags, of_quota: &[&Candidate], traffic: &Traffic) -> String {
+    let denies = of_quota.iter().find(|it| it.denied > 0);
+    let delays = || of_quota.iter().find(|it| it.waits.count() > 0);
+    let Some(candidate) = denies.or_else(delays) else { return String::new() };
+    let verb = if candidate.denied > 0 { "denies" } else { "delays" };
+    let title = format!("keys that {} {} {verb} most", candidate.quota, candidate.algorithm);
+    let mut rows = vec![heading(&[&title, "denied", "waited"])];
+    let is_listed = |suffered: &Suffered| candidate.denied == 0 || suffered.denied > 0;
+    let top = candidate.keys.top(flags.top);
+    for (hash, key, suffered) in top.into_iter().filter(|(_, _, it)| is_listed(it)) {
+        let numbers = [suffered.denied, suffered.waited].map(|it| (number(it), Tone::Plain));
+        let mut row = vec![(format!("  {key}"), Tone::Plain)];
+        row.extend(numbers);
+        row.extend(sent(traffic.keys.find(hash)));
+        rows.push(row);
     }
-    text
+    format!("\n{}", table(&rows, &[1, 2, 3, 4, 5, 6]))
+}
+
+/// Returns the keys with the most requests.
+fn busiest(flags: &Flags, traffic: &Traffic) -> String {
+    let mut rows = vec![heading(&["busiest keys"])];
+    for (_, key, requests) in traffic.keys.top(flags.top) {
+        let mut row = vec![(format!("  {key}"), Tone::Plain)];
+        row.extend(sent(Some(requests)));
+        rows.push(row);
+    }
+    format!("\n{}", table(&rows, &[1, 2, 3, 4]))
+}
+
+/// Returns the names of columns, before those of [`sent`].
+fn heading(names: &[&str]) -> Row {
+    let sent = ["requests", "peak/s", "peak/min", "peak/h"];
+    names.iter().chain(&sent).map(|name| ((*name).to_owned(), Tone::Heading)).collect()
+}
+
+/// Returns what a key has sent: all requests, and those in its busiest second, minute and hour.
+fn sent(requests: Option<&Requests>) -> Row {
+    let numbers = requests.map(|it| {
+        let [second, minute, hour] = it.peaks();
+        [it.all, second, minute, hour].map(number)
+    });
+    let unknown = || [(); 4].map(|()| "?".to_owned());
+    numbers.unwrap_or_else(unknown).map(|text| (text, Tone::Plain)).into()
 }
 
 fn percent(part: u64, all: u64) -> String {

@@ -18,22 +18,34 @@ const HEIGHT: f64 = 100.0;
 const STRIP: f64 = 26.0;
 const LINE: f64 = 17.0;
 
+/// Colours by class: not all programs that draw SVG know CSS variables.
 const STYLE: &str = "
-  :root { --paper: #ffffff; --ink: #1f2328; --soft: #59636e; --area: #d5dae1; --grid: #e4e7eb;
-    --c0: #b35900; --c1: #8250df; --c2: #0969da; --c3: #1a7f37; --c4: #bf3989; }
-  @media (prefers-color-scheme: dark) { :root { --paper: #0d1117; --ink: #e6edf3;
-    --soft: #9da7b3; --area: #4a535f; --grid: #2a3038; --c0: #f0a04b; --c1: #b083f0; --c2: #58a6ff;
-    --c3: #3fb950; --c4: #f778ba; } }
-  svg { font: 12px system-ui, sans-serif; max-width: 900px; width: 100%; height: auto; }
-  .paper { fill: var(--paper); } text { fill: var(--ink); } .soft { fill: var(--soft); }
-  .title { font-weight: 600; font-size: 14px; } .area { fill: var(--area); }
-  .grid { stroke: var(--grid); } .end { text-anchor: end; }";
+text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}
+svg{max-width:900px;width:100%;height:auto}
+.title{font-weight:600;font-size:14px}.end{text-anchor:end}.middle{text-anchor:middle}
+.paper{fill:#fff}.soft{fill:#59636e}.area{fill:#c3cad3}.grid{stroke:#d9dee4}
+.c0{fill:#b35900}.c1{fill:#8250df}.c2{fill:#0969da}.c3{fill:#1a7f37}.c4{fill:#bf3989}
+@media (prefers-color-scheme:dark){
+text{fill:#e6edf3}
+.paper{fill:#0d1117}.soft{fill:#9da7b3}.area{fill:#59636f}.grid{stroke:#2f363f}
+.c0{fill:#f0a04b}.c1{fill:#b083f0}.c2{fill:#58a6ff}.c3{fill:#3fb950}.c4{fill:#f778ba}
+}";
+
+/// The steps between the times on the axis, in seconds.
+const STEPS: [i64; 16] =
+    [1, 5, 10, 30, 60, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 604_800];
+/// More times do not fit.
+const MAX_TIMES: i64 = 6;
 
 pub fn draw(flags: &Flags, traffic: &Traffic, tried: &[Candidate]) -> String {
     let mut body = String::new();
     let mut y = 26.0;
-    let name = flags.files.iter().map(|path| path.file_name().unwrap_or(path.as_os_str()));
-    let name: Vec<_> = name.map(|name| name.to_string_lossy()).collect();
+    let name = flags.files.iter().map(|path| match path.as_os_str().to_str() {
+        Some("-") => "standard input".into(),
+        _ => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy(),
+    });
+    let only = flags.only.iter().map(|only| only.to_string().into());
+    let name: Vec<_> = name.chain(only).collect();
     body += &label(LEFT, y, "title", &shortened(&name.join(", "), 50));
     y += 18.0;
     let (keys, _) = traffic.distinct.count();
@@ -44,6 +56,10 @@ pub fn draw(flags: &Flags, traffic: &Traffic, tried: &[Candidate]) -> String {
         number(traffic.peak.1)
     );
     body += &label(LEFT, y, "soft", &summary);
+    y += LINE;
+    let (first, last) = (stamp::text(traffic.first), stamp::text(traffic.last));
+    let last = if last[..10] == first[..10] { &last[11..] } else { &last };
+    body += &label(LEFT, y, "soft", &format!("{first} to {last} UTC"));
     y += 16.0;
     body += &requests(traffic, &mut y);
     let mut last = None;
@@ -74,7 +90,7 @@ fn requests(traffic: &Traffic, y: &mut f64) -> String {
     let top = bins.iter().copied().max().unwrap_or(0).max(1);
     let (start, width) = (*y, traffic.series.width);
     *y += HEIGHT;
-    let mut text = area(bins, top, *y, HEIGHT - 14.0, "class=\"area\"");
+    let mut text = area(traffic, bins, top, *y, HEIGHT - 14.0, "area");
     let of = match width {
         1 => "second".to_owned(),
         _ if width.is_multiple_of(60) => format!("{} min", width / 60),
@@ -82,10 +98,30 @@ fn requests(traffic: &Traffic, y: &mut f64) -> String {
     };
     text += &label(LEFT, start + 11.0, "soft", &format!("up to {} requests per {of}", number(top)));
     *y += 15.0;
-    let clock = |micros: i64| stamp::text(micros)[5..16].to_owned();
-    let end = traffic.first + (bins.len().max(1) as u64 * width) as i64 * 1_000_000;
-    text += &label(LEFT, *y, "soft", &clock(traffic.first));
-    text + &label_end(LEFT + PLOT, *y, "soft", &format!("{} UTC", clock(end)))
+    for (x, micros) in times(traffic) {
+        let time = stamp::text(micros);
+        let time = match (&time[11..16], &time[17..]) {
+            ("00:00", "00") => &time[5..10],
+            (minute, "00") => minute,
+            _ => &time[11..],
+        };
+        text += &label(x, *y, "soft middle", time);
+    }
+    text
+}
+
+/// Returns the places and the times of the axis that are round, and not at its ends, where a text
+/// would not fit.
+fn times(traffic: &Traffic) -> Vec<(f64, i64)> {
+    let seconds = (traffic.series.bins.len().max(1) as u64 * traffic.series.width) as i64;
+    let first = traffic.first.div_euclid(1_000_000);
+    let week = seconds / (MAX_TIMES * 604_800) + 1;
+    let step = STEPS.into_iter().find(|step| seconds <= step * MAX_TIMES);
+    let step = step.unwrap_or(week * 604_800);
+    let x = |second: i64| LEFT + (second - first) as f64 * PLOT / seconds as f64;
+    let times = (first / step..=(first + seconds) / step).map(|it| it * step);
+    let fits = |x: &f64| (LEFT + 16.0..LEFT + PLOT - 16.0).contains(x);
+    times.map(|it| (x(it), it * 1_000_000)).filter(|(x, _)| fits(x)).collect()
 }
 
 /// Draws the denials by one algorithm at the times above. `top` is the height of the group.
@@ -102,12 +138,12 @@ fn denials(traffic: &Traffic, candidate: &Candidate, top: u64, y: &mut f64) -> S
     let mut text = label(LEFT, *y, "", candidate.algorithm.name());
     text += &label_end(LEFT + PLOT, *y, "soft", &value);
     *y += STRIP + 3.0;
-    let fill = format!("style=\"fill:var(--c{})\"", color(candidate));
-    text + &area(&candidate.series.like(&traffic.series), top, *y, STRIP, &fill)
+    let class = format!("c{}", color(candidate));
+    text + &area(traffic, &candidate.series.like(&traffic.series), top, *y, STRIP, &class)
 }
 
-/// Draws counts as an area over a base line.
-fn area(bins: &[u64], top: u64, base: f64, height: f64, attributes: &str) -> String {
+/// Draws counts as an area over a base line, with the times of the axis.
+fn area(traffic: &Traffic, bins: &[u64], top: u64, base: f64, height: f64, class: &str) -> String {
     let step = PLOT / bins.len().max(1) as f64;
     // Steps, because a bin is a time.
     let points = bins.iter().enumerate().map(|(index, count)| {
@@ -116,11 +152,18 @@ fn area(bins: &[u64], top: u64, base: f64, height: f64, attributes: &str) -> Str
     });
     let points: Vec<_> = points.collect();
     let end = LEFT + PLOT;
-    format!(
-        "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{base:.1}\" y2=\"{base:.1}\"/>\n\
-         <polygon {attributes} points=\"{LEFT},{base:.1} {} {end},{base:.1}\"/>\n",
+    let mut text = line(LEFT, end, base, base);
+    for (x, _) in times(traffic) {
+        text += &line(x, x, base - height, base);
+    }
+    text + &format!(
+        "<polygon class=\"{class}\" points=\"{LEFT},{base:.1} {} {end},{base:.1}\"/>\n",
         points.join(" ")
     )
+}
+
+fn line(x1: f64, x2: f64, y1: f64, y2: f64) -> String {
+    format!("<line class=\"grid\" x1=\"{x1:.1}\" x2=\"{x2:.1}\" y1=\"{y1:.1}\" y2=\"{y2:.1}\"/>\n")
 }
 
 fn color(candidate: &Candidate) -> usize {
@@ -129,7 +172,7 @@ fn color(candidate: &Candidate) -> usize {
 }
 
 fn label(x: f64, y: f64, class: &str, text: &str) -> String {
-    format!("<text class=\"{class}\" x=\"{x}\" y=\"{y:.1}\">{}</text>\n", escaped(text))
+    format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>\n", escaped(text))
 }
 
 fn label_end(x: f64, y: f64, class: &str, text: &str) -> String {

@@ -34,6 +34,13 @@ impl Requests {
     }
 }
 
+impl Requests {
+    /// Returns the requests in the busiest window of each length.
+    pub fn peaks(&self) -> [u64; 3] {
+        self.windows.map(|window| window.peak.into())
+    }
+}
+
 impl HasSize for Requests {
     fn size(&self) -> u64 {
         self.all
@@ -81,8 +88,8 @@ impl Traffic {
         let (forgotten, forgets) = (&mut self.forgotten, &mut self.forgets);
         let requests = self.keys.get(hash, key, |requests| {
             *forgets = true;
-            for (distribution, window) in forgotten.iter_mut().zip(requests.windows) {
-                distribution.add(window.peak.into());
+            for (distribution, peak) in forgotten.iter_mut().zip(requests.peaks()) {
+                distribution.add(peak);
             }
         });
         requests.add(second.max(0) as u64);
@@ -101,8 +108,8 @@ impl Traffic {
     pub fn peaks(&self) -> [Distribution; 3] {
         let mut peaks = self.forgotten.clone();
         for requests in self.keys.values() {
-            for (distribution, window) in peaks.iter_mut().zip(requests.windows) {
-                distribution.add(window.peak.into());
+            for (distribution, peak) in peaks.iter_mut().zip(requests.peaks()) {
+                distribution.add(peak);
             }
         }
         peaks

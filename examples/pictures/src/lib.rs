@@ -9,6 +9,7 @@ pub use stored::record_failure;
 
 mod algorithms;
 mod arrivals;
+pub mod dashboard;
 mod holds;
 mod request;
 mod stored;
@@ -44,6 +45,7 @@ pub async fn files() -> Vec<(String, String)> {
         ("settling", holds::settling().await),
         ("concurrency", holds::concurrency().await),
         ("permit", holds::permit()),
+        ("dashboard", dashboard::dashboard()),
     ]);
     let links = pictures.iter().map(|(name, svg)| {
         format!("[picture-{name}]: data:image/svg+xml;base64,{}\n", BASE64_STANDARD.encode(svg))

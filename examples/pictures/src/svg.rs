@@ -48,6 +48,8 @@ text{fill:#9198a1}
 pub struct Picture {
     label: String,
     body: String,
+    /// Rules of this picture alone.
+    style: &'static str,
     /// Where the next row begins.
     pub y: f64,
 }
@@ -55,10 +57,15 @@ pub struct Picture {
 impl Picture {
     /// `label` is the text for readers that do not see the picture.
     pub fn new(title: &str, label: impl Into<String>) -> Self {
-        let mut picture = Self { label: label.into(), body: String::new(), y: 40.0 };
+        let mut picture = Self { label: label.into(), body: String::new(), style: "", y: 40.0 };
         picture.text(MARGIN, picture.y, "title", title);
         picture.y += 14.0;
         picture
+    }
+
+    /// Adds rules to those that all pictures have.
+    pub fn style(&mut self, style: &'static str) {
+        self.style = style;
     }
 
     /// Adds squares of colours with their meanings.
@@ -146,6 +153,20 @@ impl Picture {
         self.add(format_args!(r#"<path d="{d}" class="{class}"/>"#));
     }
 
+    /// A path of many points, to the nearest half: by the distances between them, which are shorter
+    /// as text.
+    pub fn curve(&mut self, points: &[(f64, f64)], class: &str) {
+        let halves = |value: f64| (value * 2.0).round() / 2.0;
+        let (mut d, mut last) = (String::new(), (0.0, 0.0));
+        for (i, (x, y)) in points.iter().enumerate() {
+            let command = if i == 0 { 'm' } else { 'l' };
+            let _ = write!(d, "{command}{} {}", halves(*x) - last.0, halves(*y) - last.1);
+            last = (halves(*x), halves(*y));
+        }
+        // A minus separates numbers, too.
+        self.add(format_args!(r#"<path d="{}" class="{class}"/>"#, d.replace(" -", "-")));
+    }
+
     /// A line with a point at its end.
     pub fn arrow(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.line(from, to, "soft");
@@ -165,11 +186,11 @@ impl Picture {
     pub fn finish(self) -> String {
         let height = number(self.y + 18.0);
         let (inner_width, inner_height) = (number(WIDTH - 1.0), number(self.y + 17.0));
-        let Self { label, body, .. } = self;
+        let Self { label, body, style, .. } = self;
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
              viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{label}</title>\n\
-             <style>\n{STYLE}\n</style>\n\
+             <style>\n{STYLE}{style}\n</style>\n\
              <rect x=\".5\" y=\".5\" width=\"{inner_width}\" height=\"{inner_height}\" rx=\"8\" \
              class=\"page\"/>\n{body}</svg>\n"
         )
@@ -177,7 +198,7 @@ impl Picture {
 }
 
 /// Two digits are more than a screen shows.
-fn number(value: f64) -> f64 {
+pub fn number(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
@@ -216,6 +237,7 @@ impl Axis {
 #[cfg(test)]
 mod tests {
     use super::STYLE;
+    use crate::dashboard;
 
     /// Returns the relative luminance of `#rgb` or `#rrggbb`, as WCAG 2 defines it.
     fn luminance(color: &str) -> f64 {
@@ -233,12 +255,14 @@ mod tests {
     }
 
     /// Surfaces, and what lies on them without a meaning of its own, need no contrast.
-    const SURFACES: [&str; 4] = [".page", ".halo", ".shade", ".flood"];
+    const SURFACES: [&str; 5] = [".page", ".halo", ".shade", ".flood", ".outage"];
 
     #[test]
     fn lines_and_bars_have_a_contrast_of_3_and_texts_of_4_5() {
-        let (light, dark) = STYLE.split_once("@media (prefers-color-scheme:dark){").unwrap();
-        for (rules, page) in [(light, "#fff"), (dark, "#0d1117")] {
+        let media = "@media (prefers-color-scheme:dark){";
+        let styles = [STYLE, dashboard::STYLE].map(|style| style.split_once(media).unwrap());
+        let pages = |(light, dark)| [(light, "#fff"), (dark, "#0d1117")];
+        for (rules, page) in styles.into_iter().flat_map(pages) {
             for rule in rules.split_inclusive('}') {
                 let Some((names, properties)) = rule.trim_end_matches('}').split_once('{') else {
                     continue;

@@ -1,6 +1,11 @@
-//! The pictures in `docs/pictures` are those that the algorithms make.
+//! The pictures in `docs/pictures` are those that the algorithms make, and that of the dashboard is
+//! about the dashboard of today.
 
 use std::{fs, path::Path};
+
+use pictures::dashboard::{panels, record};
+
+const DASHBOARD: &str = include_str!("../../../docs/grafana.json");
 
 #[tokio::test(start_paused = true)]
 async fn the_pictures_are_current() {
@@ -9,4 +14,30 @@ async fn the_pictures_are_current() {
         let written = fs::read_to_string(folder.join(&name)).unwrap_or_default();
         assert!(written == text, "docs/pictures/{name} is outdated: cargo run -p pictures");
     }
+}
+
+#[test]
+fn the_record_has_the_panels_of_the_dashboard() {
+    let mut recorded = record().panels;
+    for query in recorded.iter_mut().flat_map(|panel| &mut panel.queries) {
+        query.series.clear();
+    }
+    let remedy = "docs/grafana.json has changed: make record-dashboard";
+    assert!(recorded == panels(DASHBOARD), "{remedy}");
+}
+
+/// A query without an answer would be a mistake in the dashboard.
+#[test]
+fn each_recorded_query_has_values() {
+    let record = record();
+    for panel in &record.panels {
+        for query in &panel.queries {
+            let values = query.series.iter().flat_map(|series| &series.values).flatten();
+            assert!(values.count() > 0, "{}: {}", panel.title, query.text);
+        }
+        let series = panel.queries.iter().flat_map(|query| &query.series);
+        let mut values = series.flat_map(|series| series.values.iter().flatten());
+        assert!(values.any(|value| *value > 0.0), "{}: nothing happens", panel.title);
+    }
+    assert_eq!(record.to_string().parse(), Ok(record));
 }

@@ -27,13 +27,19 @@ pub(super) enum Found<'a> {
 }
 
 impl Place {
+    /// Returns the value of a header as [`read`](Self::read) does, if no header occurs twice: by
+    /// one look-up instead of an iterator.
+    #[inline]
+    pub(super) fn only_header<'a>(&self, head: &'a Parts) -> Option<&'a [u8]> {
+        let Self::Header(name) = self else { return None };
+        let is_only = head.headers.len() == head.headers.keys_len();
+        let value = if is_only { head.headers.get(name)?.as_bytes() } else { b"" };
+        (!value.is_empty()).then_some(value)
+    }
+
     pub(super) fn read<'a>(&self, head: &'a Parts) -> Found<'a> {
         let in_headers = |name| head.headers.get_all(name).iter().map(|value| value.as_bytes());
         match self {
-            // No header occurs twice: one look-up instead of an iterator.
-            Self::Header(name) if head.headers.len() == head.headers.keys_len() => {
-                only(head.headers.get(name).map(|value| value.as_bytes().into()).into_iter())
-            }
             Self::Header(name) => only(in_headers(name).map(Cow::from)),
             Self::Query(name) => only(parameters(head, name)),
             Self::Cookie(name) => {

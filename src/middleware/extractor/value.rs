@@ -84,13 +84,23 @@ impl Value {
     }
 }
 
-impl KeyExtractor<Parts> for Value {
-    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+impl Value {
+    #[inline(never)]
+    fn read(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
         let Self { name, place, .. } = self;
         match place.read(head) {
             Found::One(value) => Ok(self.key(value)),
             Found::Nothing => Err(RequestError::missing_key(format!("{name} is missing or empty"))),
             Found::Several => Err(RequestError::invalid(format!("{name} occurs more than once"))),
         }
+    }
+}
+
+impl KeyExtractor<Parts> for Value {
+    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+        if let Some(value) = self.place.only_header(head) {
+            return Ok(self.scope.key(value));
+        }
+        self.read(head)
     }
 }

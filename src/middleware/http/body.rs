@@ -75,14 +75,13 @@ pin_project! {
     #[project = KindProj]
     #[derive(Debug)]
     enum Kind<B> {
-        // The guard is boxed, because most responses have none.
-        Service { #[pin] body: B, guard: Option<Box<BodyGuard>> },
+        Service { #[pin] body: B, guard: Option<BodyGuard> },
         Rejection { #[pin] body: RejectionBody },
     }
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn service(body: B, guard: Option<Box<BodyGuard>>) -> Self {
+    pub(crate) fn service(body: B, guard: Option<BodyGuard>) -> Self {
         Self { kind: Kind::Service { body, guard } }
     }
 

@@ -17,11 +17,17 @@ use super::meter::{MakeMeter, Meter};
 use crate::middleware::settle::{Expects, RequestHolds};
 
 /// The owner of what a request holds, in the body of its response. The drop settles what the meter
-/// reports, and ends the rest as used.
-pub(crate) struct BodyGuard {
-    holds: RequestHolds,
-    /// `None` if the layer has none, or if it panicked. The mutex, which is never locked, makes the
-    /// body `Sync`: a meter need not be.
+/// reports, and ends the rest as used. Boxed, because most responses have none.
+pub(crate) enum BodyGuard {
+    Unmetered(Box<RequestHolds>),
+    Metered(Box<MeteredHolds>),
+}
+
+/// What a request holds, and the meter of its response.
+pub(crate) struct MeteredHolds {
+    holds: Box<RequestHolds>,
+    /// `None` if it panicked. The mutex, which is never locked, makes the body `Sync`: a meter need
+    /// not be.
     meter: Option<Mutex<Box<dyn Meter>>>,
     /// The data that is not seen yet, if the head contains its length. A server drops a body of
     /// this length without asking for its end.
@@ -32,22 +38,26 @@ pub(crate) struct BodyGuard {
 }
 
 impl BodyGuard {
-    /// Returns the guard of a response, or settles immediately if the connection becomes a tunnel.
-    pub(super) fn new(
-        holds: RequestHolds,
-        make_meter: Option<&MakeMeter>,
+    /// Returns the guard of a response, unless nothing is held any more. Ends what is held
+    /// immediately if the connection becomes a tunnel.
+    #[inline]
+    pub(super) fn unmetered(holds: Box<RequestHolds>, status: StatusCode) -> Option<Self> {
+        let goes_on = holds.is_open() && !is_tunnel(&holds, status);
+        goes_on.then(|| Self::Unmetered(holds))
+    }
+
+    /// Returns the guard of a response with a meter, as [`unmetered`](Self::unmetered) does.
+    pub(super) fn metered(
+        holds: Box<RequestHolds>,
+        make_meter: &MakeMeter,
         head: &response::Parts,
-    ) -> Option<Box<Self>> {
-        let is_tunnel = head.status == StatusCode::SWITCHING_PROTOCOLS
-            || holds.expects == Expects::Tunnel && head.status.is_success();
-        let has_no_body = holds.expects == Expects::NoBody
-            || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
-        let length = head.headers.get(CONTENT_LENGTH);
-        let left = length.and_then(|length| length.to_str().ok()?.parse().ok());
-        let is_complete = is_tunnel || has_no_body || left == Some(0);
-        let meter = make_meter.map(|make| Mutex::new(make.call(head)));
-        let guard = Self { holds, meter, left, is_complete: AtomicBool::new(is_complete) };
-        (!is_tunnel).then(|| Box::new(guard))
+    ) -> Option<Self> {
+        if !holds.is_open() {
+            return None;
+        }
+        let is_tunnel = is_tunnel(&holds, head.status);
+        let metered = Box::new(MeteredHolds::new(holds, make_meter, head, is_tunnel));
+        (!is_tunnel).then(|| Self::Metered(metered))
     }
 
     /// Shows a polled frame to the meter. Breaks if it is the last one: a server need not poll
@@ -60,36 +70,67 @@ impl BodyGuard {
     where
         B::Data: AsRef<[u8]>,
     {
-        let frame = match polled {
-            Some(Ok(frame)) => frame,
-            None => return self.end(true),
-            Some(Err(_)) => return self.end(false),
+        let is_last = match polled {
+            Some(Ok(frame)) => frame.is_trailers() || body.is_end_stream(),
+            Some(Err(_)) | None => true,
         };
-        if let Some(trailers) = frame.trailers_ref() {
-            self.with_meter(|meter| meter.trailers(trailers));
-            return self.end(true);
+        if let Self::Metered(metered) = self {
+            metered.see(polled, is_last, body);
         }
-        if let Some(data) = frame.data_ref().map(AsRef::as_ref) {
-            self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
-            self.with_meter(|meter| meter.data(data));
-        }
-        if body.is_end_stream() {
-            return self.end(true);
-        }
-        // Trailers can follow, but a server need not ask for them.
-        let is_complete = self.left == Some(0) || body.size_hint().exact() == Some(0);
-        *self.is_complete.get_mut() = is_complete;
-        ControlFlow::Continue(())
+        if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Remembers that the body has reported its end.
     pub(super) fn see_end(&self) {
-        self.is_complete.store(true, Relaxed);
+        if let Self::Metered(metered) = self {
+            metered.is_complete.store(true, Relaxed);
+        }
+    }
+}
+
+/// Returns whether the connection becomes a tunnel with this response.
+fn is_tunnel(holds: &RequestHolds, status: StatusCode) -> bool {
+    status == StatusCode::SWITCHING_PROTOCOLS
+        || holds.expects == Expects::Tunnel && status.is_success()
+}
+
+impl MeteredHolds {
+    fn new(
+        holds: Box<RequestHolds>,
+        make_meter: &MakeMeter,
+        head: &response::Parts,
+        is_tunnel: bool,
+    ) -> Self {
+        let has_no_body = holds.expects == Expects::NoBody
+            || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
+        let length = head.headers.get(CONTENT_LENGTH);
+        let left = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        let is_complete = is_tunnel || has_no_body || left == Some(0);
+        let meter = Some(Mutex::new(make_meter.call(head)));
+        Self { holds, meter, left, is_complete: AtomicBool::new(is_complete) }
     }
 
-    fn end(&mut self, is_complete: bool) -> ControlFlow<()> {
-        *self.is_complete.get_mut() = is_complete;
-        ControlFlow::Break(())
+    fn see<B: Body>(
+        &mut self,
+        polled: &Option<Result<Frame<B::Data>, B::Error>>,
+        is_last: bool,
+        body: &B,
+    ) where
+        B::Data: AsRef<[u8]>,
+    {
+        if let Some(Ok(frame)) = polled {
+            if let Some(trailers) = frame.trailers_ref() {
+                self.with_meter(|meter| meter.trailers(trailers));
+            } else if let Some(data) = frame.data_ref().map(AsRef::as_ref) {
+                self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
+                self.with_meter(|meter| meter.data(data));
+            }
+        }
+        *self.is_complete.get_mut() = match is_last {
+            true => !matches!(polled, Some(Err(_))),
+            // Trailers can follow, but a server need not ask for them.
+            false => self.left == Some(0) || body.size_hint().exact() == Some(0),
+        };
     }
 
     /// Calls the meter. A meter that panics is not called again.
@@ -101,19 +142,23 @@ impl BodyGuard {
     }
 }
 
-impl Drop for BodyGuard {
+impl Drop for MeteredHolds {
     fn drop(&mut self) {
         if !self.holds.is_open() {
             return;
         }
         let is_complete = *self.is_complete.get_mut();
         let usage = self.with_meter(|meter| meter.usage(is_complete)).flatten();
-        usage.iter().for_each(|usage| usage.settle(self.holds.handle()));
+        usage.iter().for_each(|usage| usage.settle(&mut self.holds));
     }
 }
 
 impl fmt::Debug for BodyGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BodyGuard").field("holds", &self.holds).finish_non_exhaustive()
+        let holds = match self {
+            Self::Unmetered(holds) => holds,
+            Self::Metered(metered) => &metered.holds,
+        };
+        f.debug_struct("BodyGuard").field("holds", holds).finish_non_exhaustive()
     }
 }

@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime};
 use bytes::{BufMut, Bytes};
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CACHE_CONTROL, RETRY_AFTER},
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 
+use super::problem::PROBLEM_JSON;
 use crate::{
     decision::{Count, Decision, Source, whole_seconds},
     limiter::{AnyLimiter, Charge},
@@ -21,6 +22,8 @@ const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy")
 
 /// RFC 6585: a cache must not store a 429. It would store the 200 of a gRPC status.
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+const TO_BE_REPLACED: HeaderValue = HeaderValue::from_static("");
 
 /// The largest Integer of a structured header (RFC 9651): it has at most 15 digits.
 const LARGEST_INTEGER: u64 = 999_999_999_999_999;
@@ -125,7 +128,8 @@ impl Report<'_> {
     fn append_binding(&self, headers: &mut HeaderMap) {
         if let Some(decision) = self.decision {
             let (limiter, remaining) = (decision.limiter(), decision.remaining());
-            headers.append(RATELIMIT, ratelimit(limiter, remaining, self.replenish_after));
+            let seconds = self.replenish_after.map(whole_seconds);
+            headers.append(RATELIMIT, ratelimit(limiter, remaining, seconds));
         }
     }
 
@@ -143,8 +147,8 @@ impl Report<'_> {
             let of_limiter = counts.iter().filter(|count| count.limiter == limiter);
             let Some(count) = of_limiter.min_by_key(|count| count.remaining()) else { continue };
             let replenish_after = count.replenish_after().saturating_sub(decision.delay());
-            let replenish_after = Some(replenish_after).filter(|time| !time.is_zero());
-            headers.append(RATELIMIT, ratelimit(limiter, count.remaining(), replenish_after));
+            let seconds = (!replenish_after.is_zero()).then(|| whole_seconds(replenish_after));
+            headers.append(RATELIMIT, ratelimit(limiter, count.remaining(), seconds));
         }
     }
 
@@ -173,26 +177,66 @@ impl Report<'_> {
 /// [`Limiter::new`](crate::Limiter::new).
 #[derive(Clone, Debug)]
 pub(crate) struct HeaderWriter {
-    pub(crate) dialects: Box<[Headers]>,
+    dialects: Box<[Headers]>,
     /// The first quota and its `RateLimit-Policy`, if all requests have the same limiter.
     policy: Option<(Quota, HeaderValue)>,
+    /// The headers of a denial with that quota, if they are those of most layers. A copy of all
+    /// takes less time than insertions of five.
+    denial: Option<HeaderMap>,
 }
 
 impl Default for HeaderWriter {
     fn default() -> Self {
-        Self { dialects: [Headers::RateLimit].into(), policy: None }
+        Self::new(None)
     }
 }
 
 impl HeaderWriter {
     pub(crate) fn for_limiter(limiter: &AnyLimiter) -> Self {
-        let policy = limiter.quota().map(|quota| (quota, policy(limiter.name(), quota)));
-        Self { policy, ..Self::default() }
+        Self::new(limiter.quota().map(|quota| (quota, policy(limiter.name(), quota))))
+    }
+
+    fn new(policy: Option<(Quota, HeaderValue)>) -> Self {
+        let mut writer = Self { dialects: Box::default(), policy, denial: None };
+        writer.set_dialects([Headers::RateLimit]);
+        writer
+    }
+
+    pub(crate) fn set_dialects(&mut self, dialects: impl IntoIterator<Item = Headers>) {
+        self.dialects = dialects.into_iter().collect();
+        self.denial = match (&*self.dialects, &self.policy) {
+            ([], _) => Some(denial_without_dialects()),
+            ([Headers::RateLimit], Some((_, policy))) => denial(policy.clone()),
+            _ => None,
+        };
+    }
+
+    #[inline]
+    pub(crate) fn dialects(&self) -> &[Headers] {
+        &self.dialects
+    }
+
+    /// Returns the headers of a denial, with the type of the body, as
+    /// [`for_rejection`](Self::for_rejection) does in the most common case; else `None`.
+    pub(crate) fn for_denial(&self, decision: &Decision) -> Option<HeaderMap> {
+        let known = self.denial.as_ref()?;
+        if self.dialects.is_empty() {
+            return Some(known.clone());
+        }
+        self.policy.as_ref().filter(|(quota, _)| decision.quota() == *quota)?;
+        let seconds = decision.retry_after_secs()?;
+        let mut headers = known.clone();
+        let mut places = headers.values_mut();
+        if let (Some(retry_after), Some(state)) = (places.next(), places.next()) {
+            *retry_after = number(seconds);
+            *state = ratelimit(decision.limiter(), decision.remaining(), Some(seconds));
+        }
+        Some(headers)
     }
 
     /// Adds headers to a response of the service, or of an inner layer.
     pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision, charge: &Charge) {
-        if self.dialects.is_empty() || decision.source() == Source::Open {
+        if decision.source() == Source::Open {
             return;
         }
         // The time counts from the decision, and the request has waited since.
@@ -239,6 +283,21 @@ impl HeaderWriter {
     }
 }
 
+/// Returns the headers of a denial. The values of the first two are to be replaced; `None` if a map
+/// is not in the order of its insertions, which is not documented.
+fn denial(policy: HeaderValue) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::with_capacity(5);
+    headers.insert(RETRY_AFTER, TO_BE_REPLACED);
+    headers.insert(RATELIMIT, TO_BE_REPLACED);
+    headers.insert(RATELIMIT_POLICY, policy);
+    headers.extend(denial_without_dialects());
+    headers.keys().take(2).eq([&RETRY_AFTER, &RATELIMIT]).then_some(headers)
+}
+
+fn denial_without_dialects() -> HeaderMap {
+    HeaderMap::from_iter([(CACHE_CONTROL, NO_STORE), (CONTENT_TYPE, PROBLEM_JSON)])
+}
+
 /// Forbids caches to store a rejection, if its headers do not control caching already.
 pub(crate) fn forbid_storing(headers: &mut HeaderMap) {
     headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
@@ -268,7 +327,7 @@ fn policy(name: &str, quota: Quota) -> HeaderValue {
 }
 
 /// Returns the `RateLimit` of a limit, without an allocation except for the header itself.
-fn ratelimit(limiter: &str, remaining: u64, replenish_after: Option<Duration>) -> HeaderValue {
+fn ratelimit(limiter: &str, remaining: u64, replenish_secs: Option<u64>) -> HeaderValue {
     let mut digits = itoa::Buffer::new();
     let mut buffer = [0; 128]; // a name has at most 64 characters
     let mut text = &mut buffer[..];
@@ -276,9 +335,9 @@ fn ratelimit(limiter: &str, remaining: u64, replenish_after: Option<Duration>) -
     text.put_slice(limiter.as_bytes());
     text.put_slice(b"\";r=");
     text.put_slice(digits.format(remaining.min(LARGEST_INTEGER)).as_bytes());
-    if let Some(time) = replenish_after {
+    if let Some(seconds) = replenish_secs {
         text.put_slice(b";t=");
-        text.put_slice(digits.format(whole_seconds(time)).as_bytes());
+        text.put_slice(digits.format(seconds).as_bytes());
     }
     let rest = text.len();
     let text = &buffer[..buffer.len() - rest];
@@ -319,4 +378,30 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
 /// 10^15 s.
 fn remaining(decision: &Decision) -> u64 {
     decision.remaining().min(LARGEST_INTEGER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Limiter, MemoryStore, limiter::IntoLimiter};
+
+    #[test]
+    fn the_prepared_headers_of_a_denial_are_those_of_its_rejection() {
+        let (quota, store) = (Quota::per_hour(1), MemoryStore::new());
+        let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
+        let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
+        let rejection = Rejection::Denied(decisions[1].clone());
+        for dialects in [&[][..], &[Headers::RateLimit]] {
+            let mut writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+            writer.set_dialects(dialects.iter().copied());
+            let prepared = writer.for_denial(&decisions[1]).unwrap();
+            let mut expected = writer.for_rejection(&rejection, &Charge::exempt());
+            expected.insert(CONTENT_TYPE, PROBLEM_JSON);
+            assert_eq!(prepared, expected);
+        }
+        // The policy is that of another quota.
+        limiter.set_quota(Quota::per_hour(2)).unwrap();
+        let writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+        assert_eq!(writer.for_denial(&decisions[1]), None);
+    }
 }

@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::{HeaderMap, response};
 
-use crate::middleware::settle::Settle;
+use crate::middleware::settle::RequestHolds;
 
 /// Determines from a response what its request has used, for
 /// [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by). Each response has its own
@@ -106,7 +106,7 @@ impl Usage {
     }
 
     /// Settles what the request holds of these limiters.
-    pub(crate) fn settle(&self, holds: &Settle) {
+    pub(crate) fn settle(&self, holds: &mut RequestHolds) {
         for (limiter, used) in &self.0 {
             // An error: the service has settled it, or the request does not hold it.
             drop(holds.settle(limiter, *used));

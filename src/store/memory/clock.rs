@@ -1,21 +1,28 @@
 //! The clock of the store, in whole microseconds: tokio's, or, with the feature `cpu-counter`, the
 //! counter of the processor. Shards clamp its readings.
 
-use std::time::Duration;
+use std::{
+    hash::{Hash, Hasher},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
 /// Counts microseconds since it was made.
 pub(super) struct Clock {
     epoch: Instant,
+    /// The nanoseconds in `epoch`, if they can be read: see [`nanos`].
+    epoch_nanos: Option<i64>,
     #[cfg(feature = "cpu-counter")]
     counter: Option<counter::Counter>,
 }
 
 impl Clock {
     pub(super) fn new() -> Self {
+        let epoch = Instant::now();
         Self {
-            epoch: Instant::now(),
+            epoch,
+            epoch_nanos: readable_nanos(epoch),
             #[cfg(feature = "cpu-counter")]
             counter: counter::Counter::new(),
         }
@@ -24,7 +31,8 @@ impl Clock {
     /// Returns a clock that reads a counter with two ticks in a microsecond.
     #[cfg(all(test, feature = "cpu-counter"))]
     pub(super) fn of_counter(counter: quanta::Clock) -> Self {
-        Self { epoch: Instant::now(), counter: Some(counter::Counter::of_mock(counter)) }
+        let counter = Some(counter::Counter::of_mock(counter));
+        Self { counter, ..Self::new() }
     }
 
     /// Readings of two threads can be out of order: a shard clamps them.
@@ -40,7 +48,12 @@ impl Clock {
     /// Returns the time by tokio's clock.
     #[inline]
     fn elapsed(&self) -> i64 {
-        let elapsed = self.epoch.elapsed();
+        let now = Instant::now();
+        if let Some(epoch) = self.epoch_nanos {
+            // An instant of another runtime of a test can be earlier.
+            return ((nanos(now) - epoch) / 1_000).max(0);
+        }
+        let elapsed = now.duration_since(self.epoch);
         (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64
     }
 
@@ -49,6 +62,61 @@ impl Clock {
     pub(super) fn instant(&self, reading: f64) -> Instant {
         let drift = ((self.elapsed() - self.now()) as f64 / 1e6).round() * 1e6;
         self.epoch + Duration::from_micros((reading + drift) as u64)
+    }
+}
+
+/// Returns the nanoseconds of an instant since some instant in the past.
+///
+/// The difference of two instants, the only one that the standard library offers, takes a seventh
+/// of a check. The hash of an instant consists of its seconds and nanoseconds, which is not
+/// documented: see [`readable_nanos`].
+#[inline]
+fn nanos(instant: Instant) -> i64 {
+    let mut parts = Parts::default();
+    instant.hash(&mut parts);
+    parts.seconds.wrapping_mul(1_000_000_000).wrapping_add(parts.nanos)
+}
+
+/// Returns the nanoseconds of an instant if those of later instants are later by as much.
+fn readable_nanos(instant: Instant) -> Option<i64> {
+    let first = nanos(instant);
+    // Each bit of the seconds, with nanoseconds that carry over.
+    let are_later = (0..32).all(|bit| {
+        let time = Duration::new(1 << bit, 999_999_999) + Duration::from_nanos(1 << bit);
+        let later = instant.checked_add(time).map(nanos);
+        later.is_none_or(|later| i128::from(later) - i128::from(first) == time.as_nanos() as i128)
+    });
+    let half = Duration::from_nanos(500_000_000);
+    (are_later && nanos(instant + half) == first + 500_000_000).then_some(first)
+}
+
+/// The parts of an instant, as its hash writes them.
+#[derive(Default)]
+struct Parts {
+    seconds: i64,
+    nanos: i64,
+}
+
+impl Hasher for Parts {
+    #[inline]
+    fn write_i64(&mut self, seconds: i64) {
+        self.seconds = seconds;
+    }
+
+    #[inline]
+    fn write_u64(&mut self, seconds: u64) {
+        self.seconds = seconds as i64;
+    }
+
+    #[inline]
+    fn write_u32(&mut self, nanos: u32) {
+        self.nanos = nanos.into();
+    }
+
+    fn write(&mut self, _: &[u8]) {}
+
+    fn finish(&self) -> u64 {
+        0
     }
 }
 
@@ -166,5 +234,31 @@ mod counter {
             let hundred = micros(100 * year * 2_500, rate);
             assert!(hundred.abs_diff(100 * year as i64) <= 1_000, "{hundred}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nanoseconds_of_an_instant_can_be_read() {
+        let now = Instant::now();
+        // Elsewhere, the clock computes the difference of two instants.
+        if cfg!(unix) {
+            assert!(readable_nanos(now).is_some());
+        }
+        for time in [0, 1, 999, 1_000, 999_999_999, 1_000_000_000, 86_400_000_000_001] {
+            assert_eq!(nanos(now + Duration::from_nanos(time)) - nanos(now), time as i64);
+        }
+    }
+
+    #[test]
+    fn both_ways_to_read_the_clock_agree() {
+        let clock = Clock::new();
+        let by_difference = Clock { epoch_nanos: None, ..Clock::new() };
+        let drift = (clock.epoch.max(by_difference.epoch) - clock.epoch).as_micros() as i64;
+        let [first, other, last] = [clock.elapsed(), by_difference.elapsed(), clock.elapsed()];
+        assert!(first - 1 <= other + drift && other + drift <= last + 1);
     }
 }

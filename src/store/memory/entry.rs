@@ -8,14 +8,14 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-use super::WhenFull;
+use super::{WhenFull, epochs::Epochs};
 use crate::{
     algorithm::{
-        Action, EngineReply, EngineRequest, Fast, FastStep, HoldChange, HoldReply, INITIAL, Packed,
-        Release, State,
+        Action, EngineReply, EngineRequest, Fast, FastStep, HoldReceipt, HoldReply, INITIAL,
+        Packed, Release, State,
     },
     keys::{Text, are_same},
-    store::Settings,
+    store::{EndedHold, Settings},
 };
 
 #[inline]
@@ -23,7 +23,15 @@ pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64
     // No length behind the key: the name has an address of constant length.
     let mut hasher = hasher.build_hasher();
     hasher.write_usize(settings.name.as_ptr().addr());
-    hasher.write(key);
+    match (key.first_chunk::<16>(), key.last_chunk::<16>()) {
+        // The hasher hashes up to 16 bytes without a call, so the ends of the text, which overlap.
+        // Few texts of other lengths have the same ends: at most one of each length.
+        (Some(first), Some(last)) if (17..=32).contains(&key.len()) => {
+            hasher.write_u128(u128::from_ne_bytes(*first));
+            hasher.write_u128(u128::from_ne_bytes(*last));
+        }
+        _ => hasher.write(key),
+    }
     hasher.finish()
 }
 
@@ -117,6 +125,36 @@ impl Entry {
         }
     }
 
+    /// Holds units as [`decide`](Entry::decide) does, of a key that counts units at a time; `None`
+    /// in uncommon cases: if other settings have counted the key, or if it is blocked.
+    #[inline]
+    pub(super) fn hold_fast(
+        &mut self,
+        settings: &Arc<Settings>,
+        units: u64,
+        now: i64,
+        epochs: &mut Epochs,
+    ) -> Option<EngineReply> {
+        match &mut self.counts {
+            Counts::Packed { packed, .. } if Arc::ptr_eq(&self.settings, settings) => {
+                settings.params.hold_packed(packed, units, now, || epochs.next(now))
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends a hold of units that count at a time. Returns false if
+    /// [`end_hold`](Entry::end_hold) has to.
+    #[inline]
+    pub(super) fn end_fast(&mut self, receipt: HoldReceipt, units: u64) -> bool {
+        match &mut self.counts {
+            Counts::Packed { packed, .. } => {
+                self.settings.params.end_packed(packed, receipt, units)
+            }
+            Counts::Boxed { .. } => false,
+        }
+    }
+
     /// Decides about a single limit.
     pub(super) fn decide(
         &mut self,
@@ -149,19 +187,14 @@ impl Entry {
         self.counts.put(state, &self.settings, now, None);
     }
 
-    /// Changes a hold. If another algorithm has counted the key since, it does not know the hold.
-    pub(super) fn change_hold(
-        &mut self,
-        settings: &Settings,
-        now: f64,
-        change: HoldChange,
-    ) -> HoldReply {
+    /// Ends a hold. If another algorithm has counted the key since, it does not know the hold.
+    pub(super) fn end_hold(&mut self, hold: &EndedHold<'_>, now: f64) -> HoldReply {
         let params = self.settings.params;
-        if params.kind() != settings.params.kind() {
+        if params.kind() != hold.algorithm {
             return HoldReply::Lost;
         }
         let mut state = self.counts.take(&self.settings);
-        let replies = params.change_holds(&mut state, now, 0.0, &[change]);
+        let replies = params.change_holds(&mut state, now, 0.0, &[hold.change()]);
         self.counts.put(state, &self.settings, now, None);
         replies[0]
     }
@@ -280,6 +313,13 @@ impl Counts {
         let second = second(now.max(0) as u64);
         let now = now as f64;
         match self {
+            Self::Packed { packed: [last_used, held], .. } if !settings.params.spends() => {
+                if *held > 0 {
+                    return Usage::HELD;
+                }
+                let reset = *last_used as f64;
+                Usage { left: 1.0, reset, in_use: false, waited_for: false }
+            }
             Self::Packed { denied_until, packed } => {
                 let fast =
                     settings.fast.as_ref().and_then(|fast| fast.observe(*packed, now as i64));
@@ -293,9 +333,7 @@ impl Counts {
             }
             Self::Boxed { denied_until, boxed } => {
                 if boxed.state.is_held() {
-                    // Its permits end later: they would return units that other requests hold.
-                    let (left, reset) = (boxed.left, f64::INFINITY);
-                    return Usage { left, reset, in_use: true, waited_for: true };
+                    return Usage::HELD;
                 }
                 let waited_for = self.has_forgotten(now) || boxed.state.waited_until(now).is_some();
                 let in_use = *denied_until >= second || waited_for;
@@ -322,6 +360,10 @@ fn second(instant: u64) -> u32 {
 }
 
 impl Usage {
+    /// That of a key with holds, which is never evicted: its permits end later, and would return
+    /// units that other requests hold.
+    const HELD: Self = Self { left: 0.0, reset: f64::INFINITY, in_use: true, waited_for: true };
+
     /// Returns whether a full store may drop the key before it has expired.
     pub(super) fn may_be_evicted(&self, when_full: WhenFull) -> bool {
         !self.in_use || when_full == WhenFull::EvictSoonest && !self.waited_for

@@ -9,9 +9,13 @@ use super::{
     WhenFull,
     clock::Clock,
     entry::{Entry, Usage},
+    epochs::Epochs,
     slots::{Slot, Slots},
 };
-use crate::store::{LimitRequest, Settings};
+use crate::{
+    algorithm::{Action, Lifetime},
+    store::{LimitRequest, Settings},
+};
 
 /// The buckets in which an insertion looks for expired keys while the store has room.
 const SWEPT_BUCKETS: usize = 4;
@@ -37,6 +41,7 @@ pub(super) struct Shard {
     cursor: usize,
     /// The latest instant at which something was decided.
     pub(super) latest: i64,
+    epochs: Epochs,
 }
 
 /// A search for a key to evict. It is bounded, and may extend over several shards.
@@ -78,7 +83,7 @@ impl<'a> Search<'a> {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        Self { table: HashTable::new(), cursor: 0, latest: 0 }
+        Self { table: HashTable::new(), cursor: 0, latest: 0, epochs: Epochs::default() }
     }
 
     /// Returns the instant of a `reading` of the clock. Before this thread locked the shard,
@@ -114,6 +119,24 @@ impl Shard {
         key: &[u8],
     ) -> Option<&mut Entry> {
         self.table.find_mut(hash, |entry| entry.is(settings, key))
+    }
+
+    /// Finds a key to hold units of it.
+    #[inline]
+    pub(super) fn find_to_hold(
+        &mut self,
+        hash: u64,
+        settings: &Arc<Settings>,
+        key: &[u8],
+    ) -> Option<(&mut Entry, &mut Epochs)> {
+        let entry = self.table.find_mut(hash, |entry| entry.is(settings, key))?;
+        Some((entry, &mut self.epochs))
+    }
+
+    /// Returns the action that holds units.
+    pub(super) fn new_hold(&mut self, now: i64) -> Action {
+        let epoch = Some(self.epochs.next(now) as u64);
+        Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
     }
 
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {

@@ -65,6 +65,26 @@ async fn several_limits_whose_shard_is_empty_evict_keys_of_another_shard() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_free_again_stays_for_a_second() {
+    let store = MemoryStore::with_max_keys(1_000);
+    let quota = Quota::concurrent(2);
+    let places = Limiter::new("places", store.clone(), Algorithm::concurrency(), quota);
+    let hold = async |key: u32| drop(places.hold(key, 2).await.unwrap().unwrap());
+    for key in 0..100 {
+        hold(key).await;
+    }
+    assert_eq!(store.key_count(), 100);
+    let first = places.hold(0, 1).await.unwrap().unwrap();
+    tokio::time::advance(Duration::from_millis(1_001)).await;
+    for key in 100..200 {
+        hold(key).await;
+    }
+    assert!((100..105).contains(&store.key_count()), "{}", store.key_count());
+    assert_eq!(places.peek(0).await.unwrap().held(), 1);
+    drop(first);
+}
+
 #[test]
 fn threads_that_race_never_exceed_the_maximum_of_keys() {
     for (max_keys, when_full) in [

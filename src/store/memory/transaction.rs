@@ -22,8 +22,7 @@ impl MemoryStore {
         loop {
             let mut transaction = Transaction::new(self, limits);
             let now = transaction.instant(&self.0.clock);
-            let requests: Vec<EngineRequest> =
-                limits.iter().map(|limit| request.at(limit, now, || self.new_hold())).collect();
+            let requests = transaction.requests(request, now);
             if request.action.commits() && !transaction.take_slots(&mut slots) {
                 // A denied request needs no room.
                 if request.action == Action::Check
@@ -108,10 +107,21 @@ impl<'a> Transaction<'a> {
         self.shard_indices.partition_point(|&other| other < index)
     }
 
-    fn find(&mut self, limit: usize) -> Option<&mut Entry> {
+    /// Returns the requests to the engine.
+    fn requests(&mut self, request: &StoreRequest<'_>, now: i64) -> Vec<EngineRequest> {
+        let limits = self.limits.iter().enumerate();
+        limits.map(|(i, limit)| request.at(limit, now, || self.shard(i).new_hold(now))).collect()
+    }
+
+    fn shard(&mut self, limit: usize) -> &mut Shard {
         let shard = self.shard_of(limit);
+        &mut self.shards[shard]
+    }
+
+    fn find(&mut self, limit: usize) -> Option<&mut Entry> {
         let LimitRequest { settings, key, .. } = self.limits[limit];
-        self.shards[shard].find(self.hashes[limit], settings, key.as_bytes())
+        let hash = self.hashes[limit];
+        self.shard(limit).find(hash, settings, key.as_bytes())
     }
 
     fn entry(&mut self, limit: usize) -> &mut Entry {
@@ -182,10 +192,10 @@ impl<'a> Transaction<'a> {
             if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_initial())
                 && let Some(slot) = slots.pop()
             {
-                let shard = self.shard_of(i);
-                let shard = &mut self.shards[shard];
-                shard.sweep(now, &self.store.0.slots.0);
-                shard.insert(self.hashes[i], entry, &self.store.0.hasher, slot);
+                let (hash, store) = (self.hashes[i], self.store);
+                let shard = self.shard(i);
+                shard.sweep(now, &store.0.slots.0);
+                shard.insert(hash, entry, &store.0.hasher, slot);
             }
         }
     }

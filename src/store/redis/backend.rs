@@ -43,10 +43,10 @@ impl Backend {
     ) -> bool {
         let instant = match of {
             Receipt::At(instant, _) => *instant,
-            Receipt::Hold(receipt) => {
+            Receipt::Hold(receipt, _) => {
                 let (settings, key) = (settings.clone(), key.clone().into_owned());
                 let (observers, lifetime) = (Observers::default(), LATE_HOLD);
-                let receipt = **receipt;
+                let receipt = *receipt;
                 let same = settings.clone();
                 let latest = LatestSettings(Arc::new(move || same.clone()));
                 let hold = Hold { settings, latest, observers, key, units, lifetime, receipt };

@@ -61,7 +61,7 @@ const ROUND: Duration = Duration::from_millis(20);
 /// tasks in the background.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 /// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are
-/// dropped, and reported: their units count as used when the holds expire.
+/// dropped, and reported: their holds last until they expire.
 const MAX_ENDED: usize = 100_000;
 
 /// The holds of a store and its clones.
@@ -641,7 +641,7 @@ impl HoldGuard for RedisHold {
     }
 }
 
-/// Without an end, the units count as used when the hold expires.
+/// Without an end, the hold lasts until it expires.
 impl Drop for RedisHold {
     fn drop(&mut self) {
         drop(self.keeper.take(self.id));

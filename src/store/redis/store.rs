@@ -437,8 +437,8 @@ impl Store for RedisStore {
         Some(Box::pin(async move { drop(dropped.await) }))
     }
 
-    fn keep_hold(&self, hold: Hold) -> Box<dyn HoldGuard> {
-        self.backend.holds.keep(hold)
+    fn keep_hold(&self, hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
+        Some(self.backend.holds.keep(hold()))
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {

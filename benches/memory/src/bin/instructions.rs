@@ -6,15 +6,19 @@
 //! functions of a row are seen with `valgrind --tool=callgrind
 //! --toggle-collect=instructions::counted_by_callgrind` and `callgrind_annotate`.
 
-use std::{convert::Infallible, env, hint::black_box, time::Duration};
+use std::{convert::Infallible, env, hint::black_box, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
 use memory::{
-    API_KEY, Bare, ONE, SLOW, check_all, header_values, layer, limiter, send_all, shuffled_keys,
+    API_KEY, Bare, ONE, SLOW, check_all, header_values, hold_all, layer, limiter, ready, send_all,
+    shuffled_keys,
 };
 use tower_layer::Layer;
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+use tower_ratelimit::{
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    observe::{Event, Observer},
+};
 use tower_service::Service;
 
 const KEYS: usize = 1_000;
@@ -63,6 +67,17 @@ impl Rows {
         });
     }
 
+    /// Counts holds and their ends, after one of each key.
+    fn holds(&mut self, name: &str, limiter: &Limiter) {
+        let keys = self.keys.clone();
+        assert_eq!(hold_all(limiter, &keys), KEYS);
+        self.row(name, 0, || {
+            for _ in 0..PASSES {
+                assert_eq!(hold_all(limiter, &keys), KEYS, "{name}");
+            }
+        });
+    }
+
     /// Counts requests, after one of each key.
     fn requests<S, B>(&mut self, name: &str, mut service: S, admitted: bool)
     where
@@ -101,7 +116,16 @@ fn main() {
     changed.set_quota(SLOW).expect("the quota is valid");
     rows.checks("check, after set_quota, admitted", &changed, true);
 
+    let idle = observed(Arc::new(|_: &Event<'_>| ()));
+    rows.checks("check, with an observer that does nothing, admitted", &idle, true);
+    #[cfg(feature = "peers")]
+    peers::metrics(&mut rows);
+
     new_keys(&mut rows);
+
+    let places = limiter(Algorithm::concurrency(), Quota::concurrent(10));
+    rows.holds("hold and end, concurrency", &places);
+    rows.holds("hold and end, token bucket", &limiter(Algorithm::token_bucket(), SLOW));
 
     rows.requests("the bare service", Bare, true);
     rows.bare = rows.count;
@@ -110,17 +134,32 @@ fn main() {
     // Each request takes a place, and returns it with its response.
     let concurrency = RateLimitLayer::concurrency(10, key::header(API_KEY));
     rows.requests("layer, concurrency, allowed", concurrency.clone().layer(Bare), true);
-    let no_headers = concurrency.headers([]).layer(Bare);
+    let no_headers = concurrency.clone().headers([]).layer(Bare);
     rows.requests("layer, concurrency, allowed, no headers", no_headers, true);
+    let waiting = concurrency.max_wait(Duration::from_secs(1));
+    rows.requests("layer, concurrency, allowed, max_wait", waiting.layer(Bare), true);
     let extensions = layer(SLOW).extensions(true);
     rows.requests("layer, allowed, headers, extensions", extensions.clone().layer(Bare), true);
     rows.requests("layer, allowed, extensions", extensions.headers([]).layer(Bare), true);
     let waiting = layer(SLOW).max_wait(Duration::from_secs(1));
     rows.requests("layer, allowed, headers, max_wait", waiting.layer(Bare), true);
+    let full = limiter(Algorithm::concurrency(), Quota::concurrent(1));
+    let places = rows.keys.iter().map(|key| full.hold(key::header(API_KEY).key(key), 1));
+    let places: Vec<_> = places.map(|held| ready(held).expect("a decision")).collect();
+    let denied = RateLimitLayer::new(&full, key::header(API_KEY)).layer(Bare);
+    rows.requests("layer, concurrency, denied", denied, false);
+    drop(places);
     rows.requests("layer, denied, headers (the default)", layer(ONE).layer(Bare), false);
     rows.requests("layer, denied, no headers", layer(ONE).headers([]).layer(Bare), false);
     #[cfg(feature = "peers")]
     peers::rows(&mut rows);
+}
+
+/// A limiter over a store with an observer.
+fn observed(observer: Arc<dyn Observer>) -> Limiter {
+    let store = MemoryStore::new();
+    store.add_observer(observer);
+    Limiter::new("default", store, Algorithm::token_bucket(), SLOW)
 }
 
 /// Counts checks of new keys in a full store, each of which takes the place of another key.
@@ -138,12 +177,24 @@ fn new_keys(rows: &mut Rows) {
 
 #[cfg(feature = "peers")]
 mod peers {
-    use super::{Bare, KEYS, ONE, PASSES, Rows, SLOW, black_box};
+    use std::sync::Arc;
+
+    use super::{Bare, KEYS, ONE, PASSES, Rows, SLOW, black_box, observed};
     use governor::clock::{DefaultClock, MonotonicClock};
     use memory::peers::{
         Check, Least, governor, governor_layer, governor_layer_with_headers, least_layer,
     };
+    use metrics_exporter_prometheus::PrometheusBuilder;
     use tower_layer::Layer;
+    use tower_ratelimit::observe::Metrics;
+
+    /// The metrics are registered in this thread, which has the recorder.
+    pub(super) fn metrics(rows: &mut Rows) {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        let counted = observed(Arc::new(Metrics::new()));
+        rows.checks("check, with `Metrics`, admitted", &counted, true);
+    }
 
     pub(super) fn rows(rows: &mut Rows) {
         checks(rows, "governor, admitted", &governor(SLOW, DefaultClock::default()));

@@ -32,7 +32,7 @@ pub struct Page {
     pub client: Client,
     pub url: String,
     _driver: Driver,
-    _playground: Process,
+    playground: Option<Process>,
     _profile: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
@@ -41,10 +41,7 @@ impl Page {
     /// Starts a playground with these arguments, and opens its page.
     pub async fn open(arguments: &[&str]) -> Self {
         let turn = TURN.lock().await;
-        let mut playground = Command::new(support::example("playground"));
-        playground.args(["--listen", "127.0.0.1:0"]).args(arguments);
-        let (playground, url) =
-            started(playground, |line| Some(line.strip_prefix("listening on ")?.to_owned()));
+        let (playground, url) = playground("127.0.0.1:0", arguments);
         let mut driver = Command::new(installed(&["chromedriver", "chromium.chromedriver"]));
         driver.arg("--port=0");
         let (driver, port) = started(driver, |line| {
@@ -59,12 +56,23 @@ impl Page {
             client,
             url,
             _driver: driver,
-            _playground: playground,
+            playground: Some(playground),
             _profile: profile,
             _turn: turn,
         };
         page.until("window.playground?.state()").await;
         page
+    }
+
+    /// Ends the playground, and leaves its page open.
+    pub fn end_playground(&mut self) {
+        self.playground = None;
+    }
+
+    /// Starts the playground again, at the same address.
+    pub fn start_playground(&mut self) {
+        let address = self.url.strip_prefix("http://").unwrap();
+        self.playground = Some(playground(address, &[]).0);
     }
 
     /// Runs a script in the page. Returns the value of the expression.
@@ -117,8 +125,19 @@ impl Page {
 
     /// Ends the test: the browser has reported no errors.
     pub async fn close(self) {
+        self.close_after(&[]).await;
+    }
+
+    /// Ends the test: the browser has reported no errors but those that contain one of these texts.
+    pub async fn close_after(self, expected: &[&str]) {
         let log = self.call("se/log", json!({ "type": "browser" })).await;
-        assert_eq!(log, json!([]), "the console of the browser");
+        let is_expected = |entry: &Value| {
+            let message = entry["message"].as_str().unwrap_or_default();
+            expected.iter().any(|text| message.contains(text))
+        };
+        let errors: Vec<_> =
+            log.as_array().unwrap().iter().filter(|entry| !is_expected(entry)).collect();
+        assert!(errors.is_empty(), "the console of the browser: {errors:?}");
         self.client.clone().close().await.unwrap();
     }
 }
@@ -147,6 +166,13 @@ impl Drop for Process {
         let _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
         let _ = self.0.wait();
     }
+}
+
+/// Starts a playground that listens on this address. Returns its URL.
+fn playground(address: &str, arguments: &[&str]) -> (Process, String) {
+    let mut playground = Command::new(support::example("playground"));
+    playground.args(["--listen", address]).args(arguments);
+    started(playground, |line| Some(line.strip_prefix("listening on ")?.to_owned()))
 }
 
 /// Starts a program, and waits for the line that says where it listens.

@@ -298,10 +298,80 @@ async fn redis_can_be_killed_and_revived_from_the_page() {
     page.click("#redis").await;
     page.until("document.getElementById('store').className.includes('bad')").await;
     page.until("playground.drawn('sliding-log').failed > 0").await;
+    page.until_text("sliding-log", "remaining", "–").await;
     page.click("#redis").await;
     page.until("!document.getElementById('store').className.includes('bad')").await;
     let admitted = page.shown("sliding-log", "admitted").await.as_u64().unwrap();
     page.until(&format!("{} > {admitted}", shown("sliding-log", "admitted"))).await;
+    page.close().await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_shown_and_stops_the_chart() {
+    let mut page = Page::open(&[]).await;
+    let pill = "document.getElementById('store').textContent";
+    page.until(&format!("{pill} === 'counts in memory'")).await;
+    page.end_playground();
+    let lost = format!("{pill} === 'no connection to the playground'");
+    page.until(&lost).await;
+    page.until("document.getElementById('chart').className.includes('stale')").await;
+    // The page goes on to try, and to draw, but the chart stands at the last message.
+    page.until("playground.charted() === playground.received()").await;
+    let drawn = page.value("playground.charted()").await;
+    let closed = page.value("playground.closed()").await;
+    page.until(&format!("playground.closed() > {closed} + 1")).await;
+    assert_eq!(page.value(&lost).await, true);
+    assert_eq!(page.value("playground.charted()").await, drawn);
+
+    page.start_playground();
+    page.until(&format!("{pill} === 'counts in memory'")).await;
+    page.until("!document.getElementById('chart').className.includes('stale')").await;
+    page.until(&format!("{} > 0", shown("sliding-log", "admitted"))).await;
+    page.close_after(&["WebSocket connection to"]).await;
+}
+
+#[tokio::test]
+async fn redis_can_be_killed_while_requests_are_in_flight() {
+    let page = Page::open(&["--redis"]).await;
+    page.click("[data-kind=off]").await;
+    page.slide("duration_ms", Key::End, "duration_ms", 10_000).await;
+    page.slide_to("in_flight", 5).await;
+    page.until("playground.state().settings.in_flight === 5").await;
+    page.slide_to("size", 10).await;
+    page.start_again().await;
+    page.click("#burst").await;
+    page.until_decided(10).await;
+    assert_eq!(page.shown("concurrency", "flight").await, 5);
+
+    page.click("#redis").await;
+    page.until("playground.state().redis.running === false").await;
+    page.click("#burst").await;
+    page.until("playground.drawn('concurrency').failed === 10").await;
+    page.click("#redis").await;
+    page.until("playground.state().redis.running").await;
+    // The new server knows nothing of the places until they are renewed: it may grant them again.
+    // The first requests can come before it is connected.
+    let decided = page.decided("concurrency");
+    while page.value(&format!("{decided} < 20")).await == true {
+        let answers = format!("{decided} + playground.drawn('concurrency').failed");
+        let before = page.value(&answers).await;
+        page.click("#burst").await;
+        page.until(&format!("{answers} === {before} + 10")).await;
+    }
+    let most = page.shown("concurrency", "most").await.as_u64().unwrap();
+    assert!((5..=10).contains(&most), "{most} in flight");
+    if most > 5 {
+        page.until_text("concurrency", "verdict", "! above 5: Redis lost its counts").await;
+    }
+
+    // The ends of the requests from before the failure free no places of others.
+    page.until_text("concurrency", "flight", "0").await;
+    let before = page.value(&decided).await;
+    page.click("#burst").await;
+    page.until(&format!("{decided} === {before} + 10")).await;
+    let flight = page.shown("concurrency", "flight").await.as_u64().unwrap();
+    assert!((1..=5).contains(&flight), "{flight} in flight");
+    assert!(page.shown("concurrency", "most").await.as_u64().unwrap() <= 10);
     page.close().await;
 }
 
@@ -312,7 +382,7 @@ async fn the_page_fits_each_width() {
     for (name, width, height, scheme) in [
         ("light", 1_280, 1_230, "light"),
         ("dark", 1_280, 1_230, "dark"),
-        ("narrow", 390, 844, "light"),
+        ("narrow", 360, 800, "light"),
     ] {
         let metrics = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500,
@@ -326,7 +396,7 @@ async fn the_page_fits_each_width() {
         if let Some(folder) = env::var_os("SCREENSHOTS") {
             page.press('r').await;
             page.until("playground.now() < playground.state().began + 2000").await;
-            page.until("playground.now() > playground.state().began + 6300").await;
+            page.until("playground.charted() > playground.state().began + 6300").await;
             let picture = page.client.screenshot().await.unwrap();
             let file = PathBuf::from(folder).join(format!("playground-{name}.png"));
             fs::write(&file, picture).unwrap();

@@ -78,7 +78,108 @@ fn each_algorithm_denies_what_it_would_have_denied() {
     ];
     assert_eq!(rows(&report).iter().map(|row| row.join("|")).collect::<Vec<_>>(), expected);
     let top: Vec<_> = report.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!(top, ["ip=203.0.113.7", "4", "0", "12"]);
+    assert_eq!(top, ["ip=203.0.113.7", "4", "0", "12", "3", "12", "12"]);
+}
+
+#[test]
+fn the_lists_of_keys_contain_their_peaks() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut lines = TIMES.map(|time| common(time, "203.0.113.7")).to_vec();
+    lines.extend([60, 3_540].map(|time| common(time, "203.0.113.7")));
+    lines.push(common(3_540, "203.0.113.8"));
+    let log = write(&folder, "access.log", &lines.concat());
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let (report, _) = run(&[&log]);
+    let list = report.split("\n\n").find(|part| part.starts_with("busiest keys")).unwrap();
+    let rows: Vec<_> = list.lines().map(words).collect();
+    assert_eq!(rows[0], ["busiest", "keys", "requests", "peak/s", "peak/min", "peak/h"]);
+    assert_eq!(rows[1], ["ip=203.0.113.7", "14", "3", "12", "14"]);
+    assert_eq!(rows[2], ["ip=203.0.113.8", "1", "1", "1", "1"]);
+    let (report, _) = run(&[&log, "--quota", "4/2s", "--algorithm", "sliding-log"]);
+    let row = words(report.lines().last().unwrap());
+    assert_eq!(row, ["ip=203.0.113.7", "4", "0", "14", "3", "12", "14"]);
+}
+
+#[test]
+fn keys_are_listed_as_delayed_only_if_none_is_denied() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = write(&folder, "access.log", &known_log());
+    let flags = ["--quota", "4/2s", "--no-spread"];
+    let waits = ["--max-wait", "60", "--algorithm", "token-bucket"];
+    let (report, _) = run(&[&[&*log], &flags[..], &waits].concat());
+    assert!(report.contains("\nkeys that 4/2s token-bucket delays most"), "{report}");
+    // The other key only waits.
+    let others = [common(0, "203.0.113.8"), common(0, "203.0.113.8"), known_log()].concat();
+    let log = write(&folder, "two.log", &others);
+    let (report, _) = run(&[&[&*log], &flags[..], &["--algorithm", "leaky-bucket"]].concat());
+    let list = report.split("\n\n").last().unwrap();
+    assert!(list.starts_with("keys that 4/2s leaky-bucket denies most"), "{report}");
+    assert!(list.contains("203.0.113.7") && !list.contains("203.0.113.8"), "{report}");
+}
+
+#[test]
+fn only_some_requests_are_tried_at_the_times_that_they_have_in_the_whole_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = |time| common(time, "2001:db8::7").replace("/a?b=1", "/b/1?c");
+    let lines = TIMES.map(|time| [common(time, "203.0.113.7"), other(time)].concat());
+    let log = write(&folder, "access.log", &lines.concat());
+    // 333 ms apart, and 167 ms after each whole second.
+    let flags = ["--quota", "3/s burst 1", "--algorithm", "token-bucket"];
+    let with = |only: &[&str]| run(&[&[&*log], &flags[..], only].concat()).0;
+    let row = |report: &str| {
+        let row = report.lines().last().unwrap();
+        row.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let all = with(&[]);
+    for (only, key) in [
+        ("ip=203.0.113.7", "ip=203.0.113.7"),
+        ("ip=203.0.*", "ip=203.0.113.7"),
+        ("path=/a", "ip=203.0.113.7"),
+        ("ip=2001:db8::1", "ip=2001:db8::/64"),
+        ("ip=2001:db8::/64", "ip=2001:db8::/64"),
+        ("path=/b/*", "ip=2001:db8::/64"),
+    ] {
+        let report = with(&["--only", only]);
+        assert!(report.starts_with("12 requests of 1 key, "), "{report}");
+        assert!(report.contains(&format!("\nonly {only}: 12 of 24 requests\n")), "{report}");
+        let expected = all.lines().find(|line| line.trim_start().starts_with(key)).unwrap();
+        assert_eq!(row(&report), row(expected), "{only}");
+    }
+    let (report, _) = run(&[&log, "--only", "path=/a", "--only", "status=200", "--quota", "1/h"]);
+    assert!(report.contains("\nonly path=/a, status=200: 12 of 24 requests\n"), "{report}");
+
+    // Fields that some lines do not have.
+    let json = "{\"ts\":1772438400,\"ip\":\"203.0.113.7\"}\n";
+    let named = json.replace("}", ",\"user\":{\"id\":7}}");
+    let log = write(&folder, "a.json", &[json, &*named, json, &*named, json].concat());
+    let (report, _) = run(&[&log, "--only", "user.id=7", "--quota", "1/h"]);
+    assert!(report.contains("\nonly user.id=7: 2 of 5 requests\n"), "{report}");
+}
+
+#[test]
+fn files_are_merged_by_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = |number: usize| ["203.0.113.7", "203.0.113.8"][number % 2];
+    let lines: Vec<_> = (0..2_400).map(|it| common(it as u64 / 8, address(it / 2))).collect();
+    let whole = write(&folder, "whole.log", &lines.concat());
+    let part = |rest: usize| {
+        let part = lines.iter().enumerate().filter(|(number, _)| number % 2 == rest);
+        part.map(|(_, line)| &**line).collect::<String>()
+    };
+    let (one, two) = (write(&folder, "1.log", &part(0)), write(&folder, "2.log", &part(1)));
+    let flags = ["--quota", "3/s burst 1", "--quota", "100/min"];
+    let expected = run(&[&[&*whole], &flags[..]].concat()).0;
+    for files in [[&*one, &*two], [&two, &one]] {
+        assert_eq!(run(&[&files[..], &flags[..]].concat()).0, expected);
+    }
+    // Files of one time after the other, in any order; a wrong stamp does not keep a file back.
+    let early = write(&folder, "early.log", &lines[..600].concat());
+    let stray = common(0, "203.0.113.7").replace("2026", "2099");
+    let late = [&*lines[600..900].concat(), &stray, &*lines[900..].concat()].concat();
+    let late = write(&folder, "late.log", &late);
+    let (report, _) = run(&[&[&*late, &*early], &flags[..]].concat());
+    assert!(report.contains("\nstray lines: 1 ") && !report.contains("late lines"), "{report}");
+    assert_eq!(rows(&report), rows(&expected));
 }
 
 #[test]
@@ -116,6 +217,8 @@ fn all_formats_are_the_same_traffic() {
     let csv =
         TIMES.map(|time| format!("\"a \"\"b\"\", c\",2026-03-02 08:00:0{time},203.0.113.7\r\n"));
     let csv = ["agent,when,address\r\n", &csv.concat()].concat();
+    // The comma of the first column is in quotes.
+    let semicolons = csv.replace(',', ";").replace("\"; c", "\", c");
     let mut gz = GzEncoder::new(vec![], Compression::fast());
     gz.write_all(common.as_bytes()).unwrap();
     let gz_file = folder.path().join("access.log.gz");
@@ -126,6 +229,10 @@ fn all_formats_are_the_same_traffic() {
         vec![write(&folder, "access.log", &common)],
         vec![write(&folder, "access.json", &json.concat())],
         [write(&folder, "a.csv", &csv)]
+            .into_iter()
+            .chain(["--time", "when", "--ip", "address"].map(String::from))
+            .collect(),
+        [write(&folder, "b.csv", &semicolons)]
             .into_iter()
             .chain(["--time", "when", "--ip", "address"].map(String::from))
             .collect(),
@@ -204,7 +311,8 @@ fn lines_out_of_order_are_sorted_and_wrong_stamps_do_not_count() {
 
     let late = [common(300, "203.0.113.7"), common(0, "203.0.113.7")].concat();
     let (report, _) = run(&[&write(&folder, "late.log", &late)]);
-    assert!(report.contains("late lines: 1 "), "{report}");
+    let peak = report.find("\npeak: ").unwrap();
+    assert!(report.find("\nlate lines: 1 ").is_some_and(|late| late < peak), "{report}");
 }
 
 #[test]
@@ -223,7 +331,7 @@ fn memory_is_bounded_and_the_report_says_so() {
     assert!(report.contains("more keys than --max-keys were in use at once"), "{report}");
     // The client that suffers is found nevertheless.
     let top: Vec<_> = report.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!(top, ["ip=203.0.113.7", "990", "0", "1,000"]);
+    assert_eq!(top, ["ip=203.0.113.7", "990", "0", "1,000", "100", "1,000", "1,000"]);
 }
 
 #[test]
@@ -232,10 +340,22 @@ fn a_mistake_names_the_flag_and_what_to_write() {
     let json = write(&folder, "a.json", "{\"at\": 1772438400, \"who\": {\"id\": \"k1\"}}\n");
     let csv = write(&folder, "a.csv", "time,who\n1772438400,k1\n");
     let log = write(&folder, "access.log", &known_log());
+    let (empty, none) = (write(&folder, "empty", ""), write(&folder, "none", "no log\n"));
     for (args, parts) in [
         (&[&*json][..], &["--time: ", "at, who.id"][..]),
-        (&[&csv], &["--key: ", "time, who"]),
-        (&[&log, "--key", "request"], &["--key: ", "ip, user"]),
+        (&[&csv], &["--ip: ", "address", "time, who"]),
+        (&[&csv, "--ip", "remote"], &["--ip: ", "\"remote\"", "time, who", "first line"]),
+        (&[&csv, "--time", "when"], &["--time: ", "\"when\"", "time, who"]),
+        (&[&csv, "--key", "user"], &["--key: ", "\"user\"", "time, who"]),
+        (&[&csv, "--key", "who", "--only", "path=/a"], &["--only: ", "\"path\"", "time, who"]),
+        (&[&csv, "--key", "who", "--only", "who=k2"], &["--only who=k2: none of 1 request"]),
+        (&[&log, "--only", "path"], &["--only", "path=/login"]),
+        (&[&log, "--only", "foo=1"], &["--only: ", "\"foo\"", "ip, user"]),
+        (&[&log, "--key", "request"], &["--key: ", "\"request\"", "ip, user"]),
+        (&[&log, "--time", "foo"], &["--time: ", "common format"]),
+        (&[&log, "--ip", "foo"], &["--ip: ", "common format"]),
+        (&[&empty], &["the logs are empty"]),
+        (&[&none], &["no line is a request", "--format"]),
         (&[&log, "--quota", "many"], &["--quota", "10/s"]),
         (&[&log, "--quota", "1/s burst 5", "--algorithm", "sliding-log"], &["--quota: "]),
         (&[&log, "--quota", "10 concurrent"], &["--quota \"10 concurrent\": ", "no durations"]),
@@ -250,6 +370,10 @@ fn a_mistake_names_the_flag_and_what_to_write() {
         assert!(!output.status.success(), "{args:?}");
         assert!(parts.iter().all(|part| errors.contains(part)), "{args:?}: {errors}");
     }
+    // Those that have no burst are left out, also if they are named.
+    let flags = ["--quota", "5/s burst 30", "--algorithm", "token-bucket"];
+    let (report, _) = run(&[&[&*log], &flags[..], &["--algorithm", "sliding-log"]].concat());
+    assert!(report.contains("5/s burst 30: only buckets have a burst; without sliding-log\n"));
     let (report, _) = run(&[&json, "--time", "at", "--key", "who.id", "--quota", "1/s"]);
     assert!(report.starts_with("1 requests of 1 key"), "{report}");
 }
@@ -261,10 +385,20 @@ fn the_drawing_has_an_area_for_the_traffic_and_for_each_algorithm() {
     let svg = folder.path().join("replay.svg");
     run(&[&log, "--quota", "4/2s", "--no-spread", "--svg", svg.to_str().unwrap()]);
     let svg = fs::read_to_string(svg).unwrap();
-    assert!(svg.contains("prefers-color-scheme: dark") && svg.contains("a&lt;b>.log"), "{svg}");
+    assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("a&lt;b>.log"), "{svg}");
     assert_eq!(svg.matches("<polygon").count(), 6);
     assert!(svg.contains("12 requests of 1 key; peak 3 in a second"), "{svg}");
     assert!(svg.contains(">6 (50.0 %) of 1 key<"), "{svg}");
+    assert!(svg.contains(">2026-03-02 08:00:00 to 08:00:03 UTC<"), "{svg}");
+    assert!(svg.contains(">08:00:02<"), "the axis has times: {svg}");
+    // Programs other than browsers do not know variables.
+    assert!(!svg.contains("var("), "{svg}");
+
+    let svg = folder.path().join("stdin.svg");
+    let mut process = program();
+    process.args(["-", "--svg", svg.to_str().unwrap()]).stdin(File::open(&log).unwrap());
+    assert!(process.output().unwrap().status.success());
+    assert!(fs::read_to_string(svg).unwrap().contains(">standard input<"));
 }
 
 #[test]
