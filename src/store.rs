@@ -15,6 +15,7 @@ mod names;
 mod redis;
 mod request;
 mod retry_queue;
+mod turns;
 
 use std::{fmt, future, pin::Pin, sync::Arc};
 
@@ -44,7 +45,7 @@ pub(crate) use self::{
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     names::Names,
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
-    retry_queue::{Forecast, HOLD_RETRY, QueueEntry, RetryQueues, Ticket, after},
+    retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
 };
 use crate::{

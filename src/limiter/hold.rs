@@ -73,12 +73,13 @@ impl Limiter {
     /// Holds `n` units like [`hold`](Limiter::hold), and waits for them for up to `max_wait`.
     ///
     /// A hold reserves no instant. A denied call checks again when units are restored, and when a
-    /// permit of this process ends; while holds have to end first, every 25 to 50 ms. In a process,
-    /// waiting calls are served in the order of their arrival; between processes, and beside calls
-    /// that do not wait, the order is not defined.
+    /// permit of this process ends; while holds have to end first, every 25 to 50 ms, and more
+    /// often the longer it waits. In a process, waiting calls are served in the order of their
+    /// arrival; between processes, and beside calls that do not wait, the order is not defined.
     ///
-    /// With a `RedisStore`, a process that has served its own waiting calls for 0.6 s leaves the
-    /// units that it returns in the next 75 ms to other processes.
+    /// With a `RedisStore`, a process whose calls have taken the last units again and again for
+    /// 0.4 s leaves what it returns in the next 20 ms to other processes: see
+    /// [concurrency](crate::guide::concurrency#waiting-for-a-place).
     ///
     /// # Errors
     ///

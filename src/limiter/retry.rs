@@ -11,6 +11,7 @@
 use std::{
     mem,
     pin::Pin,
+    slice,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -22,8 +23,7 @@ use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
     decision::Decision,
     quota::Quota,
-    store::{Forecast, HOLD_RETRY, QueueEntry, RetryQueues, Store, Ticket, after},
-    time::random_fraction,
+    store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after},
 };
 
 /// The resolution of the timers of tokio: a shorter sleep takes as long.
@@ -41,6 +41,8 @@ struct LimiterPart {
     is_smooth: bool,
     /// True if the charge has a single key of the limiter.
     is_single: bool,
+    /// The queues of the single keys, if there are several.
+    several: Vec<u64>,
 }
 
 impl LimiterPart {
@@ -55,7 +57,7 @@ impl LimiterPart {
         let (quota, cost) = (decision.quota(), decision.cost());
         let gap = gap(quota, cost);
         let entry = QueueEntry { queue, group: queue, cost, max_units: u64::MAX, gap };
-        Some(Self { queues, entry, quota, is_smooth: false, is_single: true })
+        Some(Self { queues, entry, quota, is_smooth: false, is_single: true, several: vec![] })
     }
 
     /// Returns the parts of the limiter of this name. A decision contains the limiter, but no key.
@@ -73,7 +75,16 @@ impl LimiterPart {
         let entry = QueueEntry { queue, group, cost, max_units, gap: gap(quota, cost) };
         let is_smooth = limiter.params().restores_evenly();
         let is_single = parts().nth(1).is_none();
-        Some(Self { queues, entry, quota, is_smooth, is_single })
+        let mut several = vec![];
+        if !is_single {
+            several.extend(parts().map(|(limiter, key, _)| queues.queue_of(limiter.name(), key)));
+        }
+        Some(Self { queues, entry, quota, is_smooth, is_single, several })
+    }
+
+    /// Returns the queues of the single keys.
+    fn keys(&self) -> &[u64] {
+        if self.is_single { slice::from_ref(&self.entry.queue) } else { &self.several }
     }
 
     /// Returns a lower bound of the time in which the quota restores `units` and the cost, of which
@@ -109,11 +120,14 @@ fn gap(quota: Quota, cost: u64) -> Duration {
 /// The state of a request that retries when it is denied.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
-    /// The number in the order of arrival, which stays the same when another limiter denies.
-    arrival: Option<u64>,
+    /// The number in the order of arrival, which stays the same when another limiter denies, and
+    /// when the request began to wait.
+    arrival: Option<(u64, Instant)>,
     ticket: Option<Ticket>,
     timer: Option<Pin<Box<Sleep>>>,
     has_slept: bool,
+    /// True if it waits for units that are held, which can be returned at any time.
+    waits_for_holds: bool,
 }
 
 impl Retry {
@@ -126,16 +140,18 @@ impl Retry {
     ) -> bool {
         let now = Instant::now();
         let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
-        let retry_after = match denied.retry_after() {
-            Some(time) if time <= left || denied.held() == 0 => time,
-            // Holds can end sooner.
-            _ if left.is_zero() => HOLD_RETRY,
-            // Between half and all of it: otherwise a request that began to wait when a unit was
-            // taken would check just when it is returned, before the requests of other processes.
-            _ => HOLD_RETRY.mul_f64(1.0 - random_fraction() / 2.0).min(left),
-        };
         let has_slept = mem::take(&mut self.has_slept);
         let Some(part) = LimiterPart::of(charge, denied) else { return false };
+        self.waits_for_holds = denied.held() > 0;
+        let queues = &part.queues;
+        let (arrival, since) = *self.arrival.get_or_insert_with(|| (queues.next_arrival(), now));
+        let retry = queues.hold_retry(now - since);
+        let (retry_after, is_known) = match denied.retry_after() {
+            Some(time) if time <= left || !self.waits_for_holds => (time, true),
+            // Holds can end sooner.
+            _ if left.is_zero() => (retry, false),
+            _ => (retry.min(left), false),
+        };
         let forecast = |pause| Forecast {
             available: 0,
             next_at: after(now, pause),
@@ -153,20 +169,21 @@ impl Retry {
             if has_slept {
                 ticket.record_competition(true);
             }
+            let jitter = if is_known { ticket.jitter() } else { Duration::ZERO };
             // At most until its deadline: with the jitter it would miss units that it can have.
-            ticket.denied(forecast(retry_after.saturating_add(ticket.jitter()).min(left)));
+            ticket.denied(forecast(retry_after.saturating_add(jitter).min(left)));
             return true;
         }
-        let queues = &part.queues;
-        let arrival = *self.arrival.get_or_insert_with(|| queues.next_arrival());
         // Denied now rather than at its deadline, so that no request sleeps in vain. Holds return
         // units sooner.
-        if denied.held() == 0
+        if !self.waits_for_holds
             && part.time_behind(queues.units_before(&part.entry, arrival), retry_after) > left
         {
             return false;
         }
-        let ticket = queues.join(part.entry, arrival, forecast(retry_after));
+        // A hold that has ended since the denial has woken no request: there was no queue.
+        let first = if self.waits_for_holds { retry_after.min(retry) } else { retry_after };
+        let ticket = queues.join(part.entry, part.keys(), arrival, forecast(first));
         if let Some(previous) = self.ticket.replace(ticket) {
             // The next request is paced as if this one had spent. Otherwise all requests of a key
             // would move to the other queue with each unit, and back.
@@ -176,16 +193,22 @@ impl Retry {
         true
     }
 
-    /// Joins the queue of a limit for which requests wait, before a first check. Returns false if
-    /// there is none.
+    /// Joins the queue of a limit for which requests wait, or whose units this process leaves to
+    /// others for a pause, before a first check. Returns false if there is none.
     pub(crate) fn join(&mut self, charge: &Charge) -> bool {
         let names = charge.own_parts().map(|(limiter, ..)| limiter.name());
-        let parts = names.filter_map(|name| LimiterPart::named(charge, name));
-        let waiting = parts.into_iter().find(|part| part.queues.has(part.entry.queue));
-        let Some(LimiterPart { queues, entry, .. }) = waiting else { return false };
-        let arrival = queues.next_arrival();
-        self.arrival = Some(arrival);
-        self.ticket = Some(queues.join(entry, arrival, Forecast::unknown()));
+        let mut parts = names.filter_map(|name| LimiterPart::named(charge, name));
+        let now = Instant::now();
+        let waiting = parts.find_map(|part| {
+            let pause_end = part.queues.pause_end(part.keys());
+            let waits = pause_end.is_some() || part.queues.has(part.entry.queue);
+            waits.then(|| (part, pause_end.unwrap_or(now)))
+        });
+        let Some((part, next_at)) = waiting else { return false };
+        let (arrival, forecast) = (part.queues.next_arrival(), Forecast::after_pause(next_at));
+        self.arrival = Some((arrival, now));
+        self.ticket = Some(part.queues.join(part.entry, part.keys(), arrival, forecast));
+        self.waits_for_holds = true;
         true
     }
 
@@ -213,6 +236,10 @@ impl Retry {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<bool> {
         let Some(ticket) = &self.ticket else { return Poll::Ready(true) };
         let (instant, checks) = match (ticket.poll(cx), deadline) {
+            // A last time: units can have been returned meanwhile, as in a pause.
+            (Poll::Ready(at), Some(deadline)) if at > deadline && self.waits_for_holds => {
+                (deadline, true)
+            }
             (Poll::Ready(at), Some(deadline)) if at > deadline => return Poll::Ready(false),
             (Poll::Ready(at), _) => (at, true),
             (Poll::Pending, Some(deadline)) => (deadline, false),
@@ -250,13 +277,24 @@ pub(crate) fn visit_queue(charge: &Charge) -> bool {
     is_queued || foreign_queue(charge).is_some_and(|(queues, queue)| queues.has(queue))
 }
 
+/// Returns whether this process leaves units of the charge to others.
+fn has_pause(charge: &Charge) -> bool {
+    charge.own_parts().any(|(limiter, key, _)| {
+        let queues = queues(limiter);
+        queues.pause_end(&[queues.queue_of(limiter.name(), key)]).is_some()
+    })
+}
+
 impl Charge {
-    /// Returns whether the request holds units for which others wait.
+    /// Returns whether the request holds units for which others wait, of this process or of another
+    /// one.
     pub(crate) fn is_queued(&self) -> bool {
-        self.holds_units() && visit_queue(self)
+        self.holds_units() && (visit_queue(self) || has_pause(self))
     }
 }
 
+#[cfg(test)]
+mod sharing;
 #[cfg(test)]
 mod tests {
     use std::{
@@ -269,7 +307,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        MemoryStore, Quota,
+        MemoryStore, Permit, Quota,
         algorithm::{Algorithm, Refill},
         store::MAX_STALL,
     };
@@ -543,6 +581,63 @@ mod tests {
             (part.entry.queue, part.is_single)
         });
         assert!(one.0 != two.0 && !one.1 && !two.1);
+    }
+
+    /// Returns a limiter of one place that is held, and a request that waits for it until then.
+    async fn waiting_for_a_place(wait: Duration) -> (Limiter, Permit, Denied, Instant) {
+        let (store, quota) = (MemoryStore::new(), Quota::concurrent(1));
+        let places = Limiter::new("places", store, Algorithm::concurrency(), quota);
+        let permit = places.hold("key", 1).await.unwrap().unwrap();
+        let charge = Charge::new(&places, "key");
+        let mut denied = Denied { retry: Retry::default(), woken: Arc::default(), charge };
+        let decision = denied.charge.hold().await.unwrap().unwrap_err();
+        let deadline = Instant::now() + wait;
+        assert!(denied.retry.denied(&denied.charge, &decision, Some(deadline)));
+        (places, permit, denied, deadline)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_whose_wait_ends_in_a_pause_checks_a_last_time() {
+        let (places, _permit, mut waiting, deadline) = waiting_for_a_place(UNIT).await;
+        let key = queues(&places).queue_of("places", &"key".into());
+        queues(&places).found_full(&[key]);
+        queues(&places).units_end(key, Instant::now() - MINUTE);
+        queues(&places).units_returned(key);
+        assert!(queues(&places).pause_end(&[key]).is_some_and(|end| end > deadline));
+        assert!(poll_fn(|cx| waiting.retry.poll(cx, Some(deadline))).await);
+        assert_eq!(Instant::now(), deadline);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn units_that_are_returned_before_a_denied_request_has_joined_the_queue_are_found() {
+        let (store, quota) = (MemoryStore::new(), Quota::per_hour(10));
+        let tokens = Limiter::new("tokens", store, Algorithm::token_bucket(), quota);
+        tokens.spend("key", 5).await.unwrap();
+        let permit = tokens.hold("key", 5).await.unwrap().unwrap();
+        let charge = Charge::new(&tokens, "key").estimate(2);
+        let decision = charge.hold().await.unwrap().unwrap_err();
+        assert!(decision.retry_after().is_some_and(|time| time > MINUTE), "units are restored");
+        permit.cancel();
+        let mut retry = Retry::default();
+        let deadline = Some(Instant::now() + 60 * MINUTE);
+        assert!(retry.denied(&charge, &decision, deadline));
+        let start = Instant::now();
+        assert!(poll_fn(|cx| retry.poll(cx, deadline)).await);
+        assert!(start.elapsed() <= 5 * UNIT, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn units_that_are_returned_during_a_check_are_found() {
+        let (places, permit, mut waiting, deadline) = waiting_for_a_place(MINUTE).await;
+        let deadline = Some(deadline);
+        assert!(poll_fn(|cx| waiting.retry.poll(cx, deadline)).await);
+        let denied = waiting.charge.hold().await.unwrap().unwrap_err();
+        drop(permit); // after the decision, and before its arrival
+        assert!(waiting.retry.denied(&waiting.charge, &denied, deadline));
+        let start = Instant::now();
+        assert!(poll_fn(|cx| waiting.retry.poll(cx, deadline)).await);
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        assert!(places.hold("key", 1).await.unwrap().is_ok());
     }
 
     #[test]

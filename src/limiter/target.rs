@@ -163,7 +163,7 @@ impl AnyLimiter {
         }
     }
 
-    /// Returns whether a request of this process waits to check again, for whatever key.
+    /// Returns whether a request of this process may wait to check again, for whatever key.
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
         match &self.0 {

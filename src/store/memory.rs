@@ -325,7 +325,7 @@ impl MemoryStore {
         if !has_ended {
             self.end_carefully(hold, hash);
         }
-        self.0.names.retry_queues().key_returned(settings.name, key, false);
+        self.0.names.retry_queues().key_returned(settings.name, key);
     }
 
     /// Ends a hold that [`Entry::end_fast`] does not end.

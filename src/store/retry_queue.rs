@@ -7,8 +7,9 @@
 //! first one have no timer, so a request that is dropped delays no other.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{BuildHasher, Hash, Hasher, RandomState},
+    iter,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -19,6 +20,7 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::turns::{Turns, hold_retry};
 use crate::{keys::Key, sync::lock, time::random_fraction};
 
 /// The longest time between the instant at which a request is due to check and the end of its
@@ -30,17 +32,6 @@ pub(crate) const MAX_STALL: Duration = Duration::from_secs(1);
 /// one in two checks fails, so eight successes in a row without a competitor are likely, and with
 /// one they are not (1 in 256).
 const COMPETITION: u8 = 8;
-/// The time in which the requests of this process take the units that it returns to Redis one after
-/// the other. Then it leaves units to other processes for a pause. Without this, the others would
-/// find no unit: a request of this process learns of a return first.
-const TURN: Duration = Duration::from_millis(600);
-/// The pause, in which each other process checks once: `HOLD_RETRY`, and the time of a timer and a
-/// call on a busy machine.
-const PAUSE: Duration = Duration::from_millis(75);
-/// The pause after a denial of unknown duration: units are held, perhaps by another process, which
-/// ends its holds without a word to this one. The first request of a queue checks after half to all
-/// of it then, and an end in this process wakes it.
-pub(crate) const HOLD_RETRY: Duration = Duration::from_millis(50);
 /// Longer than any process runs, and short enough that an `Instant` can hold it.
 const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
 
@@ -51,11 +42,19 @@ pub struct RetryQueues {
     /// `Relaxed`: a queue compares numbers under its lock, and requests that arrive at the same
     /// time on two threads have no order anyway.
     arrivals: AtomicU64,
-    /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
-    queues: Mutex<HashMap<u64, Arc<Mutex<Queue>>>>,
-    /// The number of queues, which is read without the lock. `Relaxed`: a request that joins while
-    /// units are returned may not be woken, as if it had joined a moment later.
+    queues: Mutex<Queues>,
+    /// The number of queues and turns, which is read without the lock. `Relaxed`: a request that
+    /// joins while units are returned may not be woken, as if it had joined a moment later.
     count: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a queue.
+    by_id: HashMap<u64, Arc<Mutex<Queue>>>,
+    /// The hashes of the single keys of a queue that is for several keys, each with its id.
+    of_keys: BTreeSet<(u64, u64)>,
+    turns: Turns,
 }
 
 /// A request, as a queue needs it.
@@ -84,7 +83,11 @@ pub(crate) struct Forecast {
 
 impl Forecast {
     pub(crate) fn unknown() -> Self {
-        Self { available: 0, next_at: Instant::now(), cost: None }
+        Self::after_pause(Instant::now())
+    }
+
+    pub(crate) fn after_pause(next_at: Instant) -> Self {
+        Self { available: 0, next_at, cost: None }
     }
 }
 
@@ -101,11 +104,8 @@ struct Queue {
     units: u64,
     /// Above 0 if another process took the awaited units recently.
     competition: u8,
-    /// The beginning of the turn of this process, if it shares the units with others.
-    turn: Option<Instant>,
-    /// The returns of units by this process since the turn began, less the checks that have found
-    /// some: a further check shows what another process has taken or returned.
-    expected: u32,
+    /// The hashes of the single keys, if the queue is for several ones.
+    keys: Vec<u64>,
 }
 
 /// The requests with the same limiters and keys.
@@ -131,6 +131,9 @@ struct Checking {
     at: Instant,
     /// Of a request that sleeps until `at`.
     waker: Option<Waker>,
+    /// When the request checks again if it is denied: units were returned during its check, which
+    /// may not have seen them.
+    again_at: Option<Instant>,
 }
 
 impl Checking {
@@ -164,33 +167,80 @@ impl RetryQueues {
         self.hash_of([(limiter, key)].into_iter())
     }
 
-    /// Returns whether no request waits.
+    /// Returns whether no request waits, and no process shares units with others by turns.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Relaxed) == 0
     }
 
-    /// Lets the first request check that waits for a key, if any does: see
+    fn update_count(&self, queues: &Queues) {
+        self.count.store(queues.by_id.len() + queues.turns.len(), Relaxed);
+    }
+
+    /// Lets the first requests check that wait for a key, if any do: see
     /// [`units_returned`](Self::units_returned).
     #[inline]
-    pub(crate) fn key_returned(&self, limiter: &str, key: &Key<'_>, is_shared: bool) {
+    pub(crate) fn key_returned(&self, limiter: &str, key: &Key<'_>) {
         if !self.is_empty() {
-            self.units_returned(self.queue_of(limiter, key), is_shared);
+            self.units_returned(self.queue_of(limiter, key));
         }
     }
 
-    /// Lets the first request of a queue check: units were returned, of which its forecast did not
-    /// know. If other processes share the units, these take them after a while.
-    pub(crate) fn units_returned(&self, id: u64, is_shared: bool) {
-        let queue = lock(&self.queues).get(&id).cloned();
-        let wakers = queue.map(|queue| lock(&queue).units_returned(is_shared));
-        wakers.into_iter().flatten().for_each(Waker::wake);
+    /// Records that a decision has found no units of these keys for a further request.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn found_full(&self, keys: &[u64]) {
+        if !keys.is_empty() {
+            let (queues, now) = (&mut *lock(&self.queues), Instant::now());
+            keys.iter().for_each(|key| queues.turns.found_full(*key, now));
+            self.update_count(queues);
+        }
     }
 
-    /// Returns whether requests wait in this queue.
+    /// Records that this process returns units of a key, which it has held since `taken`. After a
+    /// turn, it leaves units to other processes for a pause.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn units_end(&self, key: u64, taken: Instant) {
+        lock(&self.queues).turns.returned(key, taken, Instant::now());
+    }
+
+    /// Lets the first requests that wait for a key check: units were returned, of which their
+    /// forecasts did not know.
+    pub(crate) fn units_returned(&self, key: u64) {
+        let (queues, at, now) = {
+            let all = &*lock(&self.queues);
+            let queues = all.of_key(key);
+            if queues.is_empty() {
+                return; // without a look at the clock
+            }
+            let now = Instant::now();
+            (queues, all.turns.pause_end(key, now).unwrap_or(now), now)
+        };
+        let wakers: Vec<Waker> =
+            queues.iter().flat_map(|queue| lock(queue).check_at(at, now)).collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns the end of the pause in which this process leaves the units of these keys to others.
+    pub(crate) fn pause_end(&self, keys: &[u64]) -> Option<Instant> {
+        let all = &*lock(&self.queues);
+        if all.turns.len() == 0 {
+            return None; // without a look at the clock
+        }
+        let now = Instant::now();
+        keys.iter().filter_map(|key| all.turns.pause_end(*key, now)).max()
+    }
+
+    /// Returns whether requests wait for this key.
     #[cfg(feature = "redis")]
-    pub(crate) fn is_waited_for(&self, id: u64) -> bool {
-        lock(&self.queues).contains_key(&id)
+    pub(crate) fn is_waited_for(&self, key: u64) -> bool {
+        !lock(&self.queues).of_key(key).is_empty()
+    }
+
+    /// Returns the pause of the first request of a queue, which has `waited`, after a denial of
+    /// unknown duration. In a process that shares no units, it need not ask: each end wakes it.
+    pub(crate) fn hold_retry(&self, waited: Duration) -> Duration {
+        let Queues { by_id, turns, .. } = &*lock(&self.queues);
+        hold_retry(if turns.len() == 0 { Duration::ZERO } else { waited }, by_id.len())
     }
 
     /// Returns the next number in the order of arrival.
@@ -198,16 +248,18 @@ impl RetryQueues {
         self.arrivals.fetch_add(1, Relaxed)
     }
 
+    /// Adds a request to its queue, which is for `keys`.
     pub(crate) fn join(
         self: &Arc<Self>,
         entry: QueueEntry,
+        keys: &[u64],
         arrival: u64,
         forecast: Forecast,
     ) -> Ticket {
         let QueueEntry { queue: id, group, cost, max_units, .. } = entry;
         let mut queues = lock(&self.queues);
-        let queue = queues.entry(id).or_default().clone();
-        self.count.store(queues.len(), Relaxed);
+        let queue = queues.get_or_insert(id, keys);
+        self.update_count(&queues);
         // The map stays locked: otherwise the queue could be removed in the meantime. Lock order:
         // the map, then the queue.
         let wakers = {
@@ -223,7 +275,7 @@ impl RetryQueues {
 
     /// Returns whether requests wait in this queue. If all checks are overdue, the next one starts.
     pub(crate) fn has(&self, id: u64) -> bool {
-        let queue = lock(&self.queues).get(&id).cloned();
+        let queue = lock(&self.queues).by_id.get(&id).cloned();
         let wakers = queue.as_ref().map(|queue| lock(queue).start_checks(Forecast::unknown()));
         wakers.into_iter().flatten().for_each(Waker::wake);
         queue.is_some()
@@ -231,7 +283,7 @@ impl RetryQueues {
 
     /// Returns the known units that are spent before a request that would join its queue now.
     pub(crate) fn units_before(&self, entry: &QueueEntry, arrival: u64) -> u64 {
-        let Some(queue) = lock(&self.queues).get(&entry.queue).cloned() else { return 0 };
+        let Some(queue) = lock(&self.queues).by_id.get(&entry.queue).cloned() else { return 0 };
         let queue = lock(&queue);
         let last = queue.checking.keys().next_back().max(queue.waiting.keys().next_back());
         // It arrived before some of the queue: how much is before it would take a scan, and the
@@ -242,6 +294,37 @@ impl RetryQueues {
         // A limit that holds up an earlier request of the group holds up this request, too.
         let group = queue.groups.get(&entry.group);
         queue.units + group.map_or(0, |group| group.units - group.bounded())
+    }
+}
+
+impl Queues {
+    /// Returns the queues of requests that wait for a key, perhaps among others.
+    fn of_key(&self, key: u64) -> Vec<Arc<Mutex<Queue>>> {
+        let several = self.of_keys.range((key, 0)..=(key, u64::MAX)).map(|(_, id)| id);
+        let ids = iter::once(&key).chain(several);
+        ids.filter_map(|id| self.by_id.get(id)).cloned().collect()
+    }
+
+    fn get_or_insert(&mut self, id: u64, keys: &[u64]) -> Arc<Mutex<Queue>> {
+        let queue = self.by_id.entry(id).or_insert_with(|| {
+            let several = keys.iter().copied().filter(|key| *key != id);
+            let keys: Vec<u64> = several.collect();
+            self.of_keys.extend(keys.iter().map(|key| (*key, id)));
+            Arc::new(Mutex::new(Queue { keys, ..Queue::default() }))
+        });
+        queue.clone()
+    }
+
+    /// Removes a queue, unless a request has joined it.
+    fn remove_empty(&mut self, id: u64) {
+        let Some(queue) = self.by_id.get(&id).cloned() else { return };
+        let queue = lock(&queue);
+        if queue.checking.is_empty() {
+            self.by_id.remove(&id);
+            for key in &queue.keys {
+                self.of_keys.remove(&(*key, id));
+            }
+        }
     }
 }
 
@@ -277,51 +360,24 @@ impl Queue {
             let sleeps = !fits && forecast.cost.is_none_or(|expected| expected == cost);
             let at = if sleeps { forecast.next_at } else { now };
             let (arrival, Waiting { waker, .. }) = first.remove_entry();
-            self.checking.insert(arrival, Checking { cost, at, waker: None });
+            self.checking.insert(arrival, Checking { cost, at, waker: None, again_at: None });
             self.units_checking += cost;
             wakers.extend(waker);
         }
         wakers
     }
 
-    fn units_returned(&mut self, is_shared: bool) -> Vec<Waker> {
-        let now = Instant::now();
-        if !is_shared {
-            return self.check_at(now);
-        }
-        let turn = *self.turn.get_or_insert(now);
-        self.expected += 1;
-        if now < turn {
-            return self.check_at(turn); // a pause
-        }
-        if now < turn + TURN {
-            return self.check_at(now);
-        }
-        self.turn = Some(now + PAUSE);
-        self.check_at(now + PAUSE)
-    }
-
     /// Lets all requests that sleep until they check do so at this instant. Returns their wakers.
-    fn check_at(&mut self, at: Instant) -> Vec<Waker> {
-        let now = Instant::now();
-        let sleeping = self.checking.values_mut().filter(|checking| checking.at > now);
-        let woken = sleeping.filter_map(|checking| {
+    fn check_at(&mut self, at: Instant, now: Instant) -> Vec<Waker> {
+        let wakers = self.checking.values_mut().filter_map(|checking| {
+            if checking.at <= now {
+                checking.again_at = Some(at);
+                return None;
+            }
             checking.at = at;
             checking.waker.take()
         });
-        woken.collect()
-    }
-
-    /// Ends the turn of this process after a check that shows that units were those of another one:
-    /// it has taken the units that this process has returned, in a pause or a moment before, or has
-    /// returned some itself. The next turn begins with the next return: otherwise this process
-    /// would pause after one request.
-    fn end_turn_if_taken(&mut self, was_denied: bool) {
-        if self.turn.is_some_and(|turn| turn <= Instant::now()) {
-            let was_expected = self.expected > 0;
-            self.expected = if was_denied { 0 } else { self.expected.saturating_sub(1) };
-            self.turn.take_if(|_| was_denied == was_expected);
-        }
+        wakers.collect()
     }
 
     fn stop_check(&mut self, arrival: u64) -> Option<Checking> {
@@ -332,8 +388,11 @@ impl Queue {
 
     /// Returns a denied request to its position. The first request checks when units are available.
     fn denied(&mut self, arrival: u64, forecast: Forecast) -> Vec<Waker> {
-        let Some(Checking { cost, .. }) = self.stop_check(arrival) else { return vec![] };
-        self.push(arrival, cost, forecast)
+        let Some(Checking { cost, again_at, .. }) = self.stop_check(arrival) else {
+            return vec![];
+        };
+        let next_at = again_at.unwrap_or(forecast.next_at);
+        self.push(arrival, cost, Forecast { next_at, ..forecast })
     }
 
     /// Removes a request. Returns wakers to call, and a value to drop, both without the lock.
@@ -380,9 +439,7 @@ impl Ticket {
     /// Records the result of a check at the expected instant: a denial means that another process
     /// took the units.
     pub(crate) fn record_competition(&self, was_denied: bool) {
-        let queue = &mut *lock(&self.queue);
-        queue.end_turn_if_taken(was_denied);
-        let competition = &mut queue.competition;
+        let competition = &mut lock(&self.queue).competition;
         *competition = if was_denied { COMPETITION } else { competition.saturating_sub(1) };
     }
 
@@ -442,11 +499,8 @@ impl Drop for Ticket {
         // queue, as `join` does: the other order could deadlock.
         if is_empty {
             let queues = &mut *lock(&self.queues.queues);
-            // Another request may have joined in the meantime.
-            if queues.get(&id).is_some_and(|queue| lock(queue).checking.is_empty()) {
-                queues.remove(&id);
-                self.queues.count.store(queues.len(), Relaxed);
-            }
+            queues.remove_empty(id);
+            self.queues.update_count(queues);
         }
     }
 }
@@ -458,10 +512,7 @@ pub(crate) fn after(now: Instant, pause: Duration) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Poll, Waker};
-
     use proptest::{collection::vec, prelude::*};
-    use tokio::time::advance;
 
     use super::*;
 
@@ -522,60 +573,6 @@ mod tests {
                 let new = queue.checking.keys().filter(is_new).count();
                 prop_assert!(new <= 1 || units_checking <= max);
             }
-        }
-    }
-
-    /// A process whose only waiting request checks again, each time after `HOLD_RETRY`.
-    struct Process {
-        queues: Arc<RetryQueues>,
-        ticket: Ticket,
-    }
-
-    impl Process {
-        fn new() -> Self {
-            let queues = Arc::<RetryQueues>::default();
-            let gap = Duration::ZERO;
-            let entry = QueueEntry { queue: 1, group: 1, cost: 1, max_units: 1, gap };
-            let ticket = queues.join(entry, 0, Self::retry());
-            Self { queues, ticket }
-        }
-
-        fn retry() -> Forecast {
-            Forecast { available: 0, next_at: Instant::now() + HOLD_RETRY, cost: Some(1) }
-        }
-
-        /// The check has ended. The request is to check again.
-        fn checked(&self, was_denied: bool) {
-            self.ticket.record_competition(was_denied);
-            self.ticket.denied(Self::retry());
-        }
-
-        /// Returns when the request checks after the process has returned a unit.
-        fn returned(&self) -> Duration {
-            self.queues.units_returned(1, true);
-            match self.ticket.poll(&Context::from_waker(Waker::noop())) {
-                Poll::Ready(at) => at.saturating_duration_since(Instant::now()),
-                Poll::Pending => panic!("it is the first one"),
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_process_leaves_units_to_others_after_its_turn() {
-        for was_taken in [true, false] {
-            let process = Process::new();
-            for _ in 0..12 {
-                assert_eq!(process.returned(), Duration::ZERO);
-                advance(HOLD_RETRY).await;
-                process.checked(false);
-            }
-            assert_eq!(process.returned(), PAUSE);
-            advance(PAUSE).await;
-            process.checked(was_taken);
-            // The turn of the other process, or the next one of this process.
-            advance(TURN).await;
-            process.ticket.denied(Process::retry());
-            assert_eq!(process.returned(), if was_taken { Duration::ZERO } else { PAUSE });
         }
     }
 }

@@ -227,6 +227,21 @@ async fn waiting_requests_are_served_in_order_and_woken_by_an_end() {
     assert_eq!(start.elapsed(), 21 * SECOND, "each began when the one before it ended");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_for_places_of_two_keys_is_woken_by_an_end_of_either() {
+    for held in ["alice", "bob"] {
+        let streams = concurrency(&MemoryStore::new().into_any(), 1);
+        let permit = streams.hold(held, 1).await.unwrap().unwrap();
+        let both = Charge::new(&streams, "alice").and(Charge::new(&streams, "bob"));
+        let start = Instant::now();
+        let waiting = tokio::spawn(async move { both.hold_within(60 * SECOND).await });
+        sleep(10 * SECOND).await;
+        drop(permit);
+        let _permit = waiting.await.unwrap().unwrap().expect("both are free");
+        assert_eq!(start.elapsed(), 10 * SECOND, "{held}");
+    }
+}
+
 #[tokio::test]
 async fn waiting_requests_of_two_processes_share_the_places() {
     let server = RedisServer::start();

@@ -13,10 +13,15 @@ use std::{
     time::Duration,
 };
 
+use redis::{
+    Cmd, Pipeline, RedisFuture, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
     runtime,
+    sync::watch,
     task::JoinSet,
 };
 use tower::{Layer, ServiceExt};
@@ -353,6 +358,115 @@ async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
     }
 }
 
+/// A connection that can keep back the commands for some keys.
+#[derive(Clone)]
+struct Gate {
+    connection: MultiplexedConnection,
+    is_open: watch::Sender<bool>,
+    /// The commands that are kept back now.
+    kept: Arc<AtomicU64>,
+}
+
+impl Gate {
+    async fn new(server: &RedisServer) -> Self {
+        let client = redis::Client::open(server.url()).unwrap();
+        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        Self { connection, is_open: watch::Sender::new(true), kept: Arc::default() }
+    }
+
+    async fn pass(&self) {
+        struct Kept<'a>(&'a AtomicU64);
+        impl Drop for Kept<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        self.kept.fetch_add(1, Ordering::SeqCst);
+        let _kept = Kept(&self.kept);
+        self.is_open.subscribe().wait_for(|is_open| *is_open).await.unwrap();
+    }
+
+    fn kept(&self) -> u64 {
+        self.kept.load(Ordering::SeqCst)
+    }
+}
+
+impl ConnectionLike for Gate {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        let command_text = command.get_packed_command();
+        let is_kept = command_text.windows(SLOW.len()).any(|part| part == SLOW.as_bytes());
+        Box::pin(async move {
+            if is_kept {
+                self.pass().await;
+            }
+            self.connection.req_packed_command(command).await
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.connection.req_packed_commands(commands, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.connection.get_db()
+    }
+}
+
+/// The key whose commands a [`Gate`] keeps back.
+const SLOW: &str = "slow-key";
+
+/// Holds and returns a unit of another key than the slow one, until the server knows of it.
+async fn use_other_key(limiter: &Limiter) {
+    drop(limiter.hold("fast", 1).await.unwrap().unwrap());
+    until("the other key is free", async || limiter.peek("fast").await.unwrap().held() == 0).await;
+}
+
+#[tokio::test]
+async fn a_slow_call_does_not_delay_the_ends_of_other_keys() {
+    let server = RedisServer::start();
+    let gate = Gate::new(&server).await;
+    let store = RedisStore::from_connection(gate.clone());
+    // No hold expires meanwhile.
+    let places = shared_streams(&store).hold_lifetime(600 * LIFETIME);
+    for _ in 0..10 {
+        let permit = places.hold(SLOW, 1).await.unwrap().unwrap();
+        gate.is_open.send_replace(false);
+        drop(permit);
+        until("its end is sent", async || gate.kept() == 1).await;
+        use_other_key(&places).await;
+        let is_still_kept = gate.kept() == 1;
+        gate.is_open.send_replace(true);
+        until("it is over", async || gate.kept() == 0).await;
+        // Otherwise the machine was busy: a call waits for a second.
+        if is_still_kept {
+            return;
+        }
+    }
+    panic!("the end of the other key waits for that of the slow one");
+}
+
+#[tokio::test]
+async fn a_permit_that_ends_during_its_renewal_returns_its_units() {
+    let server = RedisServer::start();
+    let gate = Gate::new(&server).await;
+    let places = shared_streams(&RedisStore::from_connection(gate.clone()));
+    let permit = places.hold(SLOW, 1).await.unwrap().unwrap();
+    gate.is_open.send_replace(false);
+    until("it is renewed", async || gate.kept() == 1).await;
+    drop(permit);
+    for _ in 0..3 {
+        use_other_key(&places).await;
+        assert!(gate.kept() <= 1, "the end is sent before the answer to the renewal");
+    }
+    gate.is_open.send_replace(true);
+    until("it is free", async || places.peek(SLOW).await.unwrap().held() == 0).await;
+}
+
 /// Set for the process that is killed: the URL of the server.
 const KILLED: &str = "TOWER_RATELIMIT_KILLED";
 
@@ -392,7 +506,8 @@ fn shared_limiters(store: &RedisStore) -> [Limiter; 4] {
 
 fn shared_streams(store: &RedisStore) -> Limiter {
     let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(10));
-    Limiter::new("shared-streams", store.clone(), algorithm, quota).hold_lifetime(LIFETIME)
+    // Long enough for a busy machine to renew the permits that are to be seen.
+    Limiter::new("shared-streams", store.clone(), algorithm, quota).hold_lifetime(5 * LIFETIME)
 }
 
 /// The process that is killed prints a line for each hold, and for each end.

@@ -54,10 +54,10 @@ impl CrossSlot {
     /// Executes one call after the other. If one denies or fails, the calls before it are released,
     /// and its result is returned.
     pub(super) async fn execute_in_order(
-        self,
+        &self,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let mut charged = Charged { calls: &self, receipts: vec![] };
+        let mut charged = Charged { calls: self, receipts: vec![] };
         let (mut binding, mut counts) = (None, vec![]);
         for call in &self.calls {
             let outcome = call.execute(&self.backend.client, deadline).await?;

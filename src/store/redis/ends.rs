@@ -8,13 +8,15 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::sync::lock;
+use super::transport::{Deadline, TransportError};
+use crate::{decision::Outcome, store::RetryQueues, sync::lock};
+
+type Decided = Result<Outcome, TransportError>;
 
 /// Clones share the ends.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Ends(Arc<EndsInner>);
 
-#[derive(Default)]
 struct EndsInner {
     /// By the hash of limiter and key. Two with equal hashes only try again in vain.
     keys: Mutex<HashMap<u64, Unanswered>>,
@@ -22,6 +24,7 @@ struct EndsInner {
     answered: Notify,
     /// Notified when a request waits for one, which should not wait for others to be sent with it.
     needed: Notify,
+    queues: Arc<RetryQueues>,
 }
 
 #[derive(Default)]
@@ -32,6 +35,11 @@ struct Unanswered {
 }
 
 impl Ends {
+    pub(super) fn new(queues: Arc<RetryQueues>) -> Self {
+        let (keys, answered, needed) = (Mutex::default(), Notify::new(), Notify::new());
+        Self(Arc::new(EndsInner { keys, answered, needed, queues }))
+    }
+
     /// Begins the end of a hold. It is open until the returned value is dropped.
     pub(super) fn begin(&self, key: u64) -> OpenEnd {
         lock(&self.0.keys).entry(key).or_default().open += 1;
@@ -72,12 +80,39 @@ pub(super) struct OpenEnds {
 }
 
 impl OpenEnds {
-    pub(super) fn is_empty(&self) -> bool {
-        self.open == 0
+    /// Returns the decision about a request that holds units of the keys. A denied one decides
+    /// `again` after the ends: what this process has returned before the request is there for it.
+    /// The denial is an answer; an error of the second decision is none, and without a second one
+    /// the first holds.
+    pub(super) async fn decide<F>(
+        &self,
+        first: impl Future<Output = Decided>,
+        again: impl FnOnce() -> Option<F>,
+        deadline: Deadline,
+    ) -> Decided
+    where
+        F: Future<Output = Decided>,
+    {
+        let mut outcome = first.await?;
+        if self.open > 0
+            && outcome.decision.waits_for_holds()
+            && deadline.wait_for(self.answered()).await.is_some()
+            && let Some(second) = again()
+            && let Ok(second) = second.await
+        {
+            outcome = second;
+        }
+        let decision = &outcome.decision;
+        if decision.waits_for_holds()
+            || decision.is_allowed() && decision.remaining() < decision.cost()
+        {
+            self.ends.0.queues.found_full(&self.keys);
+        }
+        Ok(outcome)
     }
 
     /// Waits for the answers to all of them.
-    pub(super) async fn answered(&self) {
+    async fn answered(&self) {
         let EndsInner { answered, needed, .. } = &*self.ends.0;
         loop {
             let notified = answered.notified();

@@ -14,23 +14,22 @@ use std::{
 use redis::ServerErrorKind;
 use tokio::{
     runtime::Handle,
-    sync::Notify,
+    sync::{Notify, Semaphore},
     task::JoinSet,
     time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
-    ends::{Ends, OpenEnd},
+    ends::{Ends, OpenEnd, OpenEnds},
     key_name::key_name,
     script,
     transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    keys::Key,
     observe::Event,
     store::{
-        Hold, HoldGuard, RetryQueues,
+        Hold, HoldGuard, LimitRequest, RetryQueues,
         denials::{Change, Denials},
     },
     sync::lock,
@@ -55,6 +54,9 @@ const MAX_KEYS: usize = 64;
 const MAX_CHANGES: usize = 512;
 /// The most calls under way: in a cluster, each has one key.
 const MAX_CALLS: usize = 16;
+/// The time after which ends are sent beside calls that have no answer yet. Before it, a call
+/// collects the ends that come during the one before.
+const ROUND: Duration = Duration::from_millis(20);
 /// The time after which the runtime of a task that was woken is taken as stopped, as for other
 /// tasks in the background.
 const MAX_STANDSTILL: Duration = Duration::from_secs(5);
@@ -97,6 +99,9 @@ struct Holds {
 /// A hold whose permit is held.
 struct Live {
     hold: Hold,
+    /// True while a renewal is under way.
+    is_renewed: bool,
+    taken: Instant,
     /// The time at which it is renewed, and at which it has expired.
     due: Instant,
     expires: Instant,
@@ -107,6 +112,9 @@ struct Ended {
     id: u64,
     hold: Hold,
     used: u64,
+    /// True while a renewal is under way: the end is sent after it. Before it, the renewal would
+    /// find no units, and hold them again.
+    is_renewed: bool,
     /// It is not sent later: the units have been spent then.
     expires: Instant,
     open: OpenEnd,
@@ -139,30 +147,56 @@ impl Ended {
 
 /// The change of a hold, which a call carries.
 enum Sent {
-    Renewal(u64, Hold),
+    Renewal(Renewal),
     End(Ended),
+}
+
+/// A renewal under way. The drop ends it, also if it is that of the runtime.
+struct Renewal {
+    id: u64,
+    hold: Hold,
+    keeper: Keeper,
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        let has_ended = lock(&self.keeper.0.holds).end_renewal(self.id);
+        if has_ended {
+            self.keeper.start();
+        }
+    }
 }
 
 impl Sent {
     fn hold(&self) -> &Hold {
-        let (Self::Renewal(_, hold) | Self::End(Ended { hold, .. })) = self;
+        let (Self::Renewal(Renewal { hold, .. }) | Self::End(Ended { hold, .. })) = self;
         hold
     }
 
     fn hold_mut(&mut self) -> &mut Hold {
-        let (Self::Renewal(_, hold) | Self::End(Ended { hold, .. })) = self;
+        let (Self::Renewal(Renewal { hold, .. }) | Self::End(Ended { hold, .. })) = self;
         hold
     }
 
     fn change(&self) -> HoldChange {
         match self {
-            Self::Renewal(_, hold) => {
+            Self::Renewal(Renewal { hold, .. }) => {
                 let action = HoldAction::Renew(lifetime(hold.lifetime));
                 HoldChange { action, ..hold.end(0) }
             }
             Self::End(Ended { hold, used, .. }) => hold.end(*used),
         }
     }
+}
+
+/// What has to be sent.
+struct Due {
+    /// The ends that are too late for it.
+    late: Vec<Ended>,
+    ended: Vec<Ended>,
+    renewals: Vec<(u64, Hold)>,
+    /// The time of the next renewal, if there is one.
+    next: Option<Instant>,
 }
 
 impl Holds {
@@ -187,24 +221,36 @@ impl Holds {
         }
     }
 
-    /// Takes what has to be sent now, and the ends that are too late for it. Returns the time of
-    /// the next renewal, too.
-    fn take_due(&mut self, generation: u64) -> Option<(Vec<Ended>, Vec<Sent>, Option<Instant>)> {
+    /// Ends a renewal, whatever its answer. Returns whether the permit has ended meanwhile: its end
+    /// is sent now.
+    fn end_renewal(&mut self, id: u64) -> bool {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.is_renewed = false;
+            return false;
+        }
+        let ended = self.ended.iter_mut().find(|ended| ended.id == id);
+        ended.map(|ended| ended.is_renewed = false).is_some()
+    }
+
+    /// Takes what has to be sent now, and the ends that are too late for it.
+    fn take_due(&mut self, generation: u64) -> Option<Due> {
         if self.generation != generation {
             return None; // another task does the work
         }
         self.woken = None;
         let now = Instant::now();
-        let ended = self.ended.drain(..);
-        let (late, ended): (Vec<_>, Vec<_>) = ended.partition(|ended| ended.is_too_late(now));
-        let mut due: Vec<_> = ended.into_iter().map(Sent::End).collect();
+        let ended = self.ended.extract_if(.., |ended| !ended.is_renewed);
+        let (late, ended) = ended.partition(|ended| ended.is_too_late(now));
+        let mut renewals = vec![];
         while let Some((_, id)) = self.renewals.first().filter(|(at, _)| *at <= now).copied()
-            && let Some(hold) = self.live.get(&id).map(|live| live.hold.clone())
+            && let Some(live) = self.live.get_mut(&id)
         {
-            due.push(Sent::Renewal(id, hold));
+            if !mem::replace(&mut live.is_renewed, true) {
+                renewals.push((id, live.hold.clone()));
+            }
             self.renew_at(id, now + ANSWER_TIMEOUT); // unless an answer arrives
         }
-        Some((late, due, self.renewals.first().map(|(at, _)| *at)))
+        Some(Due { late, ended, renewals, next: self.renewals.first().map(|(at, _)| *at) })
     }
 
     /// Returns the number of a new task, if one is needed.
@@ -237,7 +283,7 @@ impl Keeper {
         denials: Denials,
         queues: Arc<RetryQueues>,
     ) -> Self {
-        let (holds, ends, changed) = (Mutex::default(), Ends::default(), Notify::new());
+        let (holds, ends, changed) = (Mutex::default(), Ends::new(queues.clone()), Notify::new());
         let is_clustered = AtomicBool::new(false);
         Self(Arc::new(KeeperInner {
             holds,
@@ -255,7 +301,8 @@ impl Keeper {
     pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
         let lives = hold.lifetime / FIRST_PART;
         let now = Instant::now();
-        let live = Live { hold, due: now + lives / RENEWED_AFTER, expires: now + lives };
+        let (due, expires) = (now + lives / RENEWED_AFTER, now + lives);
+        let live = Live { hold, is_renewed: false, taken: now, due, expires };
         let id = {
             let holds = &mut *lock(&self.0.holds);
             holds.next_id += 1;
@@ -270,7 +317,7 @@ impl Keeper {
     /// Ends a hold that no guard has kept, because its caller has gone: none of it was used.
     pub(super) fn cancel(&self, hold: Hold) {
         let expires = Instant::now() + hold.lifetime;
-        self.push(NO_ID, hold, 0, expires);
+        self.push(NO_ID, hold, 0, expires, false);
     }
 
     /// Takes a hold out, which is not renewed any more.
@@ -282,12 +329,14 @@ impl Keeper {
     }
 
     fn end_kept(&self, id: u64, used: u64) {
-        if let Some(Live { hold, expires, .. }) = self.take(id) {
-            self.push(id, hold, used, expires);
+        if let Some(Live { hold, is_renewed, taken, expires, .. }) = self.take(id) {
+            let queues = &self.0.queues;
+            queues.units_end(queues.queue_of(hold.settings.name, &hold.key), taken);
+            self.push(id, hold, used, expires, is_renewed);
         }
     }
 
-    fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
+    fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant, is_renewed: bool) {
         let KeeperInner { ends, denials, queues, .. } = &*self.0;
         let change = denials.begin_return(&hold.settings, &hold.key);
         let key = queues.queue_of(hold.settings.name, &hold.key);
@@ -296,7 +345,7 @@ impl Keeper {
         if !hold.settings.params.spends() || queues.is_waited_for(key) {
             ends.hurry();
         }
-        self.queue(Ended { id, hold, used, expires, open, _change: change });
+        self.queue(Ended { id, hold, used, is_renewed, expires, open, _change: change });
         self.start();
     }
 
@@ -313,13 +362,13 @@ impl Keeper {
         left.report_unsettled();
     }
 
-    /// Returns the hash by which the ends of a key are known.
-    pub(super) fn key_of(&self, limiter: &str, key: &Key<'_>) -> u64 {
-        self.0.queues.queue_of(limiter, key)
-    }
-
-    pub(super) fn ends(&self) -> &Ends {
-        &self.0.ends
+    /// Returns the ends of holds that Redis may not know yet, of the keys of which a request holds
+    /// units.
+    pub(super) fn open_ends(&self, limits: &[LimitRequest<'_>]) -> OpenEnds {
+        let held = limits.iter().filter(|limit| limit.hold.is_some());
+        let queues = &self.0.queues;
+        let keys = held.map(|limit| queues.queue_of(limit.settings.name, limit.key));
+        self.0.ends.open(keys.collect())
     }
 
     fn is_expired(&self, id: u64) -> bool {
@@ -343,8 +392,11 @@ impl Keeper {
     /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one;
     /// nothing if another task has replaced this one.
     fn take_due(&self, generation: u64) -> Option<(Vec<Sent>, Option<Instant>)> {
-        let (late, mut due, next) = lock(&self.0.holds).take_due(generation)?;
+        let Due { late, ended, renewals, next } = lock(&self.0.holds).take_due(generation)?;
         late.iter().for_each(Ended::report_unsettled);
+        let renewal = |(id, hold)| Sent::Renewal(Renewal { id, hold, keeper: self.clone() });
+        let ends = ended.into_iter().map(Sent::End);
+        let mut due: Vec<_> = ends.chain(renewals.into_iter().map(renewal)).collect();
         due.iter_mut().for_each(|sent| sent.hold_mut().update_settings());
         Some((due, next))
     }
@@ -360,13 +412,13 @@ impl Keeper {
         let (limiter, held) = (settings.name, *held);
         let lost = Event::HoldLost { limiter, key, held };
         match (&sent, reply) {
-            (Sent::Renewal(id, _), HoldReply::Renewed(new)) => {
+            (Sent::Renewal(Renewal { id, .. }), HoldReply::Renewed(new)) => {
                 lock(&self.0.holds).renewed(*id, new, began, *lifetime);
                 if new.epoch != receipt.epoch {
                     observers.report(&lost);
                 }
             }
-            (Sent::Renewal(id, _), HoldReply::Expired) => {
+            (Sent::Renewal(Renewal { id, .. }), HoldReply::Expired) => {
                 lock(&self.0.holds).expired(*id);
                 observers.report(&Event::HoldExpired { limiter, key, held });
             }
@@ -376,7 +428,7 @@ impl Keeper {
         }
         if let Some(key) = returned {
             drop(sent);
-            self.0.queues.units_returned(key, true);
+            self.0.queues.units_returned(key);
         }
     }
 
@@ -385,7 +437,7 @@ impl Keeper {
         match sent {
             // A renewal can be repeated: the units are found by the old receipt, too. But if the
             // state is lost and so is the reply, each one holds them again, so not at once.
-            Sent::Renewal(id, _) => {
+            Sent::Renewal(Renewal { id, .. }) => {
                 let holds = &mut *lock(&self.0.holds);
                 let now = Instant::now();
                 let left = holds.live.get(&id).map_or(PAUSE, |live| live.expires - now);
@@ -394,7 +446,10 @@ impl Keeper {
             }
             // Repeated, an end would take the units of another hold.
             Sent::End(end) if may_have_run => end.report_unsettled(),
-            Sent::End(end) => self.queue(end),
+            Sent::End(end) => {
+                self.queue(end);
+                self.start();
+            }
         }
     }
 }
@@ -416,9 +471,9 @@ struct Task {
 }
 
 impl Task {
-    /// Ends the task, if there is nothing to do. Under one lock: a hold that begins now starts
-    /// another task.
-    fn end(&mut self) {
+    /// Ends the task, if there is nothing to do. Returns whether it has ended. Under one lock: a
+    /// hold that begins now starts another task.
+    fn end(&mut self) -> bool {
         let holds = &mut *lock(&self.keeper.0.holds);
         let is_replaced = holds.generation != self.generation;
         if is_replaced {
@@ -426,6 +481,7 @@ impl Task {
         } else if holds.live.is_empty() && holds.ended.is_empty() {
             (holds.has_task, self.is_done) = (false, true);
         }
+        self.is_done
     }
 }
 
@@ -441,6 +497,8 @@ impl Drop for Task {
 /// Sends what is due, until there are no holds.
 async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
+    // Not those of an earlier task, whose runtime may stand still.
+    let slots = Arc::new(Semaphore::new(MAX_CALLS));
     while !task.is_done {
         drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let Some((due, next)) = keeper.take_due(task.generation) else { return };
@@ -449,31 +507,25 @@ async fn run(mut task: Task) {
                 Some(next) => {
                     drop(timeout_at(next, keeper.0.changed.notified()).await);
                 }
-                None => task.end(),
+                None if task.end() => {}
+                // An end that waits for a renewal.
+                None => keeper.0.changed.notified().await,
             }
             continue;
         }
         let by_key = keeper.0.client.is_cluster() || keeper.0.is_clustered.load(Relaxed);
-        if !send_all(keeper, calls(due, by_key)).await {
-            sleep(PAUSE).await;
+        let mut round = JoinSet::new();
+        for call in calls(due, by_key) {
+            let slot = slots.clone().acquire_owned().await;
+            let keeper = keeper.clone();
+            round.spawn(async move {
+                send(&keeper, call).await;
+                drop(slot);
+            });
         }
+        drop(timeout(ROUND, async { while round.join_next().await.is_some() {} }).await);
+        round.detach_all();
     }
-}
-
-/// Executes calls, some of them side by side. Returns false if some have to be tried again.
-async fn send_all(keeper: &Keeper, calls: Vec<Call>) -> bool {
-    let (mut sends, mut is_done) = (JoinSet::new(), true);
-    for call in calls {
-        if sends.len() == MAX_CALLS {
-            is_done &= matches!(sends.join_next().await, Some(Ok(true)));
-        }
-        let keeper = keeper.clone();
-        sends.spawn(async move { send(&keeper, call).await });
-    }
-    while let Some(sent) = sends.join_next().await {
-        is_done &= matches!(sent, Ok(true));
-    }
-    is_done
 }
 
 /// The changes of some keys, which one call carries.
@@ -503,12 +555,12 @@ fn calls(due: Vec<Sent>, by_key: bool) -> Vec<Call> {
     calls
 }
 
-/// Executes a call. Returns false if some of it has to be tried again.
-async fn send(keeper: &Keeper, call: Call) -> bool {
+/// Executes a call.
+async fn send(keeper: &Keeper, call: Call) {
     let began = Instant::now();
     let Some(settings) = call.values().flatten().next().map(|sent| sent.hold().settings.clone())
     else {
-        return true;
+        return;
     };
     let keys = call.values().map(|sent| {
         let key = key_name(&keeper.0.prefix, &settings, &sent[0].hold().key);
@@ -521,31 +573,56 @@ async fn send(keeper: &Keeper, call: Call) -> bool {
     let reply = keeper.0.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
     let results =
         reply.and_then(|(reply, _)| script::read_changes(&reply).map_err(TransportError::of_redis));
-    let results = match results {
-        Ok(results) => results,
+    let mut failed = Failed { keeper: keeper.clone(), again: vec![] };
+    match results {
+        Ok(results) => {
+            for (sent, result) in call.into_values().zip(results) {
+                match result {
+                    Ok(replies) => {
+                        let both = sent.into_iter().zip(replies);
+                        both.for_each(|(sent, reply)| keeper.answered(sent, began, reply));
+                    }
+                    Err(error) => {
+                        let may_have_run = TransportError::of_redis(error).may_have_run();
+                        failed.add(sent, may_have_run);
+                    }
+                }
+            }
+        }
         Err(error) => {
             let is_split = error.server_kind() == Some(ServerErrorKind::CrossSlot);
             keeper.0.is_clustered.fetch_or(is_split, Relaxed);
             let may_have_run = error.may_have_run() && !is_split;
-            call.into_values().flatten().for_each(|sent| keeper.failed(sent, may_have_run));
-            return false;
-        }
-    };
-    let mut is_done = true;
-    for (sent, result) in call.into_values().zip(results) {
-        match result {
-            Ok(replies) => {
-                let both = sent.into_iter().zip(replies);
-                both.for_each(|(sent, reply)| keeper.answered(sent, began, reply));
-            }
-            Err(error) => {
-                is_done = false;
-                let may_have_run = TransportError::of_redis(error).may_have_run();
-                sent.into_iter().for_each(|sent| keeper.failed(sent, may_have_run));
-            }
+            failed.add(call.into_values().flatten(), may_have_run);
         }
     }
-    is_done
+    if !failed.again.is_empty() {
+        sleep(PAUSE).await;
+    }
+}
+
+/// The changes of a call that has failed. The drop lets those be sent again that have not run: also
+/// if it is the drop of the runtime.
+struct Failed {
+    keeper: Keeper,
+    again: Vec<Sent>,
+}
+
+impl Failed {
+    fn add(&mut self, changes: impl IntoIterator<Item = Sent>, may_have_run: bool) {
+        match may_have_run {
+            true => changes.into_iter().for_each(|sent| self.keeper.failed(sent, true)),
+            false => self.again.extend(changes),
+        }
+    }
+}
+
+impl Drop for Failed {
+    fn drop(&mut self) {
+        for sent in mem::take(&mut self.again) {
+            self.keeper.failed(sent, false);
+        }
+    }
 }
 
 /// The guard of a hold.

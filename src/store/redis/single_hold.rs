@@ -1,6 +1,6 @@
 //! A request that holds units of one key. Keeping the hold is in `holds.rs`.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use super::{
     backend::Backend,
@@ -32,7 +32,6 @@ pub(super) struct SingleHold {
 impl SingleHold {
     pub(super) fn new(backend: &Backend, front: &Front, limit: &LimitRequest<'_>) -> Self {
         let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
-        let keeper = &backend.holds;
         Self {
             backend: backend.clone(),
             front: front.clone(),
@@ -41,7 +40,7 @@ impl SingleHold {
             key: key.clone().into_owned(),
             cost,
             lifetime: hold,
-            open: keeper.ends().open(vec![keeper.key_of(settings.name, key)]),
+            open: backend.holds.open_ends(slice::from_ref(limit)),
         }
     }
 
@@ -52,23 +51,16 @@ impl SingleHold {
         self.front.enter(&limit, &self.backend, deadline)
     }
 
-    /// Waits for the decision. What this process has returned before the request is there for it.
+    /// Waits for the decision, or for a second one.
     pub(super) async fn decide(
-        self,
+        &self,
         queued: Queued,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let outcome = queued.await?;
-        if self.open.is_empty()
-            || !outcome.decision.waits_for_holds()
-            || deadline.wait_for(self.open.answered()).await.is_none()
-        {
-            return Ok(outcome);
-        }
-        match self.enter(deadline) {
-            // The denial is an answer; an error of the second call is none.
-            Entrance::Queued(queued) => queued.await.or(Ok(outcome)),
-            Entrance::Alone(_) => Ok(outcome),
-        }
+        let again = || match self.enter(deadline) {
+            Entrance::Queued(queued) => Some(queued),
+            Entrance::Alone(_) => None,
+        };
+        self.open.decide(queued, again, deadline).await
     }
 }

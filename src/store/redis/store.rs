@@ -383,19 +383,10 @@ impl Store for RedisStore {
                 && request.limits.iter().any(LimitRequest::is_returned)
             {
                 let call = WaitingCall::new(&self.backend, request, self.front.late_calls());
-                let (call, keeper) = (Arc::new(call), self.backend.holds.clone());
-                let held = request.limits.iter().filter(|limit| limit.hold.is_some());
-                let held = held.map(|limit| keeper.key_of(limit.settings.name, limit.key));
-                let open = keeper.ends().open(held.collect());
+                let (call, open) = (Arc::new(call), self.backend.holds.open_ends(request.limits));
                 return StoreFuture::pending(async move {
-                    let mut outcome = call.execute(deadline).await;
-                    // What this process has returned before is there for its next request.
-                    if !open.is_empty()
-                        && matches!(&outcome, Ok(it) if it.decision.waits_for_holds())
-                        && deadline.wait_for(open.answered()).await.is_some()
-                    {
-                        outcome = call.execute(deadline).await.or(outcome);
-                    }
+                    let execute = || call.execute(deadline);
+                    let outcome = open.decide(execute(), || Some(execute()), deadline).await;
                     let outcome =
                         outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
                     Ok(undecided.resolve(outcome, Instant::now))
@@ -417,10 +408,13 @@ impl Store for RedisStore {
             });
         }
         let calls = CrossSlot::new(&self.backend, request);
-        let action = request.action;
+        let (action, open) = (request.action, self.backend.holds.open_ends(request.limits));
         StoreFuture::pending(async move {
             let outcome = match action.can_be_denied() {
-                true => calls.execute_in_order(deadline).await,
+                true => {
+                    let execute = || calls.execute_in_order(deadline);
+                    open.decide(execute(), || Some(execute()), deadline).await
+                }
                 false => calls.execute_all(deadline).await,
             };
             let outcome = outcome.map_err(|error| monitor.failed(&client, limiter, error))?;

@@ -1,0 +1,129 @@
+//! Callers in several processes that share the places of a key, in simulated time: how much of it
+//! the places are in use, and how long the callers wait.
+
+use std::future::poll_fn;
+
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::{Algorithm, MemoryStore, limiter::permit::Permit};
+
+const MEASURED: Duration = Duration::from_secs(60);
+/// How long a caller keeps its place.
+const USE: Duration = Duration::from_millis(50);
+/// The way to the server, or back.
+const WAY: Duration = Duration::from_millis(1);
+
+fn places(count: u64) -> Limiter {
+    let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(count));
+    Limiter::new("places", MemoryStore::new(), algorithm, quota)
+}
+
+/// A caller of a process, which has the queue of its own limiter.
+#[derive(Clone)]
+struct Caller {
+    charge: Charge,
+    queues: Arc<RetryQueues>,
+    queue: u64,
+    server: Limiter,
+    end: Instant,
+}
+
+impl Caller {
+    fn new(own: &Limiter, server: &Limiter) -> Self {
+        let (charge, queues) = (Charge::new(own, "key"), queues(own));
+        let queue = queues.queue_of(own.name(), &"key".into());
+        Self { charge, queues, queue, server: server.clone(), end: Instant::now() + MEASURED }
+    }
+
+    async fn take(&self) -> Option<Permit> {
+        let (mut retry, deadline) = (Retry::default(), Some(self.end));
+        let mut is_queued = retry.join(&self.charge);
+        while Instant::now() < self.end {
+            if is_queued && !poll_fn(|cx| retry.poll(cx, deadline)).await {
+                break;
+            }
+            sleep(WAY).await;
+            let answer = self.server.hold("key", 1).await.unwrap();
+            sleep(WAY).await;
+            let decision = answer.as_ref().map_or_else(|denied| denied, Permit::decision);
+            if decision.remaining() == 0 {
+                self.queues.found_full(&[self.queue]);
+            }
+            match answer {
+                Ok(permit) => {
+                    retry.allowed(&self.charge, permit.decision());
+                    return Some(permit);
+                }
+                Err(denied) => is_queued = retry.denied(&self.charge, &denied, deadline),
+            }
+        }
+        None
+    }
+
+    fn give_back(&self, permit: Permit, taken: Instant) {
+        let Self { queues, queue, .. } = self.clone();
+        queues.units_end(queue, taken);
+        tokio::spawn(async move {
+            sleep(WAY).await;
+            drop(permit);
+            sleep(WAY).await;
+            queues.units_returned(queue);
+        });
+    }
+
+    /// Uses places until the end. Returns for how long, and the longest wait.
+    async fn use_places(self) -> (Duration, Duration) {
+        let (mut used, mut longest) = (Duration::ZERO, Duration::ZERO);
+        loop {
+            let asked = Instant::now();
+            let permit = self.take().await;
+            let taken = Instant::now();
+            longest = longest.max(taken - asked);
+            let Some(permit) = permit else { return (used, longest) };
+            sleep(USE).await;
+            used += USE;
+            self.give_back(permit, taken);
+        }
+    }
+}
+
+/// Returns the share of the time in which the places are in use, and the longest wait, compared
+/// with the time in which each caller is served once.
+async fn share(processes: u32, callers: u32, count: u32) -> (f64, f64) {
+    let (server, mut tasks) = (places(count.into()), JoinSet::new());
+    for _ in 0..processes {
+        let own = places(count.into());
+        for _ in 0..callers {
+            tasks.spawn(Caller::new(&own, &server).use_places());
+        }
+    }
+    let (used, waits): (Vec<_>, Vec<_>) = tasks.join_all().await.into_iter().unzip();
+    let in_use = used.iter().sum::<Duration>().as_secs_f64() / (MEASURED * count).as_secs_f64();
+    let longest = waits.into_iter().max().unwrap_or_default().as_secs_f64();
+    (in_use, longest / (USE * processes * callers / count).as_secs_f64())
+}
+
+#[tokio::test(start_paused = true)]
+async fn processes_share_places_and_leave_few_of_them_unused() {
+    // A caller that is alone in its process asks again before its end has reached the server. With
+    // 2 callers, the fair share is a fourth of a turn.
+    let cases = [
+        ([2, 4, 1], 5.0),
+        ([2, 1, 1], 10.0),
+        ([4, 4, 1], 6.0),
+        ([8, 1, 1], 20.0),
+        ([2, 8, 4], 5.0),
+        ([1, 8, 1], 1.5),
+    ];
+    for ([processes, callers, places], most) in cases {
+        let (in_use, longest) = share(processes, callers, places).await;
+        println!(
+            "{processes} x {callers} callers, {places} places: in use {:.1} %, longest wait \
+             {longest:.1} x fair",
+            in_use * 100.0
+        );
+        assert!(in_use > 0.85);
+        assert!(longest < most, "{longest:.1} x fair");
+    }
+}

@@ -1,0 +1,207 @@
+//! How processes share held units: how often a waiting request asks for those of other processes,
+//! and the turn after which a process leaves its own to them. It knows no queues.
+//!
+//! A request learns of a return in its own process before other processes do. So a process whose
+//! requests take the last units again and again would keep them from the others, which write
+//! nothing that shows that they wait (law 1).
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::time::random_fraction;
+
+/// The time in which a process takes again what it returns. The callers of two processes wait for
+/// up to 3 turns (bench `concurrency`): with 4 callers each, and one place that is held for 50 ms,
+/// for 2.9 times the fair share. A shorter turn needs a shorter pause, and more checks to find it.
+const TURN: Duration = Duration::from_millis(400);
+/// The time after a turn in which the process takes nothing: a twentieth of the turn, as a process
+/// that is alone loses it.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The longest time between two checks of a request after a turn: it finds each pause, with 5 ms
+/// for a timer and a call.
+const RETRY_AFTER_TURN: Duration = Duration::from_millis(15);
+/// The same of a request that has just begun to wait.
+const LONGEST_RETRY: Duration = Duration::from_millis(50);
+/// The same of a request that has waited for long.
+const SHORTEST_RETRY: Duration = Duration::from_millis(5);
+/// The keys for which requests of a process can wait before each of them is asked for less often.
+/// A process checks 270 times per second for each of them, and 2,100 times for any number.
+const MAX_RETRIED: usize = 8;
+/// The most keys, some 80 bytes each. Beyond that, turns are forgotten, and only begin anew.
+const MAX_KEYS: usize = 10_000;
+
+/// By the hash of limiter and key. Two with equal hashes share their turns.
+#[derive(Debug, Default)]
+pub(super) struct Turns(HashMap<u64, Turn>);
+
+#[derive(Debug)]
+struct Turn {
+    /// A later instant than now is the end of a pause.
+    began: Instant,
+    returned: Option<Instant>,
+    /// The last time at which a decision found no further units.
+    full: Instant,
+}
+
+/// Returns the pause of the first request of a queue after a denial of unknown duration: units are
+/// held, perhaps by another process, which ends its holds without a word to this one. The longer it
+/// has `waited`, the more often it asks: of several processes, the one that waits for longest gets
+/// the units most likely.
+///
+/// Random, between half and all: otherwise a request that began to wait when a unit was taken would
+/// check just when it is returned, before the requests of other processes.
+pub(super) fn hold_retry(waited: Duration, queues: usize) -> Duration {
+    let of_turn = TURN.as_secs_f64() / waited.as_secs_f64(); // infinite at first
+    let pause = RETRY_AFTER_TURN.as_secs_f64() * of_turn;
+    let pause = pause.clamp(SHORTEST_RETRY.as_secs_f64(), LONGEST_RETRY.as_secs_f64());
+    let factor = queues.div_ceil(MAX_RETRIED).max(1) as f64;
+    Duration::from_secs_f64(pause * factor * (1.0 - random_fraction() / 2.0))
+}
+
+impl Turns {
+    /// Returns the number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Records that a decision has found no units for a further request.
+    pub(super) fn found_full(&mut self, key: u64, now: Instant) {
+        if self.0.len() >= MAX_KEYS {
+            self.make_room(now);
+        }
+        let turn = Turn { began: now, returned: None, full: now };
+        self.0.entry(key).or_insert(turn).full = now;
+    }
+
+    /// Records that this process returns units, which it has held since `taken`.
+    pub(super) fn returned(&mut self, key: u64, taken: Instant, now: Instant) {
+        // While there are units for all, no process has to leave any. The units were taken a moment
+        // after the decision.
+        let turn = self.0.get_mut(&key).filter(|turn| turn.full + PAUSE >= taken);
+        let Some(turn) = turn else { return };
+        // Otherwise the units of the turn before were free, or those of another process, since.
+        if turn.returned.is_none_or(|returned| taken > returned + PAUSE) {
+            turn.began = taken;
+        }
+        turn.returned = Some(now);
+        if now >= turn.began + TURN {
+            turn.began = now + PAUSE;
+        }
+    }
+
+    /// Returns the end of the pause of a key, if there is one now.
+    pub(super) fn pause_end(&self, key: u64, now: Instant) -> Option<Instant> {
+        self.0.get(&key).map(|turn| turn.began).filter(|end| *end > now)
+    }
+
+    /// Forgets the turns that no units continue which are taken from now on.
+    fn make_room(&mut self, now: Instant) {
+        self.0.retain(|_, turn| turn.full + TURN + PAUSE > now);
+        if self.0.len() > MAX_KEYS / 2 {
+            self.0.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USE: Duration = Duration::from_millis(50);
+
+    /// Takes units at an instant, and returns them after `time`. Returns when, and whether a pause
+    /// begins.
+    fn use_at(turns: &mut Turns, taken: Instant, time: Duration) -> (Instant, bool) {
+        turns.found_full(1, taken);
+        turns.returned(1, taken, taken + time);
+        let pause_end = turns.pause_end(1, taken + time);
+        assert!(pause_end.is_none_or(|end| end == taken + time + PAUSE));
+        (taken + time, pause_end.is_some())
+    }
+
+    #[test]
+    fn a_process_pauses_after_a_turn_and_begins_another_one() {
+        let (mut turns, mut at) = (Turns::default(), Instant::now());
+        for _ in 0..3 {
+            for number in 1..=8 {
+                let (returned, pauses) = use_at(&mut turns, at, USE);
+                assert_eq!(pauses, number == 8, "{number}");
+                at = returned + if pauses { PAUSE } else { Duration::ZERO };
+            }
+            assert_eq!(turns.pause_end(1, at), None);
+            at += Duration::from_millis(1);
+        }
+    }
+
+    #[test]
+    fn units_that_were_free_or_those_of_others_begin_a_turn() {
+        let (mut turns, mut at) = (Turns::default(), Instant::now());
+        for _ in 0..100 {
+            let (returned, pauses) = use_at(&mut turns, at, USE);
+            assert!(!pauses);
+            at = returned + USE;
+        }
+    }
+
+    #[test]
+    fn each_return_of_units_that_were_held_for_a_turn_begins_a_pause() {
+        let (mut turns, mut at) = (Turns::default(), Instant::now());
+        for _ in 0..3 {
+            let (returned, pauses) = use_at(&mut turns, at, 10 * TURN);
+            assert!(pauses);
+            at = returned + PAUSE;
+        }
+    }
+
+    #[test]
+    fn a_process_that_finds_units_for_all_has_no_turns() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        turns.returned(1, start, start + TURN);
+        turns.found_full(1, start);
+        turns.returned(1, start + TURN, start + 2 * TURN);
+        assert_eq!(turns.pause_end(1, start + 2 * TURN), None);
+    }
+
+    #[test]
+    fn several_places_have_one_pause_at_a_time() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        let millis = Duration::from_millis;
+        turns.found_full(1, start);
+        for place in 0..10 {
+            turns.returned(1, start, start + TURN + millis(place));
+        }
+        assert_eq!(turns.pause_end(1, start + TURN + millis(9)), Some(start + TURN + PAUSE));
+        let after = start + TURN + PAUSE + millis(1);
+        turns.returned(1, start, after);
+        assert_eq!(turns.pause_end(1, after), None);
+    }
+
+    #[test]
+    fn the_number_of_turns_is_limited() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        for number in 0..100_000 {
+            let at = start + Duration::from_micros(number);
+            turns.found_full(number, at);
+            assert!(turns.0.len() <= MAX_KEYS);
+        }
+    }
+
+    #[test]
+    fn a_request_asks_more_often_the_longer_it_waits() {
+        let millis = |waited, queues| {
+            let all = (0..100).map(|_| hold_retry(Duration::from_millis(waited), queues));
+            let all: Vec<u128> = all.map(|pause| pause.as_micros() / 1_000).collect();
+            (*all.iter().min().unwrap(), *all.iter().max().unwrap())
+        };
+        let within = |found: (u128, u128), least, most| {
+            assert!(found.0 >= least && found.1 <= most && found.0 < found.1, "{found:?}");
+        };
+        within(millis(0, 1), 25, 50);
+        within(millis(400, 1), 7, 15);
+        within(millis(400, 8), 7, 15);
+        within(millis(800, 1), 3, 8);
+        within(millis(1 << 40, 1), 2, 5);
+        within(millis(1 << 40, 80), 25, 50);
+    }
+}
