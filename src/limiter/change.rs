@@ -183,7 +183,7 @@ impl Limiter {
             let (settings, observers) = (&version.settings, &**self.observers());
             let (cost, max_wait, hold) = (1, 0.0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            self.decide_limits(&StoreRequest { action, limits })
+            self.decide_limits(&StoreRequest { action, limits }, false)
         };
         Ok(KeyState::changed(answer.await?.decision))
     }

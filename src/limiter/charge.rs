@@ -497,13 +497,15 @@ impl Charge {
                 first.limiter.decide(action, &first.key, first.cost(), max_wait)
             }
             rest => {
+                let can_wait = self.holds_units() && self.resolve(max_wait) > 0.0;
                 if rest.is_empty()
                     && action == Action::Check
-                    && let Some(outcome) = first.limiter.hold_fast(&first.key, first.cost())
+                    && let Some(outcome) =
+                        first.limiter.hold_fast(&first.key, first.cost(), can_wait)
                 {
                     return StoreFuture::ready(Ok(outcome));
                 }
-                let answer = self.decide_together(&first.limiter, action, max_wait);
+                let answer = self.decide_together(&first.limiter, action, max_wait, can_wait);
                 answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
             }
         }
@@ -516,6 +518,7 @@ impl Charge {
         first: &AnyLimiter,
         action: Action,
         max_wait: MaxWait,
+        can_wait: bool,
     ) -> Result<StoreFuture<Outcome>, Error> {
         if let Some(part) = self.parts().find(|part| part.holds() && !part.limiter.can_hold()) {
             return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
@@ -545,7 +548,7 @@ impl Charge {
             }
             limits.push(limit);
         }
-        Ok(limiter.decide_limits(&StoreRequest { action, limits: &limits }))
+        Ok(limiter.decide_limits(&StoreRequest { action, limits: &limits }, can_wait))
     }
 }
 

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use super::{
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
-    report::{is_reported, report_decided, report_released, report_settings, reported},
+    report::{
+        checks_again, is_reported, report_decided, report_released, report_settings, reported,
+    },
     version::{Current, Version, Versions},
 };
 use crate::{
@@ -483,14 +485,16 @@ impl Limiter {
     /// Holds units of a key in memory that counts units at a time; `None` in uncommon cases, which
     /// [`decide_limits`](Self::decide_limits) decides.
     #[inline]
-    pub(super) fn hold_fast(&self, key: &Key<'_>, units: u64) -> Option<Outcome> {
+    pub(super) fn hold_fast(&self, key: &Key<'_>, units: u64, can_wait: bool) -> Option<Outcome> {
         let AnyStore::Memory(store) = &self.0.store else { return None };
         let version = self.current();
         let settings = &version.settings;
         let reply = store.hold_fast(settings, key.as_bytes(), units)?;
         let outcome = Outcome::new(settings.policy(units), reply, Action::Check, 0.0);
         let observers = &self.0.observers;
-        if !observers.is_empty() || !reply.admitted && log::records_denials() {
+        if (!observers.is_empty() || !reply.admitted && log::records_denials())
+            && !checks_again(&outcome.decision, can_wait)
+        {
             report_decided(observers, &outcome.decision, Some(key), None);
         }
         Some(outcome)
@@ -529,20 +533,25 @@ impl Limiter {
         }
         let version = self.current();
         match self.request(&version, action, key, cost, max_wait) {
-            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }),
+            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, false),
             Err(error) => StoreFuture::ready(Err(error)),
         }
     }
 
     /// Decides about limits of this store: the one door of all public calls, whether one limit
-    /// decides or several, now or later. Behind it are the observers and the store.
+    /// decides or several, now or later. Behind it are the observers and the store. `can_wait` says
+    /// whether the request can wait for units that are held.
     #[inline]
-    pub(super) fn decide_limits(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
+    pub(super) fn decide_limits(
+        &self,
+        request: &StoreRequest<'_>,
+        can_wait: bool,
+    ) -> StoreFuture<Outcome> {
         let answer = self.0.store.decide(request);
         if !is_reported(request, &answer) {
             return answer;
         }
-        reported(request, answer)
+        reported(request, answer, can_wait)
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if

@@ -64,7 +64,7 @@ impl Limiter {
         n: u64,
     ) -> Result<Result<Permit, Decision>, Error> {
         let key = key.into();
-        if let Some(outcome) = self.hold_fast(&key, n) {
+        if let Some(outcome) = self.hold_fast(&key, n, false) {
             return Ok(Permit::of_one(self, key, n, outcome));
         }
         Charge::new(self, key).estimate(n).hold_or_recover(MaxWait::NONE).await

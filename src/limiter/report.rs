@@ -31,28 +31,38 @@ fn is_logged(result: Result<&Decision, &Error>) -> bool {
     !result.is_ok_and(Decision::is_allowed) && log::records_denials()
 }
 
-/// Reports an answer when it has arrived.
+/// Reports an answer when it has arrived. If the request can wait for units that are held, a denial
+/// because of them is not its decision: it checks again.
 #[inline(never)]
 pub(super) fn reported(
     request: &StoreRequest<'_>,
     answer: StoreFuture<Outcome>,
+    can_wait: bool,
 ) -> StoreFuture<Outcome> {
     let result = match &answer {
         StoreFuture::Ready(Some(result)) => result.as_ref().map(|outcome| &outcome.decision),
         #[cfg(feature = "redis")]
         StoreFuture::Cached(Some(outcome)) => Ok(&outcome.decision),
-        StoreFuture::Pending(_) => return reported_later(request, answer),
+        StoreFuture::Pending(_) => return reported_later(request, answer, can_wait),
         _ => return answer,
     };
     let limits = request.limits.iter();
     let limits = limits.map(|limit| (limit.settings.name, limit.observers, limit.key));
-    report_result(request.action, limits, result, None);
+    if !result.is_ok_and(|decision| checks_again(decision, can_wait)) {
+        report_result(request.action, limits, result, None);
+    }
     answer
+}
+
+/// Returns whether a request with this decision waits until held units are returned.
+pub(super) fn checks_again(decision: &Decision, can_wait: bool) -> bool {
+    can_wait && decision.waits_for_holds()
 }
 
 fn reported_later(
     request: &StoreRequest<'_>,
     answer: StoreFuture<Outcome>,
+    can_wait: bool,
 ) -> StoreFuture<Outcome> {
     let (action, start) = (request.action, Instant::now());
     let owned = |limit: &LimitRequest<'_>| {
@@ -63,7 +73,9 @@ fn reported_later(
         let result = answer.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
-        report_result(action, limits, decided, Some(start));
+        if !decided.is_ok_and(|decision| checks_again(decision, can_wait)) {
+            report_result(action, limits, decided, Some(start));
+        }
         result
     }))
 }

@@ -112,9 +112,9 @@ impl AnyLimiter {
 
     /// Holds units of a key in memory that counts units at a time. Returns `None` in other cases.
     #[inline]
-    pub(crate) fn hold_fast(&self, key: &Key<'_>, units: u64) -> Option<Outcome> {
+    pub(crate) fn hold_fast(&self, key: &Key<'_>, units: u64, can_wait: bool) -> Option<Outcome> {
         match &self.0 {
-            Kind::Own(limiter) => limiter.hold_fast(key, units),
+            Kind::Own(limiter) => limiter.hold_fast(key, units, can_wait),
             Kind::Foreign(_) => None,
         }
     }

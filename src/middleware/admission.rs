@@ -205,15 +205,15 @@ impl<P: ProtocolBase> Shared<P> {
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
         let charge = |key| Charge::new_n(limiter, key, cost);
-        let outcome = match limiter.hold_fast(&key, cost) {
+        let can_wait = limiter.resolve(max_wait) > 0.0;
+        let outcome = match limiter.hold_fast(&key, cost, can_wait) {
             Some(outcome) if outcome.decision.is_allowed() => outcome,
             known => {
                 state.charge = charge(key);
                 let decide = || state.charge.decide(Action::Check, max_wait);
                 let answer = known.map_or_else(decide, |denied| StoreFuture::ready(Ok(denied)));
                 let proceeds = |it: &Outcome| it.decision.proceeds_immediately();
-                return match limiter.resolve(max_wait) > 0.0 && !answer.now().is_some_and(proceeds)
-                {
+                return match can_wait && !answer.now().is_some_and(proceeds) {
                     true => self.evaluate_wait(answer, max_wait, state),
                     false => self.evaluate(answer, max_wait, None, state),
                 };

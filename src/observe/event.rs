@@ -16,8 +16,8 @@ use crate::{
 pub enum Event<'a> {
     /// A check was decided, by a store or by a [failure policy](crate::FailurePolicy). A check of
     /// several limits has one event, for the limiter that the decision names. A request that waits
-    /// by retries has one for each of its checks. `peek`, `spend`, `refund`, `block` and `unblock`
-    /// have none.
+    /// by retries has one for each of its checks; one that waits for held units has none for the
+    /// checks that find too few. `peek`, `spend`, `refund`, `block` and `unblock` have none.
     #[non_exhaustive]
     Decided {
         /// The decision, which names the limiter and the source.

@@ -18,7 +18,7 @@ use tower_ratelimit::{
     store::{AnyStore, ErrorKind, Source, Store, WhenFull},
 };
 
-use crate::support::{self, load::until, memory_store, server::RedisServer};
+use crate::support::{self, load::until, memory_store, recorder::Recorder, server::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -225,6 +225,35 @@ async fn waiting_requests_are_served_in_order_and_woken_by_an_end() {
     drop(first);
     tasks.join_all().await;
     assert_eq!(start.elapsed(), 21 * SECOND, "each began when the one before it ended");
+}
+
+/// It checks again and again, but observers and the log get one decision about it.
+#[tokio::test]
+async fn a_request_that_waits_for_a_place_is_decided_once() {
+    let server = RedisServer::start();
+    for store in stores(&server).await {
+        let recorder = Recorder::new();
+        store.add_observer(recorder.clone());
+        let streams = concurrency(&store, 1);
+        let rate = Limiter::new("rate", store, Algorithm::token_bucket(), Quota::per_day(9));
+        let both = Charge::new(&streams, "alice").also(&rate);
+        let permit = hold(&streams, 1).await.unwrap();
+        recorder.take();
+        for wait in [SECOND / 5, Duration::ZERO] {
+            assert!(streams.hold_within("alice", 1, wait).await.unwrap().is_err());
+            assert!(both.hold_within(wait).await.unwrap().is_err());
+            let decided = recorder.take_of("decided");
+            let denied = |it: &String| it.starts_with("decided streams alice Denied");
+            assert!(decided.len() == 2 && decided.iter().all(denied), "{wait:?}: {decided:?}");
+        }
+        let waiting = tokio::spawn(async move { both.hold_within(60 * SECOND).await });
+        sleep(SECOND / 5).await; // of a real server
+        assert_eq!(recorder.take_of("decided"), [""; 0]);
+        drop(permit);
+        let _permit = waiting.await.unwrap().unwrap().unwrap();
+        let decided = recorder.take_of("decided");
+        assert!(decided.len() == 1 && decided[0].contains("Allowed"), "{decided:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
