@@ -67,9 +67,9 @@ pub async fn no_state(flags: &Shared, key: &Key<'_>, limits: &[Named]) -> Result
     }
     let names: Vec<_> = limits.iter().map(|(name, _)| name.as_str()).collect();
     Ok(format!(
-        "no state of the key {key} under {}: its quota is full, or it was never seen, because the \
-         key, the name of the limit or the prefix is not that of the service; `limitctl top` lists \
-         the keys with state",
+        "no state of the key {key} under {}: all of its quota is available, or it was never seen, \
+         because the key, the name of the limit or the prefix is not that of the service; \
+         `limitctl top` lists the keys with state",
         names.join(", ")
     ))
 }

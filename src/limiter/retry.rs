@@ -600,7 +600,7 @@ mod tests {
     async fn a_request_whose_wait_ends_in_a_pause_checks_a_last_time() {
         let (places, _permit, mut waiting, deadline) = waiting_for_a_place(UNIT).await;
         let key = queues(&places).queue_of("places", &"key".into());
-        queues(&places).found_full(&[key]);
+        queues(&places).found_full([key]);
         queues(&places).units_end(key, Instant::now() - MINUTE);
         queues(&places).units_returned(key);
         assert!(queues(&places).pause_end(&[key]).is_some_and(|end| end > deadline));

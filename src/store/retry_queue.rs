@@ -188,10 +188,11 @@ impl RetryQueues {
 
     /// Records that a decision has found no units of these keys for a further request.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn found_full(&self, keys: &[u64]) {
-        if !keys.is_empty() {
+    pub(crate) fn found_full(&self, keys: impl IntoIterator<Item = u64>) {
+        let mut keys = keys.into_iter().peekable();
+        if keys.peek().is_some() {
             let (queues, now) = (&mut *lock(&self.queues), Instant::now());
-            keys.iter().for_each(|key| queues.turns.found_full(*key, now));
+            keys.for_each(|key| queues.turns.found_full(key, now));
             self.update_count(queues);
         }
     }

@@ -450,6 +450,36 @@ async fn a_slow_call_does_not_delay_the_ends_of_other_keys() {
     panic!("the end of the other key waits for that of the slow one");
 }
 
+/// Nothing else wakes the task that renews: there is one permit, and no request.
+#[tokio::test]
+async fn a_permit_whose_renewals_are_answered_late_does_not_expire() {
+    let server = RedisServer::start();
+    let gate = Gate::new(&server).await;
+    let store = RedisStore::from_connection(gate.clone());
+    // Shorter than the second after which a renewal without an answer is repeated.
+    let places = shared_streams(&store).hold_lifetime(2 * LIFETIME);
+    let until_renewed = async || until("it is renewed", async || gate.kept() == 1).await;
+    for _ in 0..20 {
+        let permit = places.hold(SLOW, 1).await.unwrap().unwrap();
+        for _ in 0..3 {
+            gate.is_open.send_replace(false);
+            until_renewed().await;
+            tokio::time::sleep(LIFETIME / 8).await; // of a real server
+            gate.is_open.send_replace(true);
+            until("the renewal is sent", async || gate.kept() == 0).await;
+        }
+        gate.is_open.send_replace(false);
+        until_renewed().await;
+        let is_expired = permit.is_expired();
+        gate.is_open.send_replace(true);
+        // Otherwise the machine was busy.
+        if !is_expired {
+            return;
+        }
+    }
+    panic!("the next renewal comes too late");
+}
+
 #[tokio::test]
 async fn a_permit_that_ends_during_its_renewal_returns_its_units() {
     let server = RedisServer::start();

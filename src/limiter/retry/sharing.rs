@@ -48,7 +48,7 @@ impl Caller {
             sleep(WAY).await;
             let decision = answer.as_ref().map_or_else(|denied| denied, Permit::decision);
             if decision.remaining() == 0 {
-                self.queues.found_full(&[self.queue]);
+                self.queues.found_full([self.queue]);
             }
             match answer {
                 Ok(permit) => {

@@ -11,8 +11,6 @@ use tokio::sync::Notify;
 use super::transport::{Deadline, TransportError};
 use crate::{decision::Outcome, store::RetryQueues, sync::lock};
 
-type Decided = Result<Outcome, TransportError>;
-
 /// Clones share the ends.
 #[derive(Clone)]
 pub(super) struct Ends(Arc<EndsInner>);
@@ -46,8 +44,8 @@ impl Ends {
         OpenEnd { ends: self.clone(), key }
     }
 
-    /// Returns the ends of these keys that are open now.
-    pub(super) fn open(&self, keys: Vec<u64>) -> OpenEnds {
+    /// Returns the ends of these keys that are open now. Each has the name of its limiter.
+    pub(super) fn open(&self, keys: Vec<(&'static str, u64)>) -> OpenEnds {
         let (open, answered) = self.count(&keys);
         OpenEnds { ends: self.clone(), keys, open, answered }
     }
@@ -63,9 +61,9 @@ impl Ends {
     }
 
     /// Returns how many ends are open, and how many were answered since there were none.
-    fn count(&self, keys: &[u64]) -> (usize, usize) {
+    fn count(&self, keys: &[(&'static str, u64)]) -> (usize, usize) {
         let all = lock(&self.0.keys);
-        let counts = keys.iter().filter_map(|key| all.get(key));
+        let counts = keys.iter().filter_map(|(_, key)| all.get(key));
         counts.fold((0, 0), |sum, it| (sum.0 + it.open, sum.1 + it.answered))
     }
 }
@@ -73,7 +71,7 @@ impl Ends {
 /// The ends of some keys that were open at an instant.
 pub(super) struct OpenEnds {
     ends: Ends,
-    keys: Vec<u64>,
+    keys: Vec<(&'static str, u64)>,
     open: usize,
     /// How many were answered before.
     answered: usize,
@@ -86,12 +84,12 @@ impl OpenEnds {
     /// the first holds.
     pub(super) async fn decide<F>(
         &self,
-        first: impl Future<Output = Decided>,
+        first: impl Future<Output = Result<Outcome, TransportError>>,
         again: impl FnOnce() -> Option<F>,
         deadline: Deadline,
-    ) -> Decided
+    ) -> Result<Outcome, TransportError>
     where
-        F: Future<Output = Decided>,
+        F: Future<Output = Result<Outcome, TransportError>>,
     {
         let mut outcome = first.await?;
         if self.open > 0
@@ -106,7 +104,8 @@ impl OpenEnds {
         if decision.waits_for_holds()
             || decision.is_allowed() && decision.remaining() < decision.cost()
         {
-            self.ends.0.queues.found_full(&self.keys);
+            let keys = self.keys.iter().filter(|(limiter, _)| *limiter == decision.limiter());
+            self.ends.0.queues.found_full(keys.map(|(_, key)| *key));
         }
         Ok(outcome)
     }

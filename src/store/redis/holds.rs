@@ -160,10 +160,9 @@ struct Renewal {
 
 impl Drop for Renewal {
     fn drop(&mut self) {
-        let has_ended = lock(&self.keeper.0.holds).end_renewal(self.id);
-        if has_ended {
-            self.keeper.start();
-        }
+        lock(&self.keeper.0.holds).end_renewal(self.id);
+        // The next renewal can be due before the task wakes, and an end may have waited for this.
+        self.keeper.start();
     }
 }
 
@@ -221,15 +220,13 @@ impl Holds {
         }
     }
 
-    /// Ends a renewal, whatever its answer. Returns whether the permit has ended meanwhile: its end
-    /// is sent now.
-    fn end_renewal(&mut self, id: u64) -> bool {
+    /// Ends a renewal, whatever its answer. If the permit has ended meanwhile, its end is sent now.
+    fn end_renewal(&mut self, id: u64) {
         if let Some(live) = self.live.get_mut(&id) {
             live.is_renewed = false;
-            return false;
+        } else if let Some(ended) = self.ended.iter_mut().find(|ended| ended.id == id) {
+            ended.is_renewed = false;
         }
-        let ended = self.ended.iter_mut().find(|ended| ended.id == id);
-        ended.map(|ended| ended.is_renewed = false).is_some()
     }
 
     /// Takes what has to be sent now, and the ends that are too late for it.
@@ -367,7 +364,9 @@ impl Keeper {
     pub(super) fn open_ends(&self, limits: &[LimitRequest<'_>]) -> OpenEnds {
         let held = limits.iter().filter(|limit| limit.hold.is_some());
         let queues = &self.0.queues;
-        let keys = held.map(|limit| queues.queue_of(limit.settings.name, limit.key));
+        let keys = held.map(|LimitRequest { settings, key, .. }| {
+            (settings.name, queues.queue_of(settings.name, key))
+        });
         self.0.ends.open(keys.collect())
     }
 
@@ -377,7 +376,7 @@ impl Keeper {
     }
 
     /// Wakes the task, or starts one.
-    fn start(&self) {
+    pub(super) fn start(&self) {
         self.0.changed.notify_one();
         let Some(runtime) = Handle::try_current().ok().or_else(|| self.0.client.runtime()) else {
             return; // the next call starts it

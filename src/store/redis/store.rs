@@ -231,7 +231,8 @@ impl RedisStore {
     /// it can lose the last ones. The units of a permit then count as used when its hold expires.
     ///
     /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
-    /// waits until the holds expire.
+    /// waits until the holds expire. It does not wait for checks that were dropped before their
+    /// answer.
     ///
     /// # Cancel safety
     ///
@@ -251,6 +252,7 @@ impl RedisStore {
     /// # }
     /// ```
     pub async fn flush(&self) {
+        self.backend.holds.start(); // if the runtime of its task has ended
         self.backend.denials.changes_done().await;
     }
 
