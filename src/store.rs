@@ -47,6 +47,7 @@ pub(crate) use self::{
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
+    turns::LONGEST_HOLD_RETRY,
 };
 use crate::{
     algorithm::Release,

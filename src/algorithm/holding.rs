@@ -128,8 +128,8 @@ impl Params {
         if is_all { held.slots.pack() } else { None }
     }
 
-    /// The state that these numbers represent. Without units, the first number says when the key
-    /// was used.
+    /// The state that these numbers represent. Without units, the first number says when the
+    /// first hold began.
     #[cold]
     pub(super) fn unpack_held(&self, packed: Packed) -> State {
         match packed[1] {

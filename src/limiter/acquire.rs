@@ -19,7 +19,7 @@ use super::{
     max_wait::MaxWait,
     permit::Holds,
     recovery::Recovered,
-    report::Wait,
+    report::{Wait, checks_again, report_decided},
     retry::{Retry, yield_to_queue},
     wait_queue::WaitSlot,
 };
@@ -282,6 +282,8 @@ pub(crate) struct Acquire {
     phase: Phase,
     charge: Charge,
     max_wait: MaxWait,
+    /// The longest wait of the last check.
+    last_max_wait: MaxWait,
     max_lateness: Duration,
     slot: Option<WaitSlot>,
     /// The end of the wait, once it is known.
@@ -319,6 +321,7 @@ impl Acquire {
             phase: Phase::Deciding(answer),
             charge,
             max_wait,
+            last_max_wait: max_wait,
             max_lateness: DEFAULT_MAX_LATENESS,
             slot: None,
             deadline,
@@ -421,7 +424,9 @@ impl Acquire {
                 Phase::Retrying(denied) => {
                     let retry = self.retry.get_or_insert_default();
                     if !ready!(retry.poll(cx, self.deadline)) {
-                        return Poll::Ready(Ok(denied.clone()));
+                        let denied = denied.clone();
+                        self.report_final(&denied);
+                        return Poll::Ready(Ok(denied));
                     }
                     self.check_again();
                 }
@@ -432,8 +437,8 @@ impl Acquire {
 
     /// Checks with the rest of the wait.
     fn check_again(&mut self) {
-        let max_wait = self.max_wait.at_most(self.remaining_wait());
-        self.phase = Phase::Deciding(self.charge.decide(Action::Check, max_wait));
+        self.last_max_wait = self.max_wait.at_most(self.remaining_wait());
+        self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.last_max_wait));
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
@@ -475,11 +480,26 @@ impl Acquire {
             && self.retry.get_or_insert_default().denied(&self.charge, &decision, self.deadline);
         if !retries {
             self.wait = None;
+            self.report_final(&decision);
             return Some(decision);
         }
         self.begin_wait(&decision);
         self.phase = Phase::Retrying(decision);
         None
+    }
+
+    /// Reports a final denial, unless its check has reported it: the request could wait then.
+    fn report_final(&self, denied: &Decision) {
+        let could_wait = self.charge.holds_units() && self.charge.resolve(self.last_max_wait) > 0.0;
+        if !checks_again(denied, could_wait) {
+            return;
+        }
+        let own = self.charge.own_parts();
+        let mut own = own.filter(|(limiter, ..)| limiter.name() == denied.limiter());
+        if let Some((limiter, key, _)) = own.next() {
+            let key = own.next().is_none().then_some(key);
+            report_decided(limiter.observers(), denied, key, None);
+        }
     }
 
     fn begin_wait(&mut self, decision: &Decision) {

@@ -73,8 +73,9 @@ impl Limiter {
     /// Holds `n` units like [`hold`](Limiter::hold), and waits for them for up to `max_wait`.
     ///
     /// A hold reserves no instant. A denied call checks again when units are restored, and when a
-    /// permit of this process ends; while holds have to end first, every 25 to 50 ms, and more
-    /// often the longer it waits. In a process, waiting calls are served in the order of their
+    /// permit of this process ends. While holds have to end first, it also checks every 25 to 50
+    /// ms; over a `RedisStore` more often the longer it waits, in memory less often if more than
+    /// 8 keys are waited for. In a process, waiting calls are served in the order of their
     /// arrival; between processes, and beside calls that do not wait, the order is not defined.
     ///
     /// With a `RedisStore`, a process whose calls have taken the last units again and again for

@@ -23,7 +23,7 @@ use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
     decision::Decision,
     quota::Quota,
-    store::{Forecast, QueueEntry, RetryQueues, Store, Ticket, after},
+    store::{Forecast, LONGEST_HOLD_RETRY, QueueEntry, RetryQueues, Store, Ticket, after},
 };
 
 /// The resolution of the timers of tokio: a shorter sleep takes as long.
@@ -182,7 +182,10 @@ impl Retry {
             return false;
         }
         // A hold that has ended since the denial has woken no request: there was no queue.
-        let first = if self.waits_for_holds { retry_after.min(retry) } else { retry_after };
+        let first = match self.waits_for_holds {
+            true => retry_after.min(retry).min(LONGEST_HOLD_RETRY),
+            false => retry_after,
+        };
         let ticket = queues.join(part.entry, part.keys(), arrival, forecast(first));
         if let Some(previous) = self.ticket.replace(ticket) {
             // The next request is paced as if this one had spent. Otherwise all requests of a key

@@ -111,7 +111,7 @@ impl<P: ProtocolBase> Shared<P> {
             key => return Err(Keyed { key, cost: 1, denial: None }),
         };
         let cost = self.protocol.pricing().cost(head);
-        // Longer than the wait that the request may have: the fast path admits no request that
+        // May be longer than the wait that the request has: the fast path admits no request that
         // waits, and denies none that can.
         let max_wait = if self.dry_run { MaxWait::NONE } else { self.max_wait };
         match limiter.check_fast(&key, cost, max_wait) {

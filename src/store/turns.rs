@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// for a timer and a call.
 const RETRY_AFTER_TURN: Duration = Duration::from_millis(15);
 /// The same of a request that has just begun to wait.
-const LONGEST_RETRY: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_HOLD_RETRY: Duration = Duration::from_millis(50);
 /// The same of a request that has waited for long.
 const SHORTEST_RETRY: Duration = Duration::from_millis(5);
 /// The keys for which requests of a process can wait before each of them is asked for less often.
@@ -54,7 +54,7 @@ struct Turn {
 pub(super) fn hold_retry(waited: Duration, queues: usize) -> Duration {
     let of_turn = TURN.as_secs_f64() / waited.as_secs_f64(); // infinite at first
     let pause = RETRY_AFTER_TURN.as_secs_f64() * of_turn;
-    let pause = pause.clamp(SHORTEST_RETRY.as_secs_f64(), LONGEST_RETRY.as_secs_f64());
+    let pause = pause.clamp(SHORTEST_RETRY.as_secs_f64(), LONGEST_HOLD_RETRY.as_secs_f64());
     let factor = queues.div_ceil(MAX_RETRIED).max(1) as f64;
     Duration::from_secs_f64(pause * factor * (1.0 - random_fraction() / 2.0))
 }

@@ -246,6 +246,15 @@ async fn a_request_that_waits_for_a_place_is_decided_once() {
             let denied = |it: &String| it.starts_with("decided streams alice Denied");
             assert!(decided.len() == 2 && decided.iter().all(denied), "{wait:?}: {decided:?}");
         }
+        // Whether the first in the queue or not.
+        let denied = tokio::join!(
+            streams.hold_within("alice", 1, SECOND / 5),
+            streams.hold_within("alice", 1, SECOND / 5),
+            streams.hold_within("alice", 1, SECOND / 5),
+        );
+        assert!(denied.0.unwrap().is_err() && denied.1.unwrap().is_err());
+        assert!(denied.2.unwrap().is_err());
+        assert_eq!(recorder.take_of("decided streams alice Denied").len(), 3);
         let waiting = tokio::spawn(async move { both.hold_within(60 * SECOND).await });
         sleep(SECOND / 5).await; // of a real server
         assert_eq!(recorder.take_of("decided"), [""; 0]);

@@ -206,7 +206,7 @@ impl HeaderWriter {
         self.dialects = dialects.into_iter().collect();
         self.denial = match (&*self.dialects, &self.policy) {
             ([], _) => Some(denial_without_dialects()),
-            ([Headers::RateLimit], Some((_, policy))) => denial(policy.clone()),
+            ([Headers::RateLimit], Some((_, policy))) => Some(denial(policy.clone())),
             _ => None,
         };
     }
@@ -226,10 +226,12 @@ impl HeaderWriter {
         self.policy.as_ref().filter(|(quota, _)| decision.quota() == *quota)?;
         let seconds = decision.retry_after_secs()?;
         let mut headers = known.clone();
-        let mut places = headers.values_mut();
-        if let (Some(retry_after), Some(state)) = (places.next(), places.next()) {
-            *retry_after = number(seconds);
-            *state = ratelimit(decision.limiter(), decision.remaining(), Some(seconds));
+        for (name, value) in headers.iter_mut() {
+            if *name == RETRY_AFTER {
+                *value = number(seconds);
+            } else if *name == RATELIMIT {
+                *value = ratelimit(decision.limiter(), decision.remaining(), Some(seconds));
+            }
         }
         Some(headers)
     }
@@ -283,15 +285,14 @@ impl HeaderWriter {
     }
 }
 
-/// Returns the headers of a denial. The values of the first two are to be replaced; `None` if a map
-/// is not in the order of its insertions, which is not documented.
-fn denial(policy: HeaderValue) -> Option<HeaderMap> {
+/// Returns the headers of a denial, of which two values are to be replaced.
+fn denial(policy: HeaderValue) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(5);
     headers.insert(RETRY_AFTER, TO_BE_REPLACED);
     headers.insert(RATELIMIT, TO_BE_REPLACED);
     headers.insert(RATELIMIT_POLICY, policy);
     headers.extend(denial_without_dialects());
-    headers.keys().take(2).eq([&RETRY_AFTER, &RATELIMIT]).then_some(headers)
+    headers
 }
 
 fn denial_without_dialects() -> HeaderMap {

@@ -313,11 +313,11 @@ impl Counts {
         let second = second(now.max(0) as u64);
         let now = now as f64;
         match self {
-            Self::Packed { packed: [last_used, held], .. } if !settings.params.spends() => {
+            Self::Packed { packed: [began, held], .. } if !settings.params.spends() => {
                 if *held > 0 {
                     return Usage::HELD;
                 }
-                let reset = *last_used as f64;
+                let reset = *began as f64;
                 Usage { left: 1.0, reset, in_use: false, waited_for: false }
             }
             Self::Packed { denied_until, packed } => {

@@ -1,8 +1,8 @@
 //! The epochs of what is held: the evidence that the units of a hold are still its own. The units
 //! themselves are in `entry`.
 
-/// The epochs of a shard. Each is another one, as a `reset` may not take time, and must not confuse
-/// the holds before it with later ones.
+/// The epochs of a shard. Each is new, as a `reset` may take no time, and must not confuse the
+/// holds before it with later ones.
 #[derive(Default)]
 pub(super) struct Epochs {
     last: i64,
