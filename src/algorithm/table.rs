@@ -270,7 +270,8 @@ macro_rules! algorithms {
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
                 match state {
                     State::Blocked(block) if block.algorithm != self.kind() => {
-                        if !request.action.inserts() && !request.action.blocks() {
+                        let is_denied = request.admission.is_some_and(|all| !all.admitted);
+                        if is_denied || !request.action.inserts() && !request.action.blocks() {
                             return self.step(&mut State::Initial, request);
                         }
                         *state = State::Initial;

@@ -357,6 +357,24 @@ async fn a_hold_counts_although_another_algorithm_has_blocked_the_key() {
     }
 }
 
+/// Law 1.
+#[tokio::test]
+async fn a_denied_charge_keeps_the_block_by_another_algorithm() {
+    let server = RedisServer::start();
+    for limiter in limiters(&server).await {
+        let from = limiter.algorithm();
+        let to = algorithms().find(|to| to.name() != from.name()).unwrap();
+        limiter.block("alice", 60 * SECOND).await.unwrap();
+        limiter.block("bob", 60 * SECOND).await.unwrap();
+        Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
+        limiter.spend("bob", 10).await.unwrap();
+        let both = Charge::new(&limiter, "alice").and(Charge::new(&limiter, "bob"));
+        assert!(!both.check().await.unwrap().is_allowed());
+        Limit::try_new(from, limiter.quota()).unwrap().apply_to(&limiter);
+        assert!(limiter.check("alice").await.unwrap().is_blocked(), "{from} to {to}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_key_with_holds_is_neither_evicted_nor_swept() {
     for algorithm in algorithms() {
