@@ -33,10 +33,10 @@ const MAX_KEYS: usize = 10_000;
 
 /// By the hash of limiter and key. Two with equal hashes share their turns.
 #[derive(Debug, Default)]
-pub(super) struct Turns(HashMap<u64, Turn>);
+pub(super) struct Turns(HashMap<u64, KeyTurn>);
 
 #[derive(Debug)]
-struct Turn {
+struct KeyTurn {
     /// A later instant than now is the end of a pause.
     began: Instant,
     returned: Option<Instant>,
@@ -70,7 +70,7 @@ impl Turns {
         if self.0.len() >= MAX_KEYS {
             self.make_room(now);
         }
-        let turn = Turn { began: now, returned: None, full: now };
+        let turn = KeyTurn { began: now, returned: None, full: now };
         self.0.entry(key).or_insert(turn).full = now;
     }
 
