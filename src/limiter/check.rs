@@ -2,7 +2,6 @@
 //! `acquire.rs`, and those that reserve in `reservation.rs`.
 
 use std::{
-    marker::PhantomData,
     mem,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -167,72 +166,75 @@ impl Limiter {
 struct Check<'s, 'k, K> {
     limiter: &'s Limiter,
     n: u64,
-    state: State<'s, K>,
-    key: PhantomData<Key<'k>>,
+    state: State<'k, K>,
 }
 
-enum State<'s, K> {
+enum State<'k, K> {
     /// The key is converted by the first poll, which moves it less often.
     Starting(K),
-    /// The decision comes later. Boxed, so that the future of a check in memory is small.
-    Waiting(Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send + 's>>),
+    /// Boxed, so that the future of a check in memory is small.
+    Waiting(Box<Waiting<'k>>),
     Done,
+}
+
+/// A check whose answer comes later.
+struct Waiting<'k> {
+    key: Key<'k>,
+    answer: StoreFuture<Outcome>,
+    /// True if the answer is that of the fallback, because the store has failed.
+    falls_back: bool,
 }
 
 impl<'s, 'k, K> Check<'s, 'k, K> {
     #[inline]
     fn new(limiter: &'s Limiter, key: K, n: u64) -> Self {
-        Self { limiter, n, state: State::Starting(key), key: PhantomData }
+        Self { limiter, n, state: State::Starting(key) }
     }
 
     /// Decides without the fast path.
     #[inline(never)]
     fn decide(&mut self, cx: &mut Context<'_>, key: Key<'k>) -> Poll<Result<Decision, Error>> {
-        let Self { limiter, n, .. } = *self;
-        if let Some(outcome) = limiter.check_observed(&key, n, MaxWait::DEFAULT) {
-            return Poll::Ready(Ok(outcome.decision));
-        }
-        let mut answer = limiter.decide_carefully(Action::Check, &key, n, MaxWait::DEFAULT);
+        let mut answer =
+            self.limiter.decide_carefully(Action::Check, &key, self.n, MaxWait::DEFAULT);
         // Boxed only if it has to be kept.
-        let polled = Pin::new(&mut answer).poll(cx);
-        let is_pending = polled.is_pending();
-        match polled {
+        let failed = match Pin::new(&mut answer).poll(cx) {
             Poll::Ready(Ok(outcome)) => return Poll::Ready(Ok(outcome.decision)),
-            Poll::Ready(Err(error)) => answer = StoreFuture::ready(Err(error)),
-            Poll::Pending => {}
+            Poll::Ready(Err(error)) => Some(error),
+            Poll::Pending => None,
+        };
+        let is_pending = failed.is_none();
+        if let Some(error) = failed {
+            answer = StoreFuture::ready(Err(error));
         }
-        self.state = State::Waiting(Box::pin(limiter.decision(answer, key.into_owned(), n)));
+        self.state = State::Waiting(Box::new(Waiting { key, answer, falls_back: false }));
         if is_pending { Poll::Pending } else { self.poll_later(cx) }
     }
 
     #[inline(never)]
     fn poll_later(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let State::Waiting(decision) = &mut self.state else { panic!("polled after completion") };
-        let decision = ready!(decision.as_mut().poll(cx));
-        self.state = State::Done;
-        Poll::Ready(decision)
-    }
-}
-
-impl Limiter {
-    /// Awaits the answer to a check, and applies the failure policy.
-    async fn decision(
-        &self,
-        answer: StoreFuture<Outcome>,
-        key: Key<'_>,
-        n: u64,
-    ) -> Result<Decision, Error> {
-        let error = match answer.await {
-            Ok(outcome) => return Ok(outcome.decision),
-            Err(error) => error,
-        };
-        match self.recover(error, &key, n)? {
-            Recovered::Uncounted(decision) => Ok(decision),
-            Recovered::Fallback(charge) => {
-                let outcome = charge.decide(Action::Check, MaxWait::DEFAULT).await?;
-                Ok(outcome.decision)
+        let State::Waiting(waiting) = &mut self.state else { panic!("polled after completion") };
+        loop {
+            let Waiting { key, answer, falls_back } = &mut **waiting;
+            let result = ready!(Pin::new(&mut *answer).poll(cx));
+            let error = match result {
+                Ok(outcome) => return self.done(Ok(outcome.decision)),
+                Err(error) if *falls_back => return self.done(Err(error)),
+                Err(error) => error,
+            };
+            match self.limiter.recover(error, key, self.n) {
+                Ok(Recovered::Fallback(charge)) => {
+                    *answer = charge.decide(Action::Check, MaxWait::DEFAULT);
+                    *falls_back = true;
+                }
+                Ok(Recovered::Uncounted(decision)) => return self.done(Ok(decision)),
+                Err(error) => return self.done(Err(error)),
             }
         }
+    }
+
+    fn done(&mut self, result: Result<Decision, Error>) -> Poll<Result<Decision, Error>> {
+        self.state = State::Done;
+        Poll::Ready(result)
     }
 }
 
