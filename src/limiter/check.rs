@@ -194,6 +194,9 @@ impl<'s, 'k, K> Check<'s, 'k, K> {
     /// Decides without the fast path.
     #[inline(never)]
     fn decide(&mut self, cx: &mut Context<'_>, key: Key<'k>) -> Poll<Result<Decision, Error>> {
+        if let Some(outcome) = self.limiter.check_observed(&key, self.n, MaxWait::DEFAULT) {
+            return Poll::Ready(Ok(outcome.decision));
+        }
         let mut answer =
             self.limiter.decide_carefully(Action::Check, &key, self.n, MaxWait::DEFAULT);
         // Boxed only if it has to be kept.
