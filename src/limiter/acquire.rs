@@ -19,7 +19,7 @@ use super::{
     max_wait::MaxWait,
     permit::Holds,
     recovery::Recovered,
-    report::{Wait, checks_again, report_decided},
+    report::{Wait, goes_on_waiting, report_decided},
     retry::{Retry, yield_to_queue},
     wait_queue::WaitSlot,
 };
@@ -490,8 +490,8 @@ impl Acquire {
 
     /// Reports a final denial, unless its check has reported it: the request could wait then.
     fn report_final(&self, denied: &Decision) {
-        let could_wait = self.charge.holds_units() && self.charge.resolve(self.last_max_wait) > 0.0;
-        if !checks_again(denied, could_wait) {
+        let could_wait = self.charge.can_wait_for_holds(self.last_max_wait);
+        if !goes_on_waiting(denied, could_wait) {
             return;
         }
         let own = self.charge.own_parts();

@@ -419,6 +419,11 @@ impl Charge {
             .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
     }
 
+    /// Returns whether a request that holds units, and is denied because of others, waits for them.
+    pub(super) fn can_wait_for_holds(&self, max_wait: MaxWait) -> bool {
+        self.holds_units() && self.resolve(max_wait) > 0.0
+    }
+
     /// Returns whether units of a limit are held.
     pub(crate) fn holds_units(&self) -> bool {
         self.parts().any(Part::holds)
@@ -497,7 +502,7 @@ impl Charge {
                 first.limiter.decide(action, &first.key, first.cost(), max_wait)
             }
             rest => {
-                let can_wait = self.holds_units() && self.resolve(max_wait) > 0.0;
+                let can_wait = self.can_wait_for_holds(max_wait);
                 if rest.is_empty()
                     && action == Action::Check
                     && let Some(outcome) =

@@ -9,7 +9,7 @@ use super::{
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
     report::{
-        checks_again, is_reported, report_decided, report_released, report_settings, reported,
+        goes_on_waiting, is_reported, report_decided, report_released, report_settings, reported,
     },
     version::{Current, Version, Versions},
 };
@@ -493,7 +493,7 @@ impl Limiter {
         let outcome = Outcome::new(settings.policy(units), reply, Action::Check, 0.0);
         let observers = &self.0.observers;
         if (!observers.is_empty() || !reply.admitted && log::records_denials())
-            && !checks_again(&outcome.decision, can_wait)
+            && !goes_on_waiting(&outcome.decision, can_wait)
         {
             report_decided(observers, &outcome.decision, Some(key), None);
         }

@@ -48,14 +48,14 @@ pub(super) fn reported(
     };
     let limits = request.limits.iter();
     let limits = limits.map(|limit| (limit.settings.name, limit.observers, limit.key));
-    if !result.is_ok_and(|decision| checks_again(decision, can_wait)) {
+    if !result.is_ok_and(|decision| goes_on_waiting(decision, can_wait)) {
         report_result(request.action, limits, result, None);
     }
     answer
 }
 
 /// Returns whether a request with this decision waits until held units are returned.
-pub(super) fn checks_again(decision: &Decision, can_wait: bool) -> bool {
+pub(super) fn goes_on_waiting(decision: &Decision, can_wait: bool) -> bool {
     can_wait && decision.waits_for_holds()
 }
 
@@ -73,7 +73,7 @@ fn reported_later(
         let result = answer.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
-        if !decided.is_ok_and(|decision| checks_again(decision, can_wait)) {
+        if !decided.is_ok_and(|decision| goes_on_waiting(decision, can_wait)) {
             report_result(action, limits, decided, Some(start));
         }
         result

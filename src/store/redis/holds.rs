@@ -151,7 +151,7 @@ enum Sent {
     End(Ended),
 }
 
-/// A renewal under way. The drop ends it, also if it is that of the runtime.
+/// A renewal under way. The drop ends it, also when the runtime drops it.
 struct Renewal {
     id: u64,
     hold: Hold,
