@@ -110,7 +110,7 @@
 //!
 //! # In tests
 //!
-//! The clock of the memory store is [`tokio::time::Instant`]. With
+//! The clock of the memory store is `tokio::time::Instant`. With
 //! `#[tokio::test(start_paused = true)]`, limits follow `tokio::time::advance` and `sleep`.
 //!
 //! # Features
