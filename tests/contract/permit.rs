@@ -375,6 +375,40 @@ async fn a_denied_charge_keeps_the_block_by_another_algorithm() {
     }
 }
 
+/// Law 1.
+#[tokio::test]
+async fn a_denied_charge_keeps_the_count_by_another_algorithm() {
+    let server = RedisServer::start();
+    for limiter in limiters(&server).await {
+        let from = limiter.algorithm();
+        let to = algorithms().find(|to| to.name() != from.name()).unwrap();
+        limiter.spend("alice", 10).await.unwrap();
+        Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
+        limiter.spend("bob", 10).await.unwrap();
+        let both = Charge::new(&limiter, "alice").and(Charge::new(&limiter, "bob"));
+        assert!(!both.check().await.unwrap().is_allowed());
+        Limit::try_new(from, limiter.quota()).unwrap().apply_to(&limiter);
+        assert_eq!(remaining(&limiter).await, 0, "{from} to {to}");
+    }
+}
+
+#[tokio::test]
+async fn a_peek_or_a_refund_by_another_algorithm_keeps_what_is_held() {
+    let server = RedisServer::start();
+    for limiter in limiters(&server).await {
+        let from = limiter.algorithm();
+        let to = algorithms().find(|to| to.name() != from.name()).unwrap();
+        let permit = hold(&limiter, 10).await;
+        Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
+        assert_eq!(limiter.peek("alice").await.unwrap().remaining(), 10);
+        limiter.refund("alice", 10).await.unwrap();
+        Limit::try_new(from, limiter.quota()).unwrap().apply_to(&limiter);
+        assert_eq!(limiter.peek("alice").await.unwrap().held(), 10, "{from} to {to}");
+        permit.cancel();
+        until_left(&limiter, 10, 0).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_key_with_holds_is_neither_evicted_nor_swept() {
     for algorithm in algorithms() {
