@@ -532,8 +532,10 @@ impl Limiter {
             return StoreFuture::ready(Ok(outcome));
         }
         let version = self.current();
+        // As for a charge without holds.
+        let can_wait = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
         match self.request(&version, action, key, cost, max_wait) {
-            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, false),
+            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, can_wait),
             Err(error) => StoreFuture::ready(Err(error)),
         }
     }
