@@ -100,8 +100,8 @@ impl Limiter {
     ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
     ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait
     ///   up to the time in which it drains
-    /// - a request that is already waiting checks again when it becomes due; in another process only
-    ///   if that process has learned of the block
+    /// - a request that is already waiting checks again when it becomes due; in another process
+    ///   only if that process has learned of the block
     ///
     /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend)
     /// and [`refund`](Limiter::refund) change it, and so does a [`Permit`](crate::Permit) that
