@@ -427,7 +427,7 @@ const CONNECTIONS: &str = "store::redis::transport";
 /// The only modules of this crate that the connections import.
 const GROUND: [&str; 2] = ["sync", "time"];
 
-/// The rooms of the connections, from the top down. A file imports from its own room, and from
+/// The modules of the connections, from the top down. A file imports from its own module, and from
 /// those below it.
 const ROOMS: [&[&str]; 4] = [&["config", "url"], &["topology"], &["health"], &["link"]];
 
@@ -440,7 +440,7 @@ fn source(module: &str) -> String {
     fs::read_to_string(path.with_extension("rs")).unwrap()
 }
 
-/// The files of the connections, and the hubs of their rooms.
+/// The files of the connections, and the hubs of their modules.
 fn connections(sources: &Sources) -> impl Iterator<Item = &Module> {
     sources.0.keys().filter(|module| module.starts_with(CONNECTIONS))
 }
