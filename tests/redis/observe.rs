@@ -287,6 +287,33 @@ async fn errors_of_a_damaged_key_are_one_event_which_names_it_as_redis_stores_it
 }
 
 #[tokio::test]
+async fn the_error_about_a_state_that_cannot_expire_names_its_key() {
+    let server = RedisServer::start();
+    let store = redis_store(&server).await;
+    let quota = Quota::per_hour(9);
+    let window = Limiter::new("window", store.clone(), Algorithm::fixed_window(), quota);
+    let other = Limiter::new("other", store.clone(), Algorithm::token_bucket(), quota);
+    let name = "ratelimit:window:fixed-window:{a}";
+    let mut admin = server.connection();
+    redis::cmd("SET")
+        .arg(name)
+        .arg([b"F", &[1; 21][..], &[0; 6]].concat())
+        .exec(&mut admin)
+        .unwrap();
+    for _ in 0..10 {
+        let alone = window.check("a").await.unwrap_err();
+        let both =
+            Charge::new(&window, "a").and(Charge::new(&other, "a")).check().await.unwrap_err();
+        for error in [alone, both] {
+            let text = format!("{:?}", error.source().and_then(Error::source));
+            assert!(text.contains(&format!("the key {name} cannot be decided about")), "{text}");
+        }
+    }
+    assert_eq!(store.health().status, Status::Ready); // it rejects only this key
+    assert!(other.check("b").await.unwrap().is_allowed());
+}
+
+#[tokio::test]
 async fn the_error_of_several_limits_names_the_damaged_key() {
     let server = RedisServer::start();
     let store = redis_store(&server).await;
