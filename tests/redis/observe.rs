@@ -250,6 +250,20 @@ async fn a_stopped_and_a_paused_server_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_server_whose_answers_are_all_late_is_slow() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::lazy(&proxy.url()).unwrap();
+    until_status(&store, Status::Ready).await;
+    proxy.delay_replies(Duration::from_millis(150)); // beyond the deadline
+    until_status(&store, Status::Slow).await;
+    until("the log has it", async || log.text().contains("makes no decision in time")).await;
+    proxy.delay_replies(Duration::ZERO);
+    until_status(&store, Status::Ready).await;
+}
+
+#[tokio::test]
 async fn a_server_that_rejects_decisions_is_not_ready() {
     let server = RedisServer::start();
     let store = redis_store(&server).await;
