@@ -495,9 +495,9 @@ impl Drop for Task {
 
 /// The slots for the calls to each node.
 #[derive(Default)]
-struct Slots(HashMap<usize, Arc<Semaphore>>);
+struct NodeSlots(HashMap<usize, Arc<Semaphore>>);
 
-impl Slots {
+impl NodeSlots {
     /// Returns those of the node to which a call goes.
     fn of(&mut self, keeper: &Keeper, call: &Call) -> Arc<Semaphore> {
         let KeeperInner { client, prefix, .. } = &*keeper.0;
@@ -513,7 +513,7 @@ impl Slots {
 async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
     // Not those of an earlier task, whose runtime may stand still.
-    let mut slots = Slots::default();
+    let mut slots = NodeSlots::default();
     while !task.is_done {
         drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let Some((due, next)) = keeper.take_due(task.generation) else { return };
