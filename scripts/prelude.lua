@@ -56,6 +56,9 @@ local function round_up(time, grain)
 end
 
 local function expire_at(time)
+  if not (time > 0 and time < 2 ^ 63) then -- the server would reject it, and name no key
+    error('it expires at ' .. time, 0)
+  end
   -- A number would be written with more digits, which takes longer.
   return string.format('%.0f', math.ceil(time / 1000))
 end

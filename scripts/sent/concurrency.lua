@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line f0d5afc7f957c9e603a2247fc57426fb2a4db8fe
+-- EVALSHA names the text below this line c738c4ba8a20ac13dd8b62a4cc1b4ead1352909d
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -40,6 +40,9 @@ local function round_up(time, grain)
 end
 
 local function expire_at(time)
+  if not (time > 0 and time < 2 ^ 63) then
+    error('it expires at ' .. time, 0)
+  end
   return string.format('%.0f', math.ceil(time / 1000))
 end
 

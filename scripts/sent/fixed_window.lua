@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 3cbcccff4bba9e45c25462c51605ba9811c47c59
+-- EVALSHA names the text below this line 4f801df4665ee727aa8bc1feb963d1631d70416e
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -40,6 +40,9 @@ local function round_up(time, grain)
 end
 
 local function expire_at(time)
+  if not (time > 0 and time < 2 ^ 63) then
+    error('it expires at ' .. time, 0)
+  end
   return string.format('%.0f', math.ceil(time / 1000))
 end
 

@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line dafbc46f9e8538724e568b21958c173b9265e56f
+-- EVALSHA names the text below this line 7a1d4e10f8f0c19dbcb15e6c05db1fe3f75fcda1
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -40,6 +40,9 @@ local function round_up(time, grain)
 end
 
 local function expire_at(time)
+  if not (time > 0 and time < 2 ^ 63) then
+    error('it expires at ' .. time, 0)
+  end
   return string.format('%.0f', math.ceil(time / 1000))
 end
 

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line a4f57dd7f31c72bb4c9df5bf683c10c15469fe4e
+-- EVALSHA names the text below this line bf4da4d315d5a24e3731e25f3d9dba8c97e4a155
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -41,6 +41,9 @@ local function round_up(time, grain)
 end
 
 local function expire_at(time)
+  if not (time > 0 and time < 2 ^ 63) then
+    error('it expires at ' .. time, 0)
+  end
   return string.format('%.0f', math.ceil(time / 1000))
 end
 

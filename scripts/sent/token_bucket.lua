@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 42fe3b94a9d33e5a7cf8205322bcbea0157532d7
+-- EVALSHA names the text below this line 8b8ed8f7a69ebb5ddec37a298a6caeb10bc10e82
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -40,6 +40,9 @@ local function round_up(time, grain)
 end
 
 local function expire_at(time)
+  if not (time > 0 and time < 2 ^ 63) then
+    error('it expires at ' .. time, 0)
+  end
   return string.format('%.0f', math.ceil(time / 1000))
 end
 

@@ -270,6 +270,39 @@ async fn a_cluster_limits_concurrency_alone_and_beside_a_rate_of_another_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_of_a_dead_node_delay_no_renewal_at_another_node() {
+    const AT_DEAD_NODE: usize = 2_000;
+    let _permit = many_servers().await;
+    let mut cluster = Cluster::start(3, false, &["--cluster-require-full-coverage", "no"]);
+    let config = RedisConfig::cluster(cluster.urls()).unwrap();
+    let store = support::connected(config.deadline(LONG)).await;
+    let places = places(&store, LIFETIME);
+    let hold = async |key: &String| places.hold(key.as_str(), 1).await.unwrap().unwrap();
+    let names = (0..).map(|number| format!("user-{number}"));
+    let is_on = |name: &String, index| cluster.master_of(&format!("{{{name}}}")) == index;
+    let dead = names.clone().filter(|name| is_on(name, 0)).take(AT_DEAD_NODE);
+    let living = names.clone().find(|name| is_on(name, 1)).unwrap();
+    let mut permits = vec![];
+    for key in dead {
+        permits.push(hold(&key).await);
+    }
+    cluster.masters[0].server.kill();
+    let permit = hold(&living).await;
+    let name = format!("ratelimit:places:concurrency:{{{living}}}");
+    let value = || cluster.masters[1].query::<Vec<u8>>(&["GET", &name]);
+    for renewals in 0..2 {
+        let last = value();
+        until_server("the permit is renewed", || {
+            let value = value();
+            assert!(!value.is_empty() && !permit.is_expired(), "after {renewals} renewals");
+            value != last
+        })
+        .await;
+    }
+    drop(permits);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_survive_a_failover() {
     let _permit = many_servers().await;
     let mut watched = Watched::start(None);

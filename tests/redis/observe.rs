@@ -250,6 +250,20 @@ async fn a_stopped_and_a_paused_server_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_server_whose_answers_are_all_late_is_slow() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::lazy(&proxy.url()).unwrap();
+    until_status(&store, Status::Ready).await;
+    proxy.delay_replies(Duration::from_millis(150)); // beyond the deadline
+    until_status(&store, Status::Slow).await;
+    until("the log has it", async || log.text().contains("makes no decision in time")).await;
+    proxy.delay_replies(Duration::ZERO);
+    until_status(&store, Status::Ready).await;
+}
+
+#[tokio::test]
 async fn a_server_that_rejects_decisions_is_not_ready() {
     let server = RedisServer::start();
     let store = redis_store(&server).await;
@@ -284,6 +298,33 @@ async fn errors_of_a_damaged_key_are_one_event_which_names_it_as_redis_stores_it
         assert!(parts.iter().all(|part| failed.contains(part)), "{failed}");
         assert_eq!(failed.matches(&name).count(), 1, "{failed}");
     }
+}
+
+#[tokio::test]
+async fn the_error_about_a_state_that_cannot_expire_names_its_key() {
+    let server = RedisServer::start();
+    let store = redis_store(&server).await;
+    let quota = Quota::per_hour(9);
+    let window = Limiter::new("window", store.clone(), Algorithm::fixed_window(), quota);
+    let other = Limiter::new("other", store.clone(), Algorithm::token_bucket(), quota);
+    let name = "ratelimit:window:fixed-window:{a}";
+    let mut admin = server.connection();
+    redis::cmd("SET")
+        .arg(name)
+        .arg([b"F", &[1; 21][..], &[0; 6]].concat())
+        .exec(&mut admin)
+        .unwrap();
+    for _ in 0..10 {
+        let alone = window.check("a").await.unwrap_err();
+        let both =
+            Charge::new(&window, "a").and(Charge::new(&other, "a")).check().await.unwrap_err();
+        for error in [alone, both] {
+            let text = format!("{:?}", error.source().and_then(Error::source));
+            assert!(text.contains(&format!("the key {name} cannot be decided about")), "{text}");
+        }
+    }
+    assert_eq!(store.health().status, Status::Ready); // it rejects only this key
+    assert!(other.check("b").await.unwrap().is_allowed());
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ const NEVER: Duration = Duration::from_secs(365 * 86_400);
 /// The most keys of a call, and the most changes, as for checks.
 const MAX_KEYS: usize = 64;
 const MAX_CHANGES: usize = 512;
-/// The most calls under way: in a cluster, each has one key.
+/// The most calls under way at each node: in a cluster, each has one key.
 const MAX_CALLS: usize = 16;
 /// The time after which ends are sent beside calls that have no answer yet. Before it, a call
 /// collects the ends that come during the one before.
@@ -493,11 +493,27 @@ impl Drop for Task {
     }
 }
 
+/// The slots for the calls to each node.
+#[derive(Default)]
+struct NodeSlots(HashMap<usize, Arc<Semaphore>>);
+
+impl NodeSlots {
+    /// Returns those of the node to which a call goes.
+    fn of(&mut self, keeper: &Keeper, call: &Call) -> Arc<Semaphore> {
+        let KeeperInner { client, prefix, .. } = &*keeper.0;
+        let hold = call.values().flatten().next().map(Sent::hold);
+        let name = hold.map(|hold| key_name(prefix, &hold.settings, &hold.key));
+        let node = client.node_id(name.map_or(0, |name| client.slot_of(&name)));
+        let new = || Arc::new(Semaphore::new(MAX_CALLS));
+        self.0.entry(node).or_insert_with(new).clone()
+    }
+}
+
 /// Sends what is due, until there are no holds.
 async fn run(mut task: Task) {
     let keeper = &task.keeper.clone();
     // Not those of an earlier task, whose runtime may stand still.
-    let slots = Arc::new(Semaphore::new(MAX_CALLS));
+    let mut slots = NodeSlots::default();
     while !task.is_done {
         drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let Some((due, next)) = keeper.take_due(task.generation) else { return };
@@ -515,11 +531,13 @@ async fn run(mut task: Task) {
         let by_key = keeper.0.client.is_cluster() || keeper.0.is_clustered.load(Relaxed);
         let mut round = JoinSet::new();
         for call in calls(due, by_key) {
-            let slot = slots.clone().acquire_owned().await;
-            let keeper = keeper.clone();
+            let (keeper, slots) = (keeper.clone(), slots.of(keeper, &call));
+            // A node that does not answer must not delay the calls to others. One server gets a
+            // call with the changes that come while its slots are taken.
+            let slot = if by_key { None } else { slots.clone().acquire_owned().await.ok() };
             round.spawn(async move {
+                let _slot = if slot.is_some() { slot } else { slots.acquire_owned().await.ok() };
                 send(&keeper, call).await;
-                drop(slot);
             });
         }
         drop(timeout(ROUND, async { while round.join_next().await.is_some() {} }).await);

@@ -186,6 +186,11 @@ impl Breaker {
         if self.has_replied(since, within) { 0 } else { count }
     }
 
+    /// Returns the longest deadline of the failed calls.
+    pub(crate) fn failed_within(&self) -> Duration {
+        lock(&self.failures).within
+    }
+
     /// Returns whether the breaker is open for any deadline.
     pub(crate) fn is_open(&self) -> bool {
         self.open_for.load(Relaxed) > 0

@@ -72,6 +72,11 @@ impl Client {
         }
     }
 
+    /// Returns a number that tells the node of a slot from others.
+    pub(crate) fn node_id(&self, slot: u16) -> usize {
+        Arc::as_ptr(&self.node_of(slot)).addr()
+    }
+
     /// Returns whether the breaker of the node is closed for calls with this deadline.
     pub(crate) fn is_available_for(&self, slot: u16, deadline: Deadline) -> bool {
         self.node_of(slot).is_available_for(deadline.within())

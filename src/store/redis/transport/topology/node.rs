@@ -370,7 +370,16 @@ impl Node {
         let probe = self.common.owner.probe(&failed_key);
         let deadline = Deadline::new(PROBE_DEADLINE);
         let probed = self.execute_unchecked::<()>(deadline, probe.command(), true).await;
-        let Err(error) = probed else { return };
+        let error = match probed {
+            Ok(_) if !breaker.is_open() => return,
+            // The reply was too late for the callers.
+            Ok(_) => {
+                breaker.explain(ServerState::Slow);
+                breaker.remind(&self.named(TransportError::timeout(breaker.failed_within())));
+                return;
+            }
+            Err(error) => error,
+        };
         match error.server_state() {
             ServerState::Unavailable if found == ServerState::Unavailable => {}
             ServerState::Unavailable => breaker.explain(found),
