@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line a4f57dd7f31c72bb4c9df5bf683c10c15469fe4e
+-- EVALSHA names the text below this line 7fa52aac09051ea3352d57cc183caddf3f641222
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -622,6 +622,9 @@ if returns then
   end
 
   function refund(instant, units)
+    if instant and last > now then
+      return
+    end
     if beyond > 0 then
       return refund_beyond(instant, units)
     end

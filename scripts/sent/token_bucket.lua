@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 42fe3b94a9d33e5a7cf8205322bcbea0157532d7
+-- EVALSHA names the text below this line c1e15897a9afb0a58d46340f6d7dc4ebc04e16f5
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -572,6 +572,9 @@ if returns then
   end
 
   function refund(instant, units)
+    if instant and last > now then
+      return
+    end
     if beyond > 0 then
       return refund_beyond(instant, units)
     end

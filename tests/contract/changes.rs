@@ -404,3 +404,40 @@ async fn a_request_that_waits_by_another_algorithm_releases_nothing_if_it_is_dro
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_checks_again_for_a_block_returns_no_unit_on_which_later_ones_count() {
+    let ms = Duration::from_millis;
+    let slow = Quota::new(4, ms(500)).burst(3);
+    let limiter = Limiter::new(
+        "default",
+        MemoryStore::new(),
+        Algorithm::token_bucket(),
+        Quota::new(5, ms(500)).burst(2),
+    );
+    let start = Instant::now();
+    let wait = async |cost| {
+        let limiter = limiter.clone();
+        let waiting = tokio::spawn(async move {
+            assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
+            (start.elapsed(), cost)
+        });
+        tokio::task::yield_now().await; // it has reserved its instant
+        waiting
+    };
+    limiter.block("key", ms(60)).await.unwrap();
+    let mut all = vec![wait(1).await];
+    limiter.block("key", ms(688)).await.unwrap();
+    all.extend([wait(1).await, wait(2).await]); // of which the second counts on a unit since
+    limiter.block("key", ms(749)).await.unwrap();
+    limiter.set_quota(slow).unwrap();
+    let mut admitted = vec![];
+    for waiting in all {
+        admitted.push(waiting.await.unwrap());
+    }
+    for (first, _) in admitted.iter().copied() {
+        let at_once = admitted.iter().filter(|(instant, _)| *instant == first);
+        let units: u64 = at_once.map(|(_, cost)| cost).sum();
+        assert!(units <= slow.burst_size(), "{admitted:?}");
+    }
+}
