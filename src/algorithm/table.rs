@@ -107,6 +107,11 @@ macro_rules! algorithms {
                 }
             }
 
+            /// Returns whether this is the state of a key that another algorithm has blocked.
+            pub(crate) fn is_blocked_by_other(&self, algorithm: Kind) -> bool {
+                matches!(self, Self::Blocked(block) if block.algorithm != algorithm)
+            }
+
             /// The instant at which the block ends.
             pub(crate) fn blocked_until(&self) -> Option<f64> {
                 match self {

@@ -441,3 +441,28 @@ async fn a_request_that_checks_again_for_a_block_returns_no_unit_on_which_later_
         assert!(units <= slow.burst_size(), "{admitted:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_of_a_blocked_key_ends_after_a_denial_while_another_algorithm_counted() {
+    let ms = Duration::from_millis;
+    for algorithm in [Algorithm::concurrency(), Algorithm::sliding_window()] {
+        let quota = match algorithm {
+            Algorithm::Concurrency => Quota::concurrent(2),
+            _ => Quota::new(2, ms(10)),
+        };
+        let store = MemoryStore::new();
+        let limiter = Limiter::new("one", store.clone(), algorithm, quota);
+        let other = Limiter::new("two", store, Algorithm::token_bucket(), Quota::per_day(1));
+        assert!(other.check("key").await.unwrap().is_allowed());
+        let permit = limiter.hold("key", 2).await.unwrap().unwrap();
+        limiter.block("key", ms(18)).await.unwrap();
+        set(&limiter, Algorithm::SlidingLog, Quota::new(2, ms(10)));
+        let denied = Charge::new(&limiter, "key").also(&other).check().await.unwrap();
+        assert_eq!((denied.is_allowed(), denied.limiter()), (false, "two"));
+        set(&limiter, algorithm, quota);
+        drop(permit);
+        tokio::time::sleep(HOUR).await;
+        let state = limiter.peek("key").await.unwrap();
+        assert_eq!((state.held(), state.remaining()), (0, 2), "{algorithm}");
+    }
+}

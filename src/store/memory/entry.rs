@@ -174,7 +174,10 @@ impl Entry {
         request: &EngineRequest,
     ) -> EngineReply {
         let reply = self.counts.step(&self.settings, settings, request);
-        if applies(request.action, &reply) && !Arc::ptr_eq(&self.settings, settings) {
+        if applies(request.action, &reply)
+            && !Arc::ptr_eq(&self.settings, settings)
+            && !self.counts.are_of_other(settings)
+        {
             self.settings = settings.clone();
         }
         reply
@@ -233,6 +236,13 @@ impl Counts {
         }
     }
 
+    /// Returns whether a denial by another limit has left the block, and the holds, of another
+    /// algorithm.
+    fn are_of_other(&self, settings: &Settings) -> bool {
+        let Self::Boxed { boxed, .. } = self else { return false };
+        boxed.state.is_blocked_by_other(settings.params.kind())
+    }
+
     /// Decides with settings that may differ from those that the state was `counted` with.
     fn step(
         &mut self,
@@ -256,7 +266,9 @@ impl Counts {
         {
             boxed.forgotten_until = boxed.forgotten_until.max(instant);
         }
-        let counted = if applies(request.action, &reply) { settings } else { counted };
+        let applies = applies(request.action, &reply)
+            && (ptr::eq(counted, settings) || !state.is_blocked_by_other(settings.params.kind()));
+        let counted = if applies { settings } else { counted };
         let known = request.action.commits().then_some(reply);
         self.put(state, counted, request.now, known);
         reply
