@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 7a1d4e10f8f0c19dbcb15e6c05db1fe3f75fcda1
+-- EVALSHA names the text below this line 3d16ae55dddc477c75bae89864cc181646bb500c
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -540,6 +540,9 @@ if returns then
   end
 
   function refund(instant, units)
+    if instant and last > now then
+      return
+    end
     if beyond > 0 then
       return refund_beyond(instant, units)
     end

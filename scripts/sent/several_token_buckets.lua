@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line bf4da4d315d5a24e3731e25f3d9dba8c97e4a155
+-- EVALSHA names the text below this line 135016c0d947b504358e4d1ce7d67c7b81893d74
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -625,6 +625,9 @@ if returns then
   end
 
   function refund(instant, units)
+    if instant and last > now then
+      return
+    end
     if beyond > 0 then
       return refund_beyond(instant, units)
     end

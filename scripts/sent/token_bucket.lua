@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 8b8ed8f7a69ebb5ddec37a298a6caeb10bc10e82
+-- EVALSHA names the text below this line b484ef8942903ef28d45a9e96e0b02d9e58bbfb5
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -575,6 +575,9 @@ if returns then
   end
 
   function refund(instant, units)
+    if instant and last > now then
+      return
+    end
     if beyond > 0 then
       return refund_beyond(instant, units)
     end

@@ -195,6 +195,9 @@ if returns then
   end
 
   function refund(instant, units)
+    if instant and last > now then
+      return -- later reservations, by another quota, may count on what came in since
+    end
     if beyond > 0 then
       return refund_beyond(instant, units)
     end

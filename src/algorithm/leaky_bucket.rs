@@ -272,6 +272,9 @@ impl Model for LeakyBucketState {
 
     fn refund(&mut self, now: f64, release: &Release, params: &LeakyBucketParams) {
         let Release { instant, units } = *release;
+        if instant.is_some() && self.last > now {
+            return; // later reservations, by another quota, may count on what came in since
+        }
         if self.beyond > 0.0 {
             return self.refund_beyond(now, release, params);
         }

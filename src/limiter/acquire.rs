@@ -588,13 +588,26 @@ impl Acquire {
 
     async fn wait(mut self) -> Result<Decision, Error> {
         let decision = poll_fn(|cx| self.poll(cx)).await?;
+        self.check_spent()?;
         drop(self.disarm());
         Ok(decision)
+    }
+
+    /// Returns an error if an admitted request, which has no permit, holds units: a limit counts
+    /// them at a time since it has begun to wait. The drop returns what it has taken.
+    fn check_spent(&self) -> Result<(), Error> {
+        match &self.phase {
+            Phase::Admitted(outcome, _) if outcome.receipts.have_holds() => {
+                self.charge.check_costs()
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Waits, and applies the failure policy of the limiter if its store fails.
     pub(super) async fn wait_or_recover(mut self) -> Result<Decision, Error> {
         let result = poll_fn(|cx| self.poll(cx)).await;
+        self.check_spent()?;
         let rest = self.max_wait.at_most(self.remaining_wait());
         let (charge, _) = self.disarm();
         match result {

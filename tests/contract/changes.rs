@@ -404,3 +404,65 @@ async fn a_request_that_waits_by_another_algorithm_releases_nothing_if_it_is_dro
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_checks_again_for_a_block_returns_no_unit_on_which_later_ones_count() {
+    let ms = Duration::from_millis;
+    let slow = Quota::new(4, ms(500)).burst(3);
+    let limiter = Limiter::new(
+        "default",
+        MemoryStore::new(),
+        Algorithm::token_bucket(),
+        Quota::new(5, ms(500)).burst(2),
+    );
+    let start = Instant::now();
+    let wait = async |cost| {
+        let limiter = limiter.clone();
+        let waiting = tokio::spawn(async move {
+            assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
+            (start.elapsed(), cost)
+        });
+        tokio::task::yield_now().await; // it has reserved its instant
+        waiting
+    };
+    limiter.block("key", ms(60)).await.unwrap();
+    let mut all = vec![wait(1).await];
+    limiter.block("key", ms(688)).await.unwrap();
+    all.extend([wait(1).await, wait(2).await]); // of which the second counts on a unit since
+    limiter.block("key", ms(749)).await.unwrap();
+    limiter.set_quota(slow).unwrap();
+    let mut admitted = vec![];
+    for waiting in all {
+        admitted.push(waiting.await.unwrap());
+    }
+    for (first, _) in admitted.iter().copied() {
+        let at_once = admitted.iter().filter(|(instant, _)| *instant == first);
+        let units: u64 = at_once.map(|(_, cost)| cost).sum();
+        assert!(units <= slow.burst_size(), "{admitted:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_of_a_blocked_key_ends_after_a_denial_while_another_algorithm_counted() {
+    let ms = Duration::from_millis;
+    for algorithm in [Algorithm::concurrency(), Algorithm::sliding_window()] {
+        let quota = match algorithm {
+            Algorithm::Concurrency => Quota::concurrent(2),
+            _ => Quota::new(2, ms(10)),
+        };
+        let store = MemoryStore::new();
+        let limiter = Limiter::new("one", store.clone(), algorithm, quota);
+        let other = Limiter::new("two", store, Algorithm::token_bucket(), Quota::per_day(1));
+        assert!(other.check("key").await.unwrap().is_allowed());
+        let permit = limiter.hold("key", 2).await.unwrap().unwrap();
+        limiter.block("key", ms(18)).await.unwrap();
+        set(&limiter, Algorithm::SlidingLog, Quota::new(2, ms(10)));
+        let denied = Charge::new(&limiter, "key").also(&other).check().await.unwrap();
+        assert_eq!((denied.is_allowed(), denied.limiter()), (false, "two"));
+        set(&limiter, algorithm, quota);
+        drop(permit);
+        tokio::time::sleep(HOUR).await;
+        let state = limiter.peek("key").await.unwrap();
+        assert_eq!((state.held(), state.remaining()), (0, 2), "{algorithm}");
+    }
+}

@@ -321,3 +321,23 @@ async fn the_failure_policy_applies() {
         assert!(hold(&streams, 1).await.is_some());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_to_spend_takes_no_place_of_a_limit_that_begins_to_count_places() {
+    let read = |text| toml::from_str::<Limits>(text).unwrap();
+    let bucket = "one = { algorithm = 'token-bucket', quota = '1/s' }\n";
+    let before = format!("{bucket}two = {{ algorithm = 'token-bucket', quota = '2/s' }}");
+    let after = format!("{bucket}two = {{ algorithm = 'concurrency', quota = '2 concurrent' }}");
+    let limiters = read(&before).limiters(&MemoryStore::new()).unwrap();
+    let [one, two] = ["one", "two"].map(|name| limiters.get(name).unwrap());
+    assert!(one.check("alice").await.unwrap().is_allowed());
+    // On two keys, requests retry instead of reserving an instant.
+    let charge = Charge::new(&one, "alice").and(Charge::new(&two, "all"));
+    let waiting = tokio::spawn(async move { charge.try_acquire(2 * SECOND).await });
+    sleep(SECOND / 2).await;
+    limiters.reload(&read(&after)).unwrap();
+    let error = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::OnlyHolds { limiter, .. } if limiter == "two"));
+    assert_eq!(two.peek("all").await.unwrap().held(), 0);
+    assert!(one.check("alice").await.unwrap().is_allowed(), "its unit is returned");
+}
