@@ -35,7 +35,7 @@ use super::{
     StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, Release},
+    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, INITIAL, Release},
     decision::Outcome,
     error::{Error, StoreError},
     keys::Key,
@@ -252,7 +252,40 @@ impl MemoryStore {
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
-        shard.find(hash, settings, key)?.check_fast(settings, fast, cost, waits, now)
+        match shard.find(hash, settings, key) {
+            Some(entry) => entry.check_fast(settings, fast, cost, waits, now),
+            None => self.insert_fast(hash, settings, fast, key, cost, shard, now),
+        }
+    }
+
+    /// Decides about a key that is not in its shard. Returns `None` if there is no room in the
+    /// shard, too, and has inserted and evicted nothing then.
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)]
+    fn insert_fast(
+        &self,
+        hash: u64,
+        settings: &Arc<Settings>,
+        fast: &Fast,
+        key: &[u8],
+        cost: u64,
+        mut shard: MutexGuard<'_, Shard>,
+        now: i64,
+    ) -> Option<FastStep> {
+        let mut packed = INITIAL;
+        let step = fast.step(&mut packed, cost, now).filter(|step| step.admitted)?;
+        let slots = &self.0.slots.0;
+        let slot = match slots.take() {
+            Some(slot) => {
+                shard.sweep(now, slots);
+                slot
+            }
+            None => shard.evict(&mut self.search(now, &[]), slots)?,
+        };
+        shard.insert(hash, Entry::packed(settings, key, packed), &self.0.hasher, slot);
+        drop(shard);
+        self.report_keys();
+        Some(step)
     }
 
     #[inline]
