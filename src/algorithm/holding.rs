@@ -101,8 +101,7 @@ impl Params {
     /// that have ended: their units are spent at their ends.
     fn open(&self, state: &mut State, now: f64) -> Held<State, Kind> {
         let mut held = match take(state) {
-            State::Held(held) if held.algorithm == self.kind() => *held,
-            State::Held(_) => self.held(State::Initial), // for another algorithm
+            State::Held(held) => *held,
             state => self.held(state),
         };
         if held.slots.is_stale(now) {

@@ -98,6 +98,17 @@ macro_rules! algorithms {
                 matches!(self, Self::Held(held) if held.slots.is_stale(now))
             }
 
+            /// The algorithm that has counted the state.
+            #[inline]
+            pub(crate) fn kind(&self) -> Option<Kind> {
+                match self {
+                    Self::Initial => None,
+                    Self::Blocked(block) => Some(block.algorithm),
+                    Self::Held(held) => Some(held.algorithm),
+                    $(Self::$variant(_) => Some(Kind::$variant),)*
+                }
+            }
+
             /// Returns whether units are held.
             pub(crate) fn is_held(&self) -> bool {
                 match self {
@@ -268,15 +279,10 @@ macro_rules! algorithms {
             /// Decides, and changes the state. A state of another algorithm counts as initial.
             #[inline]
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+                if state.kind().is_some_and(|kind| kind != self.kind()) {
+                    return self.step_other(state, request);
+                }
                 match state {
-                    State::Blocked(block) if block.algorithm != self.kind() => {
-                        let is_denied = request.admission.is_some_and(|all| !all.admitted);
-                        if is_denied || !request.action.inserts() && !request.action.blocks() {
-                            return self.step(&mut State::Initial, request);
-                        }
-                        *state = State::Initial;
-                        self.step(state, request)
-                    }
                     State::Blocked(_) => self.step_blocked(state, request),
                     _ if request.action.blocks() => self.step_blocked(state, request),
                     _ => self.step_inside(state, request),
@@ -328,6 +334,7 @@ macro_rules! algorithms {
                     (_, State::Blocked(block)) => {
                         self.return_units(&mut block.state, now, releases);
                     }
+                    (_, State::Held(held)) if held.algorithm != self.kind() => {}
                     (_, state @ State::Held(_)) => self.change_beside(state, now, |beside| {
                         self.return_units(beside, now, releases);
                     }),
@@ -385,6 +392,18 @@ impl Params {
     /// Returns a state in a block.
     pub(super) fn blocked(&self, state: State, ends: f64) -> State {
         State::Blocked(Box::new(Block { ends, state, algorithm: self.kind() }))
+    }
+
+    /// Decides about a key that another algorithm has counted. Only a request that counts, or that
+    /// begins or ends a block, replaces the state.
+    #[cold]
+    fn step_other(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+        let is_denied = request.admission.is_some_and(|all| !all.admitted);
+        if is_denied || !request.action.inserts() && !request.action.blocks() {
+            return self.step(&mut State::Initial, request);
+        }
+        *state = State::Initial;
+        self.step(state, request)
     }
 
     /// Decides about a key that is blocked, or is to be.

@@ -569,6 +569,8 @@ impl Acquire {
         if decision.is_allowed() {
             self.start_wait(&decision);
             self.phase = Phase::Admitted(outcome, None);
+        } else {
+            self.report_final(&decision);
         }
         Poll::Ready(Ok(decision))
     }

@@ -419,9 +419,9 @@ impl Charge {
             .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
     }
 
-    /// Returns whether a request that holds units, and is denied because of others, waits for them.
+    /// Returns whether a request that is denied because of held units waits for them.
     pub(super) fn can_wait_for_holds(&self, max_wait: MaxWait) -> bool {
-        self.holds_units() && self.resolve(max_wait) > 0.0
+        (max_wait.is_asked_for() || self.holds_units()) && self.resolve(max_wait) > 0.0
     }
 
     /// Returns whether units of a limit are held.

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{handle::Limiter, max_wait::MaxWait, recovery::Recovered};
+use super::{charge::Charge, handle::Limiter, max_wait::MaxWait, recovery::Recovered};
 use crate::{
     algorithm::Action,
     decision::{Decision, KeyState, Outcome},
@@ -82,7 +82,7 @@ impl Limiter {
         let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
         let recovered = match result {
             Ok(outcome) => return Ok(outcome.decision),
-            Err(error) => self.recover(error, &key, n)?,
+            Err(error) => Charge::new_n(self, &key, n).recover_by_limiter(error)?,
         };
         match recovered {
             Recovered::Uncounted(decision) => Ok(decision),
@@ -198,7 +198,7 @@ impl<'s, 'k, K> Check<'s, 'k, K> {
             return Poll::Ready(Ok(outcome.decision));
         }
         let mut answer =
-            self.limiter.decide_carefully(Action::Check, &key, self.n, MaxWait::DEFAULT);
+            self.limiter.decide_in_store(Action::Check, &key, self.n, MaxWait::DEFAULT);
         // Boxed only if it has to be kept.
         let failed = match Pin::new(&mut answer).poll(cx) {
             Poll::Ready(Ok(outcome)) => return Poll::Ready(Ok(outcome.decision)),
@@ -224,7 +224,7 @@ impl<'s, 'k, K> Check<'s, 'k, K> {
                 Err(error) if *falls_back => return self.done(Err(error)),
                 Err(error) => error,
             };
-            match self.limiter.recover(error, key, self.n) {
+            match Charge::new_n(self.limiter, &*key, self.n).recover_by_limiter(error) {
                 Ok(Recovered::Fallback(charge)) => {
                     *answer = charge.decide(Action::Check, MaxWait::DEFAULT);
                     *falls_back = true;

@@ -531,9 +531,23 @@ impl Limiter {
         {
             return StoreFuture::ready(Ok(outcome));
         }
+        self.decide_in_store(action, key, cost, max_wait)
+    }
+
+    /// Decides about a request that [`check_observed`](Self::check_observed) does not decide
+    /// either.
+    pub(super) fn decide_in_store(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> StoreFuture<Outcome> {
         let version = self.current();
+        // As for a charge without holds.
+        let can_wait = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
         match self.request(&version, action, key, cost, max_wait) {
-            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, false),
+            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, can_wait),
             Err(error) => StoreFuture::ready(Err(error)),
         }
     }

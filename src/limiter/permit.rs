@@ -344,9 +344,10 @@ impl HeldUnits {
         algorithm: Kind,
     ) -> Self {
         let hold = Some(limiter.keep_hold(&key, units, receipt, algorithm));
-        report_hold_began(limiter.observers(), limiter.name(), &key, units);
-        let (limiter, used_at_drop) = (limiter.clone(), units);
-        Self { limiter, key, units, used_at_drop, hold }
+        let held = Self { limiter: limiter.clone(), key, units, used_at_drop: units, hold };
+        // Its drop ends the hold if an observer panics.
+        report_hold_began(limiter.observers(), limiter.name(), &held.key, units);
+        held
     }
 
     fn has_ended(&self) -> bool {

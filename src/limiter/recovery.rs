@@ -1,13 +1,10 @@
 //! Applies a failure policy to a request about which the store has not decided. The policies are in
 //! `failure_policy.rs`.
 
-use super::{
-    charge::Charge, failure_policy::FailurePolicy, handle::Limiter, report::report_decided,
-};
+use super::{charge::Charge, failure_policy::FailurePolicy, report::report_decided};
 use crate::{
     decision::Decision,
     error::{Error, ErrorKind, StoreError},
-    keys::Key,
 };
 
 /// The treatment of a charge about which the store has not decided.
@@ -64,16 +61,4 @@ impl Charge {
 pub(super) enum Recovered {
     Uncounted(Decision),
     Fallback(Charge),
-}
-
-impl Limiter {
-    /// Applies the policy of the limiter.
-    pub(super) fn recover(
-        &self,
-        error: Error,
-        key: &Key<'_>,
-        cost: u64,
-    ) -> Result<Recovered, Error> {
-        Charge::new_n(self, key, cost).recover_by_limiter(error)
-    }
 }

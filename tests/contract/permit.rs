@@ -375,6 +375,70 @@ async fn a_denied_charge_keeps_the_block_by_another_algorithm() {
     }
 }
 
+/// It checks again and again, but observers and the log get one decision about it.
+#[tokio::test(start_paused = true)]
+async fn a_check_that_waits_for_held_units_is_decided_once() {
+    let store = MemoryStore::new();
+    let recorder = Recorder::new();
+    store.add_observer(recorder.clone());
+    let quota = Quota::per_day(10);
+    let tokens = Limiter::new("tokens", store.clone(), Algorithm::FixedWindow, quota);
+    let calls = Limiter::new("calls", store, Algorithm::token_bucket(), quota);
+    let both = Charge::new(&tokens, "alice").also(&calls);
+    let permit = hold(&tokens, 10).await;
+    recorder.take();
+    for wait in [SECOND, Duration::ZERO] {
+        assert!(!tokens.try_acquire("alice", wait).await.unwrap().is_allowed());
+        assert!(!both.try_acquire(wait).await.unwrap().is_allowed());
+        // Makes a reservation or is denied, but does not wait.
+        assert!(!tokens.check_within("alice", wait).await.unwrap().decision().is_allowed());
+        let decided = recorder.take_of("decided");
+        let denied = |it: &String| it.starts_with("decided tokens alice Denied");
+        assert!(decided.len() == 3 && decided.iter().all(denied), "{wait:?}: {decided:?}");
+    }
+    let mut waiting = pin!(tokens.try_acquire("alice", 60 * SECOND));
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(recorder.take_of("decided"), [""; 0]);
+    permit.cancel();
+    assert!(waiting.await.unwrap().is_allowed());
+    let decided = recorder.take_of("decided");
+    assert!(decided.len() == 1 && decided[0].contains("Allowed"), "{decided:?}");
+}
+
+/// Law 1.
+#[tokio::test]
+async fn a_denied_charge_keeps_the_count_by_another_algorithm() {
+    let server = RedisServer::start();
+    for limiter in limiters(&server).await {
+        let from = limiter.algorithm();
+        let to = algorithms().find(|to| to.name() != from.name()).unwrap();
+        limiter.spend("alice", 10).await.unwrap();
+        Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
+        limiter.spend("bob", 10).await.unwrap();
+        let both = Charge::new(&limiter, "alice").and(Charge::new(&limiter, "bob"));
+        assert!(!both.check().await.unwrap().is_allowed());
+        Limit::try_new(from, limiter.quota()).unwrap().apply_to(&limiter);
+        assert_eq!(remaining(&limiter).await, 0, "{from} to {to}");
+    }
+}
+
+#[tokio::test]
+async fn a_peek_or_a_refund_by_another_algorithm_keeps_what_is_held() {
+    let server = RedisServer::start();
+    for limiter in limiters(&server).await {
+        let from = limiter.algorithm();
+        let to = algorithms().find(|to| to.name() != from.name()).unwrap();
+        let permit = hold(&limiter, 10).await;
+        Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
+        assert_eq!(limiter.peek("alice").await.unwrap().remaining(), 10);
+        limiter.refund("alice", 10).await.unwrap();
+        Limit::try_new(from, limiter.quota()).unwrap().apply_to(&limiter);
+        assert_eq!(limiter.peek("alice").await.unwrap().held(), 10, "{from} to {to}");
+        permit.cancel();
+        until_left(&limiter, 10, 0).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_key_with_holds_is_neither_evicted_nor_swept() {
     for algorithm in algorithms() {

@@ -178,8 +178,8 @@ impl Entry {
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
-        let reply = self.counts.step(&self.settings, settings, request);
-        if applies(request.action, &reply) && !Arc::ptr_eq(&self.settings, settings) {
+        let (reply, applies) = self.counts.step(&self.settings, settings, request);
+        if applies && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
         reply
@@ -238,20 +238,22 @@ impl Counts {
         }
     }
 
-    /// Decides with settings that may differ from those that the state was `counted` with.
+    /// Decides with settings that may differ from those that the state was `counted` with. Returns
+    /// whether it is counted with them from now on, too.
     fn step(
         &mut self,
         counted: &Settings,
         settings: &Settings,
         request: &EngineRequest,
-    ) -> EngineReply {
+    ) -> (EngineReply, bool) {
         if request.action == Action::Peek {
-            return match self {
+            let reply = match self {
                 Self::Packed { packed, .. } => {
                     settings.params.step(&mut counted.params.unpack(*packed), request)
                 }
                 Self::Boxed { boxed, .. } => settings.params.step(&mut boxed.state, request),
             };
+            return (reply, false);
         }
         let mut state = self.take(counted);
         let waited_until = state.waited_until(request.now);
@@ -261,10 +263,15 @@ impl Counts {
         {
             boxed.forgotten_until = boxed.forgotten_until.max(instant);
         }
-        let counted = if applies(request.action, &reply) { settings } else { counted };
-        let known = request.action.commits().then_some(reply);
+        // A denied request leaves the state of another algorithm as it is. A block holds for the
+        // algorithm that began it; by another one, it would seem over.
+        let is_own = state.kind().is_none_or(|kind| kind == settings.params.kind());
+        let counts = request.action.commits() || request.action.blocks() || reply.hold.is_some();
+        let applies = is_own && counts;
+        let counted = if applies { settings } else { counted };
+        let known = (applies && request.action.commits()).then_some(reply);
         self.put(state, counted, request.now, known);
-        reply
+        (reply, applies)
     }
 
     fn take(&mut self, counted: &Settings) -> State {
@@ -346,12 +353,6 @@ impl Counts {
             }
         }
     }
-}
-
-/// Returns whether the state is counted with the settings of the request from now on.
-fn applies(action: Action, reply: &EngineReply) -> bool {
-    // A block holds for the algorithm that began it. By another one, it would seem over.
-    action.commits() || action.blocks() || reply.hold.is_some()
 }
 
 /// Returns the part of the quota that is left.
