@@ -252,40 +252,39 @@ impl MemoryStore {
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
-        match shard.find(hash, settings, key) {
-            Some(entry) => entry.check_fast(settings, fast, cost, waits, now),
-            None => self.insert_fast(hash, settings, fast, key, cost, shard, now),
+        loop {
+            if let Some(entry) = shard.find(hash, settings, key) {
+                return entry.check_fast(settings, fast, cost, waits, now);
+            }
+            if !self.insert_initial(&mut shard, hash, settings, key, cost, now) {
+                return None;
+            }
         }
     }
 
-    /// Decides about a key that is not in its shard. Returns `None` if there is no room in the
-    /// shard, too, and has inserted and evicted nothing then.
+    /// Inserts a key for a check that its initial state admits. Returns false if the store is
+    /// observed, which reports the number of keys, or if the shard has no room for the key.
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
-    fn insert_fast(
+    fn insert_initial(
         &self,
+        shard: &mut Shard,
         hash: u64,
         settings: &Arc<Settings>,
-        fast: &Fast,
         key: &[u8],
         cost: u64,
-        mut shard: MutexGuard<'_, Shard>,
         now: i64,
-    ) -> Option<FastStep> {
-        let mut packed = INITIAL;
-        let step = fast.step(&mut packed, cost, now).filter(|step| step.admitted)?;
-        let slots = &self.0.slots.0;
-        let slot = match slots.take() {
-            Some(slot) => {
-                shard.sweep(now, slots);
-                slot
-            }
-            None => shard.evict(&mut self.search(now, &[]), slots)?,
+    ) -> bool {
+        let Inner { slots: CachePadded(slots), hasher, is_observed, .. } = &*self.0;
+        let step = settings.fast.as_ref().and_then(|fast| fast.step(&mut { INITIAL }, cost, now));
+        if is_observed.load(Ordering::Relaxed) || !step.is_some_and(|step| step.admitted) {
+            return false;
+        }
+        let slot = slots.take().inspect(|_| shard.sweep(now, slots));
+        let Some(slot) = slot.or_else(|| shard.evict(&mut self.search(now, &[]), slots)) else {
+            return false;
         };
-        shard.insert(hash, Entry::packed(settings, key, packed), &self.0.hasher, slot);
-        drop(shard);
-        self.report_keys();
-        Some(step)
+        shard.insert(hash, Entry::new(settings, key), hasher, slot);
+        true
     }
 
     #[inline]

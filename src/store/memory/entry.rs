@@ -78,12 +78,7 @@ pub(super) struct Usage {
 
 impl Entry {
     pub(super) fn new(settings: &Arc<Settings>, key: &[u8]) -> Self {
-        Self::packed(settings, key, INITIAL)
-    }
-
-    /// Returns an entry with a state that these settings have counted.
-    pub(super) fn packed(settings: &Arc<Settings>, key: &[u8], packed: Packed) -> Self {
-        let counts = Counts::Packed { denied_until: 0, packed };
+        let counts = Counts::Packed { denied_until: 0, packed: INITIAL };
         Self { settings: settings.clone(), key: key.into(), counts }
     }
 
