@@ -78,7 +78,7 @@ use crate::quota::{ConfigError, Quota};
 /// | up to 4.5 million | exact, or slower by less than 10^-9 |
 /// | more | exact, or slower by less than `size` x 2.3 x 10^-16: 10^-6 for 2^32, 0.0023 for 10^13 |
 ///
-/// [Large quotas](crate::guide::algorithms#large-quotas) has more. The other algorithms, and
+/// [Large quotas](crate::guide::quotas#large-quotas) has more. The other algorithms, and
 /// [`Refill::Interval`], are exact for all quotas.
 ///
 /// # Changing a quota

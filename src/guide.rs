@@ -5,8 +5,25 @@
 //! algorithm](algorithms). [Recipes](recipes) and [troubleshooting] are for one
 //! question each.
 
+/// The links to headings of other pages.
+macro_rules! headings {
+    () => {
+        "
+[behind-a-proxy]: crate::guide::keys#behind-a-proxy
+[how-large-a-burst]: crate::guide::quotas#how-large-a-burst
+[learning]: crate::guide::outgoing#learning-from-the-vendors-answer
+[secrets]: crate::guide::keys#secrets
+[shared-calls]: crate::guide::redis_capacity#decisions-per-second
+[shutdown]: crate::guide::redis_connecting#a-service-that-shuts-down
+[stuck-streams]: crate::guide::limitctl#stuck-streams
+[what-is-stored]: crate::guide::how_it_works#what-is-stored
+"
+    };
+}
+
 /// The pages. The first definition of a link counts, so the definitions here replace those at the
-/// end of a page, which lead to files: other pages become modules, and pictures data.
+/// end of a page, which lead to files: other pages and their headings become modules, and pictures
+/// data.
 macro_rules! pages {
     ($all:tt) => { pages! { @each $all $all } };
     (@each {$($name:ident $slug:literal $file:literal)*} $all:tt) => {
@@ -14,6 +31,7 @@ macro_rules! pages {
     };
     (@page $page:ident $page_file:literal {$($name:ident $slug:literal $file:literal)*}) => {
         #[doc = concat!($("[", $slug, "]: crate::guide::", stringify!($name), "\n"),*)]
+        #[doc = headings!()]
         #[doc = include_str!("../docs/pictures/links.md")]
         #[doc = ""]
         #[doc = include_str!($page_file)]

@@ -100,8 +100,8 @@
 //! | decision | the result of a check: allowed or denied, the units that remain, the time to wait |
 //! | denial | a decision against a request: the quota has too few units left, or the key is blocked |
 //! | forbidden | a client that is not let in at all, whatever its quota |
-//! | rejection | the layer's response in place of that of the service: the request is denied, is forbidden, or failed |
-//! | hold | units that are taken now, and of which it is known later how many are used |
+//! | rejection | the layer's response in place of the service's: the request is denied or forbidden, or has failed |
+//! | hold | units that are taken now; how many of them are used is known later |
 //! | permit | the handle of a hold, which ends it: settled, cancelled or dropped |
 //! | reservation | the future instant at which a waiting request may proceed; its units are spent |
 //! | charge | the limits, keys and costs of one request: all of them are charged, or none |
@@ -110,7 +110,7 @@
 //!
 //! # In tests
 //!
-//! The clock of the memory store is [`tokio::time::Instant`]. With
+//! The clock of the memory store is `tokio::time::Instant`. With
 //! `#[tokio::test(start_paused = true)]`, limits follow `tokio::time::advance` and `sleep`.
 //!
 //! # Features

@@ -1,19 +1,25 @@
 //! Limiters and charges, and waiting for quota: the one door of this storey, which re-exports. It
 //! knows no HTTP.
 
-mod acquire;
-mod change;
-mod charge;
-mod check;
-mod failure_policy;
+// rustdoc lists the methods of `Limiter` in the order of these modules.
 mod handle;
+
+mod check;
+
+mod acquire;
+mod reservation;
+
 mod hold;
+
+mod change;
+
+mod charge;
+mod failure_policy;
 mod learn;
 mod max_wait;
 mod permit;
 mod recovery;
 mod report;
-mod reservation;
 mod retry;
 mod target;
 mod version;

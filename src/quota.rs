@@ -38,7 +38,7 @@ pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 /// Units can be requests, tokens of a language model, bytes, or billionths of a dollar. A limit is
 /// at most 70_368_744_177_664 (2^46, about 70 trillion), and at most 4_294_967_295 per microsecond
 /// of its window. The burst is at most 2^46, too, and must refill within 100 years. All algorithms
-/// count large quotas: see [algorithms](crate::guide::algorithms#large-quotas).
+/// count large quotas: see [quotas](crate::guide::quotas#large-quotas).
 ///
 /// # A burst or a shorter window
 ///

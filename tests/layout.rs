@@ -469,7 +469,7 @@ fn the_connections_import_only_time_and_locks_of_this_crate() {
 }
 
 #[test]
-fn the_rooms_of_the_connections_are_above_each_other() {
+fn the_modules_of_the_connections_are_above_each_other() {
     let sources = Sources::read();
     for module in connections(&sources) {
         let Some(own) = room(module) else { continue };

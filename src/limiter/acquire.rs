@@ -58,7 +58,7 @@ impl Limiter {
     /// its reservation may pass unused:
     /// [configuration](crate::guide::configuration#changes-without-a-restart) describes when.
     ///
-    /// The sleep is [`tokio::time::sleep`], which can be up to a millisecond late. With a
+    /// The sleep is `tokio::time::sleep`, which can be up to a millisecond late. With a
     /// `RedisStore` it counts from the decision in Redis, which is estimated from the times of
     /// replies.
     ///

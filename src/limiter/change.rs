@@ -87,29 +87,28 @@ impl Limiter {
         Ok(KeyState::changed(outcome.decision))
     }
 
-    /// Denies the requests of `key` for `duration`, whatever is left of its quota: for a client
-    /// that misbehaves, or an upstream that answers 429 with `Retry-After`. Requests that a layer
-    /// exempts, or that cost 0, proceed.
+    /// Blocks `key` for `duration`, regardless of its remaining quota. Use it for abusive clients,
+    /// or when an upstream answers 429 with `Retry-After`. Requests that a layer exempts, or that
+    /// cost 0, proceed.
     ///
-    /// The block begins now, by the clock of the store, and holds for all processes that share the
-    /// store, in one call. Until it ends,
+    /// The block takes one call. It begins now, by the clock of the store, and holds for all
+    /// processes that share the store. Until it ends,
     ///
     /// - [`check`](Limiter::check) is denied, and [`is_blocked`](crate::Decision::is_blocked) is
     ///   true
-    /// - a request that may wait as long proceeds after the end of the block: with
+    /// - a request that may wait for long enough proceeds after the end of the block: with
     ///   [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire), a layer with a
     ///   [`max_wait`](crate::RateLimitLayer::max_wait), or in a leaky bucket, whose requests wait
     ///   up to the time in which it drains
-    /// - a request of this process that is waiting already checks again when its time has come; one
-    ///   of another process does so if a decision there has found the block
+    /// - a request that is already waiting checks again when it becomes due; in another process
+    ///   only if that process has learned of the block
     ///
     /// The count of the key stays, and its quota is restored as usual. [`spend`](Limiter::spend)
     /// and [`refund`](Limiter::refund) change it, and so does a [`Permit`](crate::Permit) that
-    /// ends; new holds are denied. A block of a key that is blocked never shortens
-    /// the block. It is at most 100 years long, and the end is an instant of the clock of the
-    /// store: if the clock is set back, the block is longer. [`unblock`](Limiter::unblock) ends it,
-    /// and so does [`reset`](Limiter::reset), which also deletes the count. So does another
-    /// algorithm.
+    /// ends; new holds are denied. A second block never shortens the first one. A block is at
+    /// most 100 years long. It ends at an instant of the clock of the store: if the clock is set
+    /// back, the block is longer. [`unblock`](Limiter::unblock) ends it, and so do
+    /// [`reset`](Limiter::reset), which also deletes the count, and another algorithm.
     ///
     /// If the key is counted by a layer, pass the key that its extractor makes: see
     /// [`reset`](Limiter::reset). Returns the state of the key afterwards.

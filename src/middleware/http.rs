@@ -150,7 +150,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         Some(learn(response.status(), response.headers()))
     }
 
-    #[inline]
+    #[inline(always)]
     fn respond(&self, mut response: Response<ResBody>, state: &mut ChargeState) -> Self::Response {
         if state.holds.is_some() || self.charge_when.is_some() {
             return self.respond_and_end(response, state);

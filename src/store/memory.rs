@@ -54,7 +54,7 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 
 /// Counts in the memory of the process: one count per process, nothing to install.
 ///
-/// Clones share their counts. The clock is [`tokio::time::Instant`], which a test with paused time
+/// Clones share their counts. The clock is `tokio::time::Instant`, which a test with paused time
 /// controls. There is no background task.
 ///
 /// # The clock of the processor

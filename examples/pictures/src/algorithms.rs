@@ -210,7 +210,7 @@ pub async fn buckets() -> String {
 }
 
 async fn bars(picture: &mut Picture, scenario: &Scenario, rows: &[(&str, Algorithm)]) {
-    const LEFT: f64 = 240.0;
+    const LEFT: f64 = 270.0;
     let unit = (WIDTH - LEFT - MARGIN - 40.0) / 20.0;
     let x = LEFT + unit * 10.0;
     picture.y += 30.0;
@@ -230,11 +230,11 @@ async fn bars(picture: &mut Picture, scenario: &Scenario, rows: &[(&str, Algorit
 /// The balance of a token bucket over time.
 pub async fn balance() -> String {
     let mut picture = Picture::new(
-        "One instant per key describes a token bucket",
+        "The units left in a token bucket",
         "The units left in a token bucket of 5 per second with a burst of 10, over 6 seconds",
     );
     picture.legend(&[("allowed", "admitted"), ("denied", "denied")]);
-    picture.heading("Units left: 5 per second, burst 10", "");
+    picture.heading("5 per second, burst 10", "");
     let quota = Quota::per_second(5).burst(10);
     let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     let axis = Axis { x: 60.0, width: WIDTH - 60.0 - MARGIN, seconds: 6.0 };

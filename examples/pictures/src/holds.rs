@@ -28,11 +28,11 @@ pub async fn settling() -> String {
         points.push(remaining(second).await);
     }
     let permit = tokens.hold("alice", 500).await.expect("memory decides").expect("enough is left");
-    for second in 5..12 {
+    for second in 5..15 {
         points.push(remaining(second).await);
     }
     drop(tokens.check_n("alice", 150).await.expect("memory decides"));
-    for second in 12..35 {
+    for second in 15..35 {
         points.push(remaining(second).await);
     }
     points.push(remaining(35).await);
@@ -63,7 +63,7 @@ pub async fn settling() -> String {
     picture.limit((axis.x, y(1_000.0)), (axis.x + axis.width, y(1_000.0)));
     picture.text(axis.x, top - 10.0, "", "burst 1,000");
     for (at, row, text) in
-        [(5.0, 24.0, "hold 500"), (12.0, 46.0, "150 spent"), (35.0, -10.0, "settle 180")]
+        [(5.0, 24.0, "hold 500"), (15.0, 46.0, "150 spent"), (35.0, -10.0, "settle 180")]
     {
         let x = axis.at(at);
         picture.line((x, top), (x, top + height), "grid");

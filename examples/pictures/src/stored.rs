@@ -12,7 +12,7 @@ use tower_ratelimit::{
 };
 
 use crate::{
-    svg::{Axis, Picture},
+    svg::{Axis, MARGIN, Picture, WIDTH},
     wire::{Call, Server, Wire},
 };
 
@@ -155,7 +155,7 @@ pub fn failure() -> String {
         })
         .collect();
     picture.legend(&[
-        ("allowed", "by Redis"),
+        ("allowed", "admitted by Redis"),
         ("waited", "by the share of 0.5"),
         ("denied", "denied"),
     ]);
@@ -163,7 +163,7 @@ pub fn failure() -> String {
         "40 requests per second, 20 allowed",
         "Admitted and denied per quarter of a second",
     );
-    let axis = Axis::wide(8.0);
+    let axis = Axis { x: 54.0, width: WIDTH - 54.0 - MARGIN, seconds: 8.0 };
     let mut bins = [[0.0_f64; 3]; 32];
     for (at, _, source, is_allowed) in &decisions {
         let row = match (*is_allowed, *source) {
@@ -173,11 +173,16 @@ pub fn failure() -> String {
         };
         bins[(at * 4.0) as usize][row] += 1.0;
     }
-    let top = picture.y + 4.0;
-    let (scale, zero) = (9.0, top + 6.0 * 9.0);
+    let top = picture.y + 22.0;
+    let (scale, zero) = (9.0, top + 8.0 * 9.0);
     let bottom = zero + 10.0 * 9.0;
     let (x, end) = (axis.at(SILENT.0), axis.at(SILENT.1));
     picture.rect(x, top - 4.0, end - x, bottom - top + 4.0, "shade");
+    picture.anchored(f64::midpoint(x, end), top + 16.0, "ink", "middle", "no answer");
+    for (count, y) in [(5.0, zero - 5.0 * scale), (10.0, bottom)] {
+        picture.line((axis.x, y), (axis.x + axis.width, y), "grid");
+        picture.anchored(axis.x - 8.0, y + 6.0, "", "end", &format!("{count}"));
+    }
     let width = axis.width / 32.0;
     for (i, bin) in bins.iter().enumerate() {
         let x = axis.x + width * i as f64 + 1.5;
@@ -198,7 +203,7 @@ pub fn failure() -> String {
     ];
     for line in lines {
         picture.y += 24.0;
-        picture.text(axis.x, picture.y, "", &line);
+        picture.text(MARGIN, picture.y, "", &line);
     }
     picture.finish()
 }

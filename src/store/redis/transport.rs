@@ -1,7 +1,7 @@
 //! Calls to Redis: connections, circuit breakers, Sentinels and clusters. It knows no limits, and
 //! of this crate only jitter and locks: it could be a crate of its own.
 //!
-//! Three rooms, from the door down, each of which imports only from those below it:
+//! Three modules, from the top down, each of which imports only from those below it:
 //!
 //! * `topology`: one server, the master behind Sentinels, or a cluster; which node gets a command
 //! * `health`: whether a node answers and executes scripts, and what the owner hears of that

@@ -43,7 +43,7 @@ impl Run<'_> {
     }
 
     fn write_workload(&self, text: &mut String, workload: Workload) {
-        let _ = writeln!(text, "## Workload: {}\n", workload.label());
+        let _ = writeln!(text, "### Workload: {}\n", workload.label());
         text.push_str(
             "| limiter | decisions per second: median (best) | x our token bucket | p50, us | \
              p99, us | CPU of Redis, us | CPU of the client, us |\n|---|---|---|---|---|---|---|\n",
@@ -82,7 +82,7 @@ impl Run<'_> {
     }
 
     fn write_differences(&self, text: &mut String) {
-        text.push_str("## Promises and differences\n\n");
+        text.push_str("### Promises and differences\n\n");
         text.push_str(
             "| limiter | algorithm | bytes per key | over the limit | what it does not \
              do |\n|---|---|---|---|---|\n",
@@ -106,7 +106,7 @@ impl Run<'_> {
 
     /// Where another library is better than ours with the same kind of algorithm.
     fn write_losses(&self, text: &mut String) {
-        text.push_str("## Where other libraries are better\n\n");
+        text.push_str("### Where other libraries are better\n\n");
         text.push_str(
             "In comparison with our limiter of the same kind, by more than 5 %. The table above \
              shows which of these libraries are not exact.\n\n",
