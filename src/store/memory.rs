@@ -35,7 +35,7 @@ use super::{
     StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, Release},
+    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, INITIAL, Release},
     decision::Outcome,
     error::{Error, StoreError},
     keys::Key,
@@ -252,7 +252,39 @@ impl MemoryStore {
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
-        shard.find(hash, settings, key)?.check_fast(settings, fast, cost, waits, now)
+        loop {
+            if let Some(entry) = shard.find(hash, settings, key) {
+                return entry.check_fast(settings, fast, cost, waits, now);
+            }
+            if !self.insert_initial(&mut shard, hash, settings, key, cost, now) {
+                return None;
+            }
+        }
+    }
+
+    /// Inserts a key for a check that its initial state admits. Returns false if the store is
+    /// observed, which reports the number of keys, or if the shard has no room for the key.
+    #[inline(never)]
+    fn insert_initial(
+        &self,
+        shard: &mut Shard,
+        hash: u64,
+        settings: &Arc<Settings>,
+        key: &[u8],
+        cost: u64,
+        now: i64,
+    ) -> bool {
+        let Inner { slots: CachePadded(slots), hasher, is_observed, .. } = &*self.0;
+        let step = settings.fast.as_ref().and_then(|fast| fast.step(&mut { INITIAL }, cost, now));
+        if is_observed.load(Ordering::Relaxed) || !step.is_some_and(|step| step.admitted) {
+            return false;
+        }
+        let slot = slots.take().inspect(|_| shard.sweep(now, slots));
+        let Some(slot) = slot.or_else(|| shard.evict(&mut self.search(now, &[]), slots)) else {
+            return false;
+        };
+        shard.insert(hash, Entry::new(settings, key), hasher, slot);
+        true
     }
 
     #[inline]

@@ -129,6 +129,8 @@ pub struct Least {
     parts: Box<[Part]>,
     hasher: RandomState,
     epoch: Instant,
+    /// Read instead of the system's clock, if there is one, with its reading at the start.
+    counter: Option<(quanta::Clock, u64)>,
     /// Tokens per microsecond.
     rate: f64,
     burst: f64,
@@ -143,12 +145,27 @@ impl Least {
         let part = || Part(Mutex::new(HashTable::new()));
         let parts = std::iter::repeat_with(part).take(64).collect();
         let (hasher, burst) = (RandomState::default(), quota.burst_size() as f64);
-        Self { parts, hasher, epoch: Instant::now(), rate, burst }
+        Self { parts, hasher, epoch: Instant::now(), counter: None, rate, burst }
+    }
+
+    /// Reads the counter of the processor.
+    pub fn with_counter(quota: Quota) -> Self {
+        let clock = quanta::Clock::new();
+        let start = clock.raw();
+        Self { counter: Some((clock, start)), ..Self::new(quota) }
+    }
+
+    fn now(&self) -> f64 {
+        match &self.counter {
+            // About microseconds: the rate of the counter changes no work.
+            Some((clock, start)) => ((clock.raw() - start) >> 11) as f64,
+            None => self.epoch.elapsed().as_micros() as f64,
+        }
     }
 
     pub fn check(&self, key: &str) -> bool {
         let hash = self.hasher.hash_one(key);
-        let now = self.epoch.elapsed().as_micros() as f64;
+        let now = self.now();
         let part = &self.parts[(hash >> 32) as usize % self.parts.len()];
         let mut part = part.0.lock().expect("no panic");
         let Some((_, [at, debt])) = part.find_mut(hash, |(known, _)| known == key) else {

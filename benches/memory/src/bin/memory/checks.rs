@@ -24,13 +24,14 @@ const ROUNDS: usize = 21;
 const PASSES: usize = 5;
 
 /// The names of the subjects, in the order of [`in_turns`].
-const SUBJECTS: [&str; 6] = [
+const SUBJECTS: [&str; 7] = [
     "token bucket",
     "fixed window",
     "governor",
     "governor, system clock",
     "pingora-limits",
     "the least possible",
+    "the least possible, counter",
 ];
 
 pub(super) fn print_checks() {
@@ -83,7 +84,8 @@ pub(super) fn print_threads() {
         [("10,000 keys", 10_000, SLOW), ("denied", 10_000, ONE), ("one key", 1, SLOW)]
     {
         let keys = shuffled_keys(count);
-        let passes = 100_000 / count;
+        // Shorter runs end before the scheduler has moved one of the threads.
+        let passes = 500_000 / count;
         let all = in_turns(quota, |subject| in_threads(subject, &keys, passes, 2));
         print(label, &all);
     }
@@ -94,26 +96,54 @@ pub(super) fn print_keys() {
     println!("A check by the number of keys, 1 thread, in turns: ns of its processor");
     for count in [10_000, 100_000, 1_000_000] {
         let keys = shuffled_keys(count);
-        let [ours, theirs] = interleaved(3, |which| {
+        // The order of arrival is not that of the first requests, in which a limiter allocates.
+        let checked = reshuffled(&keys);
+        let passes = (200_000 / count).max(1);
+        let rounds = if count < 1_000_000 { 7 } else { 3 };
+        let all: [Series; 4] = interleaved(rounds, |which| {
             let subject: Box<dyn Check> = match which {
-                0 => Box::new(large(count, SLOW)),
-                _ => Box::new(governor(SLOW, DefaultClock::default())),
+                0 => Box::new(large(count, NEVER)),
+                1 => Box::new(governor(NEVER, DefaultClock::default())),
+                2 => Box::new(governor(NEVER, MonotonicClock)),
+                _ => Box::new(Least::new(NEVER)),
             };
             pass(&*subject, &keys);
-            nanos(keys.len(), || pass(&*subject, &keys))
+            pass(&*subject, &checked);
+            nanos(passes * count, || (0..passes).for_each(|_| pass(&*subject, &checked)))
         });
-        let (ours, theirs) = (ours.median(), theirs.median());
-        println!("  {count:>9} keys  ours {ours:6.1}  governor {theirs:6.1}");
+        let [ours, by_counter, by_system, least] = &all;
+        println!(
+            "  {count:>9} keys  ours {:6.1}  {} x governor {:6.1}, {} x with the system clock \
+             {:6.1}; the least possible {:6.1}",
+            ours.median(),
+            ours.ratio_to(by_counter).summary(),
+            by_counter.median(),
+            ours.ratio_to(by_system).summary(),
+            by_system.median(),
+            least.median(),
+        );
     }
     println!("A new key in a full store: ns of its processor");
     for max_keys in [10_000, 100_000] {
-        let subject = large(max_keys, Quota::per_hour(10));
         let keys = shuffled_keys(3 * max_keys);
         let (first, later) = keys.split_at(max_keys);
-        pass(&subject, first);
-        let [series] = interleaved(1, |_| nanos(later.len(), || pass(&subject, later)));
-        println!("  {max_keys:>9} keys  ours {:6.1}", series.median());
+        let [series] = interleaved(7, |_| {
+            let subject = large(max_keys, Quota::per_hour(10));
+            pass(&subject, first);
+            nanos(later.len(), || pass(&subject, later))
+        });
+        println!("  {max_keys:>9} keys  ours {}", series.summary());
     }
+}
+
+/// Admits all requests, and refills nothing meanwhile: no key expires, and none is swept.
+const NEVER: Quota = Quota::per_day(1_000);
+
+/// The same keys in another order.
+fn reshuffled(keys: &[String]) -> Vec<String> {
+    let order = shuffled_keys(keys.len());
+    let index = |key: &String| key["user-".len()..].parse::<usize>().expect("a number");
+    order.iter().map(|key| keys[index(key)].clone()).collect()
 }
 
 fn large(max_keys: usize, quota: Quota) -> tower_ratelimit::Limiter {
@@ -129,7 +159,8 @@ fn in_turns(quota: Quota, measure: impl Fn(&dyn Check) -> f64) -> [Series; SUBJE
         2 => measure(&governor(quota, DefaultClock::default())),
         3 => measure(&governor(quota, MonotonicClock)),
         4 => measure(&Approximate::new(quota)),
-        _ => measure(&Least::new(quota)),
+        5 => measure(&Least::new(quota)),
+        _ => measure(&Least::with_counter(quota)),
     })
 }
 
