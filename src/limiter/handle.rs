@@ -544,12 +544,26 @@ impl Limiter {
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
         let version = self.current();
+        if action == Action::Check
+            && let Some(outcome) = self.check_new(&version, key, cost)
+        {
+            return StoreFuture::ready(Ok(outcome));
+        }
         // As for a charge without holds.
         let can_wait = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
         match self.request(&version, action, key, cost, max_wait) {
             Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, can_wait),
             Err(error) => StoreFuture::ready(Err(error)),
         }
+    }
+
+    /// Decides about the first check of a key in memory, if nothing is to be reported.
+    fn check_new(&self, version: &Version, key: &Key<'_>, cost: u64) -> Option<Outcome> {
+        let AnyStore::Memory(store) = &self.0.store else { return None };
+        let settings = &version.settings;
+        let fast = settings.fast.as_ref().filter(|_| self.0.observers.is_empty())?;
+        let step = store.check_new(settings, fast, key.as_bytes(), cost)?;
+        Some(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)))
     }
 
     /// Decides about limits of this store: the one door of all public calls, whether one limit

@@ -84,8 +84,9 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// the earliest.
 ///
 /// A store never holds more than `max_keys` keys, even if threads race for the last ones. An
-/// insertion into a full store looks at the next keys, at most 32, until it finds four that are not
-/// in use, so that it takes bounded time. The new key takes the place of the first of these:
+/// insertion into a full store looks at the next keys, at most 32, or 64 if no room is found, until
+/// it finds four that are not in use, so that it takes bounded time. The new key takes the place of
+/// the first of these:
 ///
 /// 1. A key that is back in its initial state.
 /// 2. The key with the most of its quota left, of the four keys that are not in use. Its usage is
@@ -252,39 +253,40 @@ impl MemoryStore {
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
-        loop {
-            if let Some(entry) = shard.find(hash, settings, key) {
-                return entry.check_fast(settings, fast, cost, waits, now);
-            }
-            if !self.insert_initial(&mut shard, hash, settings, key, cost, now) {
-                return None;
-            }
-        }
+        shard.find(hash, settings, key)?.check_fast(settings, fast, cost, waits, now)
     }
 
-    /// Inserts a key for a check that its initial state admits. Returns false if the store is
-    /// observed, which reports the number of keys, or if the shard has no room for the key.
-    #[inline(never)]
-    fn insert_initial(
+    /// Decides about a check of a key that is not in the store, and inserts it, in a third of the
+    /// time that the engine takes; `None` if the key is there, if the store is observed, which
+    /// reports the number of keys, if the shard has no room for the key, or if the initial state
+    /// does not admit the request.
+    pub(crate) fn check_new(
         &self,
-        shard: &mut Shard,
-        hash: u64,
         settings: &Arc<Settings>,
+        fast: &Fast,
         key: &[u8],
         cost: u64,
-        now: i64,
-    ) -> bool {
-        let Inner { slots: CachePadded(slots), hasher, is_observed, .. } = &*self.0;
-        let step = settings.fast.as_ref().and_then(|fast| fast.step(&mut { INITIAL }, cost, now));
-        if is_observed.load(Ordering::Relaxed) || !step.is_some_and(|step| step.admitted) {
-            return false;
+    ) -> Option<FastStep> {
+        let Inner { slots: CachePadded(slots), hasher, is_observed, clock, .. } = &*self.0;
+        if is_observed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let hash = self.hash(settings, key);
+        let reading = clock.now();
+        let mut shard = self.shard(hash);
+        let now = shard.instant(reading, clock);
+        if shard.find(hash, settings, key).is_some() {
+            return None;
+        }
+        let mut packed = INITIAL;
+        let step = fast.step(&mut packed, cost, now)?;
+        if !step.admitted {
+            return None;
         }
         let slot = slots.take().inspect(|_| shard.sweep(now, slots));
-        let Some(slot) = slot.or_else(|| shard.evict(&mut self.search(now, &[]), slots)) else {
-            return false;
-        };
-        shard.insert(hash, Entry::new(settings, key), hasher, slot);
-        true
+        let slot = slot.or_else(|| shard.evict(&mut self.search(now, &[]), slots))?;
+        shard.insert(hash, Entry::counted(settings, key, packed), hasher, slot);
+        Some(step)
     }
 
     #[inline]

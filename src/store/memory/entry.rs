@@ -78,7 +78,11 @@ pub(super) struct Usage {
 
 impl Entry {
     pub(super) fn new(settings: &Arc<Settings>, key: &[u8]) -> Self {
-        let counts = Counts::Packed { denied_until: 0, packed: INITIAL };
+        Self::counted(settings, key, INITIAL)
+    }
+
+    pub(super) fn counted(settings: &Arc<Settings>, key: &[u8], packed: Packed) -> Self {
+        let counts = Counts::Packed { denied_until: 0, packed };
         Self { settings: settings.clone(), key: key.into(), counts }
     }
 
