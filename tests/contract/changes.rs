@@ -416,25 +416,23 @@ async fn a_request_that_checks_again_for_a_block_returns_no_unit_on_which_later_
         Quota::new(5, ms(500)).burst(2),
     );
     let start = Instant::now();
-    let wait = async |cost| {
+    let mut waiting = JoinSet::new();
+    let mut wait = async |cost| {
         let limiter = limiter.clone();
-        let waiting = tokio::spawn(async move {
+        waiting.spawn(async move {
             assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
             (start.elapsed(), cost)
         });
         tokio::task::yield_now().await; // it has reserved its instant
-        waiting
     };
     limiter.block("key", ms(60)).await.unwrap();
-    let mut all = vec![wait(1).await];
+    wait(1).await;
     limiter.block("key", ms(688)).await.unwrap();
-    all.extend([wait(1).await, wait(2).await]); // of which the second counts on a unit since
+    wait(1).await;
+    wait(2).await; // counts on a unit since
     limiter.block("key", ms(749)).await.unwrap();
     limiter.set_quota(slow).unwrap();
-    let mut admitted = vec![];
-    for waiting in all {
-        admitted.push(waiting.await.unwrap());
-    }
+    let admitted = waiting.join_all().await;
     for (first, _) in admitted.iter().copied() {
         let at_once = admitted.iter().filter(|(instant, _)| *instant == first);
         let units: u64 = at_once.map(|(_, cost)| cost).sum();
