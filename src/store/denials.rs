@@ -55,6 +55,9 @@ const SHARDS: usize = 64;
 /// counts them).
 const MAX_YOUNG: usize = 448;
 
+/// An instant can be as far away as this.
+const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// The denials of a store. Clones share them: one request can have limits of several clones.
 #[derive(Clone)]
 pub(crate) struct Denials {
@@ -151,7 +154,7 @@ impl Denials {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let (open_changes, no_changes) = (AtomicUsize::new(0), Notify::new());
         let memory = Memory { shards, hasher: RandomState::default(), open_changes, no_changes };
-        Self { memory: Arc::new(memory), ttl }
+        Self { memory: Arc::new(memory), ttl: ttl.min(LONGEST_TTL) }
     }
 
     /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.

@@ -81,7 +81,7 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// in a log, costs 64, which are enough for four.
 ///
 /// A key that is back in its initial state is removed when new keys are inserted, after a second at
-/// the earliest.
+/// the earliest; a key of which only held units are counted, at once.
 ///
 /// A store never holds more than `max_keys` keys, even if threads race for the last ones. An
 /// insertion into a full store looks at the next keys, at most 32, or 64 if no room is found, until

@@ -172,6 +172,10 @@ fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
     let denials = Denials::new(Duration::ZERO);
     request.deny(&denials, HOUR, start);
     assert!(request.find(&denials, start).is_none());
+
+    let denials = Denials::new(Duration::MAX);
+    request.deny(&denials, 2 * HOUR, start);
+    assert!(request.find(&denials, start + HOUR).is_some());
 }
 
 const SECOND: f64 = 1e6;

@@ -140,7 +140,10 @@ impl Entry {
         epochs: &mut Epochs,
     ) -> Option<EngineReply> {
         match &mut self.counts {
-            Counts::Packed { packed, .. } if Arc::ptr_eq(&self.settings, settings) => {
+            // Units that are held count alike by any limit.
+            Counts::Packed { packed, .. }
+                if Arc::ptr_eq(&self.settings, settings) || !self.settings.params.spends() =>
+            {
                 settings.params.hold_packed(packed, units, now, || epochs.next(now))
             }
             _ => None,

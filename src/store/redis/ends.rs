@@ -94,7 +94,9 @@ impl OpenEnds {
         let mut outcome = first.await?;
         if self.open > 0
             && outcome.decision.waits_for_holds()
-            && deadline.wait_for(self.answered()).await.is_some()
+            // Also those that the first decision has begun: a charge in a cluster ends what it holds
+            // elsewhere.
+            && deadline.wait_for(self.ends.open(self.keys.clone()).answered()).await.is_some()
             && let Some(second) = again()
             && let Ok(second) = second.await
         {

@@ -199,6 +199,12 @@ struct Due {
 }
 
 impl Holds {
+    fn take(&mut self, id: u64) -> Option<Live> {
+        let live = self.live.remove(&id)?;
+        self.renewals.remove(&(live.due, id));
+        Some(live)
+    }
+
     /// Sets the time at which a hold is renewed, if its permit has not ended.
     fn renew_at(&mut self, id: u64, due: Instant) {
         if let Some(live) = self.live.get_mut(&id) {
@@ -314,26 +320,19 @@ impl Keeper {
     /// Ends a hold that no guard has kept, because its caller has gone: none of it was used.
     pub(super) fn cancel(&self, hold: Hold) {
         let expires = Instant::now() + hold.lifetime;
-        self.push(NO_ID, hold, 0, expires, false);
-    }
-
-    /// Takes a hold out, which is not renewed any more.
-    fn take(&self, id: u64) -> Option<Live> {
-        let holds = &mut *lock(&self.0.holds);
-        let live = holds.live.remove(&id)?;
-        holds.renewals.remove(&(live.due, id));
-        Some(live)
+        self.push(NO_ID, hold, 0, expires);
     }
 
     fn end_kept(&self, id: u64, used: u64) {
-        if let Some(Live { hold, is_renewed, taken, expires, .. }) = self.take(id) {
-            let queues = &self.0.queues;
-            queues.units_end(queues.queue_of(hold.settings.name, &hold.key), taken);
-            self.push(id, hold, used, expires, is_renewed);
-        }
+        let known = |live: &Live| (live.hold.clone(), live.taken, live.expires);
+        let known = lock(&self.0.holds).live.get(&id).map(known);
+        let Some((hold, taken, expires)) = known else { return };
+        let queues = &self.0.queues;
+        queues.units_end(queues.queue_of(hold.settings.name, &hold.key), taken);
+        self.push(id, hold, used, expires);
     }
 
-    fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant, is_renewed: bool) {
+    fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
         let KeeperInner { ends, denials, queues, .. } = &*self.0;
         let change = denials.begin_return(&hold.settings, &hold.key);
         let key = queues.queue_of(hold.settings.name, &hold.key);
@@ -342,16 +341,20 @@ impl Keeper {
         if !hold.settings.params.spends() || queues.is_waited_for(key) {
             ends.hurry();
         }
-        self.queue(Ended { id, hold, used, is_renewed, expires, open, _change: change });
+        self.queue(Ended { id, hold, used, is_renewed: false, expires, open, _change: change });
         self.start();
     }
 
-    /// Queues an end, unless too many wait.
-    fn queue(&self, end: Ended) {
+    /// Queues an end, unless too many wait. A hold is not renewed any more.
+    fn queue(&self, mut end: Ended) {
         let left = {
-            let ended = &mut lock(&self.0.holds).ended;
-            if ended.len() < MAX_ENDED {
-                ended.push(end);
+            let holds = &mut *lock(&self.0.holds);
+            // Under the same lock: the answer to a renewal finds the hold before, or its end.
+            if let Some(Live { hold, is_renewed, expires, .. }) = holds.take(end.id) {
+                end = Ended { hold, is_renewed, expires, ..end };
+            }
+            if holds.ended.len() < MAX_ENDED {
+                holds.ended.push(end);
                 return;
             }
             end
@@ -661,7 +664,8 @@ impl HoldGuard for RedisHold {
 /// Without an end, the hold lasts until it expires.
 impl Drop for RedisHold {
     fn drop(&mut self) {
-        drop(self.keeper.take(self.id));
+        let live = lock(&self.keeper.0.holds).take(self.id);
+        drop(live); // not under the lock
     }
 }
 

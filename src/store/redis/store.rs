@@ -448,11 +448,12 @@ impl Store for RedisStore {
         let mut del = redis::cmd("DEL");
         let key = self.backend.key(settings, key);
         del.arg(&key);
-        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
+        let (client, monitor) = (self.backend.client.clone(), self.backend.monitor.clone());
+        let (limiter, deadline) = (settings.name, self.start_deadline());
         StoreFuture::pending(async move {
             let reply = client.execute(deadline, Command::new(&del)).await;
             drop(change);
-            let ((), _) = reply.map_err(StoreError::from)?;
+            let ((), _) = reply.map_err(|error| monitor.failed(&client, limiter, error))?;
             Ok(())
         })
     }

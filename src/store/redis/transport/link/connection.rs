@@ -27,6 +27,7 @@ use super::{
 };
 use crate::sync::lock;
 
+#[derive(Clone)]
 pub(crate) struct Connection {
     link: Link,
     /// The runtime in which the connection was made.
@@ -289,18 +290,6 @@ impl Connection {
 
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
-    }
-}
-
-impl Clone for Connection {
-    fn clone(&self) -> Self {
-        Self {
-            link: self.link.clone(),
-            runtime: self.runtime.clone(),
-            state: self.state.clone(),
-            has_one_clock: self.has_one_clock,
-            called: self.called,
-        }
     }
 }
 

@@ -138,7 +138,8 @@ impl TransportError {
 
     /// Returns whether Redis may have executed the command: it must not be repeated then.
     pub(crate) fn may_have_run(&self) -> bool {
-        self.was_sent && !self.redis().is_some_and(is_write_rejection)
+        let is_rejected = |error: &_| is_write_rejection(error) || is_routine(error);
+        self.was_sent && !self.redis().is_some_and(is_rejected)
     }
 
     pub(crate) fn is_timeout(&self) -> bool {
