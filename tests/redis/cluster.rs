@@ -18,7 +18,7 @@ use tokio::{
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RedisStore,
     redisson::{RateLimiter, RateType},
-    store::RedisConfig,
+    store::{ErrorKind, RedisConfig},
 };
 
 use crate::support::{
@@ -125,6 +125,7 @@ async fn a_cluster_decides_as_one_server_does() {
     keys_are_spread(&cluster).await;
     limits_on_one_key_are_one_script(&cluster).await;
     limits_on_different_keys_are_charged_all_or_none(&cluster).await;
+    a_late_answer_about_one_of_several_keys_is_released(&cluster).await;
     settling_and_cancelling_a_charge_reach_all_its_keys(&cluster).await;
     a_request_returns_only_units_that_it_spent(&cluster).await;
     requests_that_race_are_admitted_exactly(&cluster).await;
@@ -213,6 +214,34 @@ async fn limits_on_different_keys_are_charged_all_or_none(cluster: &Cluster) {
         until_remaining(&a, first, 3).await;
         until_remaining(&b, second, 7).await;
         let _: u64 = master.query(&["DEL", &state]);
+    }
+}
+
+/// As for one key: the caller has gone, and takes nothing.
+async fn a_late_answer_about_one_of_several_keys_is_released(cluster: &Cluster) {
+    let [first, second, _] = &on_different_masters(cluster);
+    let deadline = Duration::from_millis(500);
+    let store = connected(config(cluster).prefix("late").deadline(deadline)).await;
+    let limiter = Limiter::new("late", store, Algorithm::FixedWindow, Quota::per_hour(5));
+    let of = |charge: Charge| charge.and(Charge::new(&limiter, &**second));
+    let spends = of(Charge::new(&limiter, &**first));
+    let holds = of(Charge::new(&limiter, &**first).estimate(1));
+    assert!(spends.check().await.unwrap().is_allowed());
+    for is_held in [false, true] {
+        let _: String = cluster.masters[0].query(&["CLIENT", "PAUSE", "1500", "WRITE"]);
+        let result = match is_held {
+            true => holds.hold().await.map(drop),
+            false => spends.check().await.map(drop),
+        };
+        let error = result.unwrap_err();
+        let Error::Store(failure) = &error else { panic!("{error}") };
+        assert_eq!(failure.kind(), ErrorKind::Timeout);
+        // A write waits until the pause is over, behind the call.
+        let _: String = cluster.masters[0].query(&["SET", &format!("{{{first}}}"), ""]);
+        until("the units are returned", async || {
+            limiter.peek(&**first).await.is_ok_and(|it| (it.remaining(), it.held()) == (4, 0))
+        })
+        .await;
     }
 }
 

@@ -7,27 +7,24 @@ use tokio::task::JoinSet;
 
 use super::{
     backend::Backend,
-    call::ScriptCall,
+    late::{LateCalls, WaitingCall},
     transport::{Deadline, TransportError},
 };
 use crate::{
     decision::{Decision, Outcome, Receipts},
     keys::Key,
-    store::{LimitRequest, Settings, StoreRequest},
+    store::StoreRequest,
 };
 
 pub(super) struct CrossSlot {
     /// For each key a call.
-    calls: Vec<ScriptCall>,
+    calls: Vec<Arc<WaitingCall>>,
     /// For each limit the index of its call, and its index in the call.
     call_of: Vec<(usize, usize)>,
-    /// For each limit its settings, its key and its cost.
-    limits: Vec<(Arc<Settings>, Key<'static>, u64)>,
-    backend: Backend,
 }
 
 impl CrossSlot {
-    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
+    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>, late: &LateCalls) -> Self {
         let mut keys: Vec<&Key<'_>> = vec![];
         let mut call_of: Vec<(usize, usize)> = vec![];
         for limit in request.limits {
@@ -41,35 +38,31 @@ impl CrossSlot {
         let of_key = |key| {
             let limits = request.limits.iter().filter(|limit| limit.key == key);
             let limits: Vec<_> = limits.copied().collect();
-            ScriptCall::new(backend, &StoreRequest { limits: &limits, ..*request })
+            let request = StoreRequest { limits: &limits, ..*request };
+            Arc::new(WaitingCall::new(backend, &request, late.clone()))
         };
-        Self {
-            calls: keys.into_iter().map(of_key).collect(),
-            call_of,
-            limits: request.limits.iter().map(LimitRequest::charge).collect(),
-            backend: backend.clone(),
-        }
+        Self { calls: keys.into_iter().map(of_key).collect(), call_of }
     }
 
     /// Executes one call after the other. If one denies or fails, the calls before it are released,
-    /// and its result is returned.
+    /// and its result is returned. An answer that comes too late is released, too.
     pub(super) async fn execute_in_order(
         &self,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let mut charged = Charged { calls: self, receipts: vec![] };
+        let mut charged = Charged(vec![]);
         let (mut binding, mut counts) = (None, vec![]);
         for call in &self.calls {
-            let outcome = call.execute(&self.backend.client, deadline).await?;
+            let outcome = call.execute(deadline).await?;
             if !outcome.decision.is_allowed() {
                 return Ok(outcome);
             }
             counts.extend(outcome.decision.counts());
-            charged.receipts.push(outcome.receipts);
-            binding = tighter(binding, outcome.decision);
+            binding = tighter(binding, outcome.decision.clone());
+            charged.0.push((call, outcome.receipts));
         }
-        let receipts = mem::take(&mut charged.receipts);
-        let receipt = |&(call, limit): &(usize, usize)| receipts[call].get(limit).clone();
+        let charged = mem::take(&mut charged.0);
+        let receipt = |&(call, limit): &(usize, usize)| charged[call].1.get(limit).clone();
         let receipts = Receipts::new(self.call_of.iter().map(receipt).collect());
         let decision = binding.expect("a request has a limit").with_counts(counts);
         Ok(Outcome { decision, receipts })
@@ -83,9 +76,7 @@ impl CrossSlot {
         let this = Arc::new(self);
         for index in 0..count {
             let this = this.clone();
-            tasks.spawn(
-                async move { this.calls[index].execute(&this.backend.client, deadline).await },
-            );
+            tasks.spawn(async move { this.calls[index].execute_once(deadline).await });
         }
         let (mut binding, mut failure) = (None, None);
         for result in tasks.join_all().await {
@@ -101,21 +92,12 @@ impl CrossSlot {
     }
 }
 
-/// The charges of the first calls, which are released unless all calls have decided.
-struct Charged<'a> {
-    calls: &'a CrossSlot,
-    /// Of the calls that were answered.
-    receipts: Vec<Receipts>,
-}
+/// The first calls, with what they have charged, which is released unless all calls have decided.
+struct Charged<'a>(Vec<(&'a WaitingCall, Receipts)>);
 
 impl Drop for Charged<'_> {
     fn drop(&mut self) {
-        let CrossSlot { call_of, limits, backend, .. } = self.calls;
-        for (&(call, index), (settings, key, units)) in call_of.iter().zip(limits) {
-            if let Some(receipts) = self.receipts.get(call) {
-                backend.release_late(settings, key, *units, receipts.get(index));
-            }
-        }
+        self.0.iter().for_each(|(call, receipts)| call.release_all(receipts));
     }
 }
 

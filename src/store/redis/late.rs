@@ -19,7 +19,7 @@ use super::{
     transport::{Deadline, TransportError},
 };
 use crate::{
-    decision::Outcome,
+    decision::{Outcome, Receipts},
     keys::Key,
     observe::Observers,
     store::{LimitRequest, Settings, StoreRequest},
@@ -72,6 +72,11 @@ impl WaitingCall {
         Self { call, limits, observers, backend: backend.clone(), late }
     }
 
+    /// Executes the call for a request that returns nothing.
+    pub(super) async fn execute_once(&self, deadline: Deadline) -> Result<Outcome, TransportError> {
+        self.call.execute(&self.backend.client, deadline).await
+    }
+
     /// Executes the call in a task, which awaits the reply even if the caller has gone.
     pub(super) async fn execute(
         self: &Arc<Self>,
@@ -93,7 +98,7 @@ impl WaitingCall {
             }
             let result = task.call.execute(&task.backend.client, call_deadline).await;
             if let Err(Ok(outcome)) = sender.send(result) {
-                task.release_all(&outcome);
+                task.release_all(&outcome.receipts);
             }
         });
         let answer = LateAnswer { receiver, call };
@@ -107,10 +112,10 @@ impl WaitingCall {
     }
 
     /// Releases what the request has spent, reserved or held in all limits.
-    fn release_all(&self, outcome: &Outcome) {
+    pub(super) fn release_all(&self, receipts: &Receipts) {
         let limits = self.limits.iter().zip(&self.observers).enumerate();
         for (index, ((settings, key, units), observers)) in limits {
-            if self.backend.release_late(settings, key, *units, outcome.receipts.get(index)) {
+            if self.backend.release_late(settings, key, *units, receipts.get(index)) {
                 report_released(observers, settings.name, key, *units);
             }
         }
@@ -137,7 +142,7 @@ impl Drop for LateAnswer {
     fn drop(&mut self) {
         self.receiver.close();
         if let Ok(Ok(outcome)) = self.receiver.try_recv() {
-            self.call.release_all(&outcome);
+            self.call.release_all(&outcome.receipts);
         }
     }
 }

@@ -409,7 +409,7 @@ impl Store for RedisStore {
                 Ok(undecided.resolve(outcome, Instant::now))
             });
         }
-        let calls = CrossSlot::new(&self.backend, request);
+        let calls = CrossSlot::new(&self.backend, request, &self.front.late_calls());
         let (action, open) = (request.action, self.backend.holds.open_ends(request.limits));
         StoreFuture::pending(async move {
             let outcome = match action.can_be_denied() {
