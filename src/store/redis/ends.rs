@@ -94,8 +94,8 @@ impl OpenEnds {
         let mut outcome = first.await?;
         if self.open > 0
             && outcome.decision.waits_for_holds()
-            // Also those that the first decision has begun: a charge in a cluster ends what it holds
-            // elsewhere.
+            // Also those that the first decision has begun: in a cluster, a denied charge ends what
+            // it holds elsewhere.
             && deadline.wait_for(self.ends.open(self.keys.clone()).answered()).await.is_some()
             && let Some(second) = again()
             && let Ok(second) = second.await
