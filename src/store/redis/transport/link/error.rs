@@ -179,7 +179,11 @@ impl fmt::Display for TransportError {
             }
             Kind::CircuitOpen => {
                 let server = server.unwrap_or("Redis");
-                write!(f, "{server} does not answer: calls fail immediately until it answers again")
+                write!(
+                    f,
+                    "{server} has failed the last calls: calls fail immediately until it answers \
+                     them in time; its health names the cause"
+                )
             }
             Kind::Config(text) => f.write_str(text),
             Kind::Interrupted(_) => {
