@@ -68,6 +68,8 @@ pub(crate) struct Denials {
 struct Memory {
     shards: Box<[Mutex<DenialShard>]>,
     hasher: RandomState,
+    /// When it was made: the entries count their instants from it.
+    start: Instant,
     /// The changes whose calls have not been executed yet.
     open_changes: AtomicUsize,
     /// Notified when there are none.
@@ -81,7 +83,7 @@ struct DenialShard {
     young: HashTable<KeyDenials>,
     old: HashTable<KeyDenials>,
     /// Set by the first entry, so that a shard without denials is never rotated.
-    young_since: Option<Instant>,
+    young_since: Option<u64>,
     blocks: Blocks,
     /// The number of changes. A denial that was sent before a change is not remembered after it.
     /// One count for all keys of a shard: a change of another key loses a denial, which costs one
@@ -153,7 +155,8 @@ impl Denials {
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let (open_changes, no_changes) = (AtomicUsize::new(0), Notify::new());
-        let memory = Memory { shards, hasher: RandomState::default(), open_changes, no_changes };
+        let (hasher, start) = (RandomState::default(), Instant::now());
+        let memory = Memory { shards, hasher, start, open_changes, no_changes };
         Self { memory: Arc::new(memory), ttl: ttl.min(LONGEST_TTL) }
     }
 
@@ -190,9 +193,10 @@ impl Denials {
     fn look_up_check(&self, limits: &[LimitRequest<'_>], now: Instant) -> Lookup {
         let Self { memory, ttl } = self;
         let (mut denial, mut first, mut rest) = (None, None, vec![]);
+        let nanos = memory.nanos(now);
         let mut has_other_quota = false;
         for limit in limits {
-            match memory.find(limit, now, !ttl.is_zero()) {
+            match memory.find(limit, nanos, !ttl.is_zero()) {
                 Found::Denial(found) => denial = longest(denial, found),
                 Found::OtherQuota => has_other_quota = true,
                 Found::None(checked) if first.is_none() => first = Some(checked),
@@ -251,8 +255,13 @@ impl Memory {
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
     }
 
+    /// Returns the nanoseconds until an instant.
+    fn nanos(&self, instant: Instant) -> u64 {
+        instant.saturating_duration_since(self.start).as_nanos() as u64
+    }
+
     /// Finds a denial, if the request `uses` those that are remembered.
-    fn find(&self, limit: &LimitRequest<'_>, now: Instant, uses: bool) -> Found {
+    fn find(&self, limit: &LimitRequest<'_>, now: u64, uses: bool) -> Found {
         let LimitRequest { settings, key, max_wait, .. } = *limit;
         let hash = self.hash(settings.name, key);
         let shard = self.shard(hash);
@@ -317,8 +326,8 @@ impl DenialShard {
     fn insert(&mut self, hash: u64, entry: KeyDenials, memory: &Memory, ttl: Duration) {
         let now = entry.received();
         let since = *self.young_since.get_or_insert(now);
-        let age = now.saturating_duration_since(since);
-        if self.young.len() == MAX_YOUNG || age >= ttl {
+        let age = now.saturating_sub(since);
+        if self.young.len() == MAX_YOUNG || u128::from(age) >= ttl.as_nanos() {
             self.old = mem::take(&mut self.young);
             self.young_since = Some(now);
         }
@@ -408,9 +417,11 @@ impl CheckedLimit {
         if decision.held() > 0 {
             return;
         }
-        let times = [*sent, received];
+        let times = [*sent, received].map(|instant| memory.nanos(instant));
         let denial = Denial::new(shapes, decision, max_wait, times, *ttl);
-        if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
+        if let Some(denial) =
+            denial.filter(|it| it.left(decision.cost(), max_wait, times[1]).is_some())
+        {
             let decision = decision.clone().without_counts();
             let mut entry = KeyDenials::new(self.key.clone(), algorithm, decision, denial);
             if let Some(older) = shard.remove(hash, self.limiter, &self.key) {

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     algorithm::Lifetime,
     decision::Outcome,
+    error::Error,
     keys::Key,
     observe::Observers,
     store::{LimitRequest, Settings},
@@ -278,7 +279,7 @@ impl CheckBatch {
             let is_returned = self.is_returned(caller);
             let result = match found {
                 Ok(found) => Ok(reply.outcome(policy, *found)),
-                Err(error) => Err(client.at_server(slot, error.clone())),
+                Err(error) => Err(client.at_server(slot, TransportError::of_redis(error.clone()))),
             };
             match caller.complete(result) {
                 Delivery::Accepted(waker) => wakers.extend(waker),
@@ -436,6 +437,14 @@ pub(super) struct Queued {
     batch: Arc<CheckBatch>,
     index: usize,
     is_done: bool,
+}
+
+impl Queued {
+    /// Reports the failure of the check, and returns its error.
+    pub(super) fn failed(&self, error: TransportError) -> Error {
+        let CheckBatch { backend, settings, .. } = &*self.batch;
+        backend.failed(settings.name)(error)
+    }
 }
 
 impl Future for Queued {
