@@ -42,7 +42,7 @@ use self::{
 use super::{LimitRequest, Settings, StoreRequest};
 use crate::{
     algorithm::{Action, Algorithm},
-    decision::{Decision, Outcome},
+    decision::Decision,
     keys::Key,
     sync::lock,
 };
@@ -161,17 +161,13 @@ impl Denials {
     }
 
     /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.
-    pub(crate) fn look_up(
-        &self,
-        request: &StoreRequest<'_>,
-        now: impl FnOnce() -> Instant,
-    ) -> Lookup {
+    pub(crate) fn look_up(&self, request: &StoreRequest<'_>, now: Instant) -> Lookup {
         let Self { memory, ttl } = self;
         let undecided = |changes| Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         match (request.action, request.limits) {
             // No denial is remembered that they could change, and they end no block.
             (Action::Spend | Action::Peek, _) if ttl.is_zero() => return undecided(vec![]),
-            (Action::Check, limits) => return self.look_up_check(limits, now()),
+            (Action::Check, limits) => return self.look_up_check(limits, now),
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
@@ -184,7 +180,7 @@ impl Denials {
         let change =
             |limit: &LimitRequest<'_>| memory.change(limit.settings, limit.key, ends_block);
         let changes = changes.map(change).collect();
-        let block_sent = matches!(request.action, Action::Block { .. }).then(now);
+        let block_sent = matches!(request.action, Action::Block { .. }).then_some(now);
         Lookup::Undecided(Undecided { check: None, changes, block_sent })
     }
 
@@ -310,6 +306,9 @@ impl Memory {
 
 impl DenialShard {
     fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&KeyDenials> {
+        if self.young.is_empty() && self.old.is_empty() {
+            return None; // most services deny few requests
+        }
         let is_it = |entry: &KeyDenials| entry.is(limiter, key);
         self.young.find(hash, is_it).or_else(|| self.old.find(hash, is_it))
     }
@@ -337,24 +336,22 @@ impl DenialShard {
 }
 
 impl Undecided {
-    /// Remembers the decision if it is a denial, and returns the outcome.
-    pub(crate) fn resolve(self, outcome: Outcome, now: impl FnOnce() -> Instant) -> Outcome {
-        let decision = &outcome.decision;
+    /// Ends the changes, and remembers the decision if it is a denial.
+    pub(crate) fn resolve(&mut self, decision: &Decision, now: impl FnOnce() -> Instant) {
         let Self { check, changes, block_sent } = self;
-        if let (Some(sent), [change]) = (block_sent, &*changes) {
+        if let (Some(sent), [change]) = (*block_sent, &**changes) {
             change.note_block(sent, decision);
         }
-        drop(changes); // before the denial is remembered, which they would drop
+        changes.clear(); // before the denial is remembered, which they would drop
         if let Some(check) = check {
             check.learn(decision, now);
         }
-        outcome
     }
 }
 
 impl Check {
     /// Remembers a denial, and a block, and forgets the blocks that are over.
-    fn learn(self, decision: &Decision, received: impl FnOnce() -> Instant) {
+    fn learn(&self, decision: &Decision, received: impl FnOnce() -> Instant) {
         let all = || iter::once(&self.first).chain(&self.rest);
         let knows_block = all().any(|limit| limit.block.is_some());
         if decision.is_allowed() && !decision.is_blocked() && !knows_block {
@@ -366,7 +363,7 @@ impl Check {
             limit.forget_block(&self.memory, decision, is_named, received);
         }
         if let Some(limit) = named {
-            limit.remember(&self, decision, received);
+            limit.remember(self, decision, received);
         }
     }
 

@@ -341,7 +341,7 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        let undecided = match self.backend.denials.look_up(request, Instant::now) {
+        let mut undecided = match self.backend.denials.look_up(request, Instant::now()) {
             Lookup::Denied(decision) => {
                 return StoreFuture::cached(Outcome::of_nothing(decision));
             }
@@ -357,7 +357,8 @@ impl Store for RedisStore {
                         return StoreFuture::pending(async move {
                             let outcome = (&mut queued).await;
                             let outcome = outcome.map_err(|error| queued.failed(error))?;
-                            Ok(undecided.resolve(outcome, Instant::now))
+                            undecided.resolve(&outcome.decision, Instant::now);
+                            Ok(outcome)
                         });
                     }
                 }
@@ -368,7 +369,8 @@ impl Store for RedisStore {
                     let failed = self.backend.failed(limiter);
                     return StoreFuture::pending(async move {
                         let outcome = hold.decide(queued, deadline).await.map_err(failed)?;
-                        Ok(undecided.resolve(outcome, Instant::now))
+                        undecided.resolve(&outcome.decision, Instant::now);
+                        Ok(outcome)
                     });
                 }
                 None
@@ -388,7 +390,9 @@ impl Store for RedisStore {
                 return StoreFuture::pending(async move {
                     let execute = || call.execute(deadline);
                     let outcome = open.decide(execute(), || Some(execute()), deadline).await;
-                    Ok(undecided.resolve(outcome.map_err(failed)?, Instant::now))
+                    let outcome = outcome.map_err(failed)?;
+                    undecided.resolve(&outcome.decision, Instant::now);
+                    Ok(outcome)
                 });
             }
             let call = ScriptCall::new(&self.backend, request);
@@ -403,7 +407,9 @@ impl Store for RedisStore {
                     }
                     None => call.execute(&client, deadline).await,
                 };
-                Ok(undecided.resolve(outcome.map_err(failed)?, Instant::now))
+                let outcome = outcome.map_err(failed)?;
+                undecided.resolve(&outcome.decision, Instant::now);
+                Ok(outcome)
             });
         }
         let calls = CrossSlot::new(&self.backend, request, &self.front.late_calls());
@@ -416,7 +422,9 @@ impl Store for RedisStore {
                 }
                 false => calls.execute_all(deadline).await,
             };
-            Ok(undecided.resolve(outcome.map_err(failed)?, Instant::now))
+            let outcome = outcome.map_err(failed)?;
+            undecided.resolve(&outcome.decision, Instant::now);
+            Ok(outcome)
         })
     }
 
