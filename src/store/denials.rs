@@ -191,6 +191,8 @@ impl Denials {
         let mut has_other_quota = false;
         for limit in limits {
             match memory.find(limit, nanos, !ttl.is_zero()) {
+                // Returned at once: a decision that is moved waits for its parts to be written.
+                Found::Denial(found) if limits.len() == 1 => return Lookup::Denied(found),
                 Found::Denial(found) => denial = longest(denial, found),
                 Found::OtherQuota => has_other_quota = true,
                 Found::None(checked) if first.is_none() => first = Some(checked),
