@@ -1,7 +1,15 @@
 //! What the calls of a store share: its connections, the names of its keys, and the denials that it
 //! remembers. It decides nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use super::{
     holds::Keeper,
@@ -12,18 +20,26 @@ use super::{
 };
 use crate::{
     algorithm::{Release, units as count},
-    decision::Receipt,
+    decision::{Outcome, Receipt},
     error::Error,
     keys::Key,
     observe::{Event, Observers},
-    store::{Hold, LatestSettings, Settings, denials::Denials},
+    store::{
+        Hold, LatestSettings, Settings,
+        denials::{Denials, Undecided},
+    },
 };
 
 /// The time for which the end of a hold is sent whose caller has gone, as for other jobs in the
 /// background. An end that comes too late changes nothing.
 const LATE_HOLD: Duration = Duration::from_secs(3_600);
 
-#[derive(Clone)]
+/// The number of calls of a store that are awaited after their deadlines. Each holds a task, its
+/// command and its keys, some kilobytes, for up to 30 s. Without a bound, a Redis that hangs for 30
+/// s under 1,000 calls per second would hold 30,000 of them. What is spent by calls beyond the
+/// bound stays counted, as it does for checks that may not wait.
+const MAX_LATE_CALLS: usize = 1_000;
+
 pub(super) struct Backend {
     pub(super) client: Client,
     pub(super) monitor: Arc<Monitor>,
@@ -31,21 +47,47 @@ pub(super) struct Backend {
     pub(super) prefix: Arc<str>,
     pub(super) denials: Denials,
     pub(super) holds: Keeper,
+    /// True if the server rejects calls whose keys are in several slots. It is found out once, and
+    /// a call that reads an old value is rejected and repeated by key: so `Relaxed` suffices.
+    pub(super) is_clustered: AtomicBool,
+    /// The calls that are awaited after their deadlines: at most [`MAX_LATE_CALLS`].
+    late_calls: Arc<Semaphore>,
 }
 
 impl Backend {
+    pub(super) fn new(
+        client: Client,
+        monitor: Arc<Monitor>,
+        prefix: Arc<str>,
+        denials: Denials,
+        holds: Keeper,
+    ) -> Arc<Self> {
+        let is_clustered = AtomicBool::new(client.is_cluster());
+        let late_calls = Arc::new(Semaphore::new(MAX_LATE_CALLS));
+        Arc::new(Self { client, monitor, prefix, denials, holds, is_clustered, late_calls })
+    }
+
     /// Returns the name of a key in Redis.
     pub(super) fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         key_name(&self.prefix, settings, key)
     }
 
-    /// Returns what reports the failure of a decision of a limiter, and makes its error.
-    pub(super) fn failed(
+    /// Begins a call that is awaited after its deadline, if there are not too many.
+    pub(super) fn begin_late_call(&self) -> Option<OwnedSemaphorePermit> {
+        self.late_calls.clone().try_acquire_owned().ok()
+    }
+
+    /// Reports the failure of a decision, or ends the changes of a request that is decided and
+    /// remembers its denial.
+    pub(super) fn resolve(
         &self,
-        limiter: &'static str,
-    ) -> impl FnOnce(TransportError) -> Error + use<> {
-        let (client, monitor) = (self.client.clone(), self.monitor.clone());
-        move |error| monitor.failed(&client, limiter, error).into()
+        limiter: &str,
+        undecided: &mut Undecided,
+        result: Result<Outcome, TransportError>,
+    ) -> Result<Outcome, Error> {
+        let outcome = result.map_err(|error| self.monitor.failed(&self.client, limiter, error))?;
+        undecided.resolve(&self.denials, &outcome.decision, Instant::now);
+        Ok(outcome)
     }
 
     /// Releases in the background the units that a decision has spent for one limit: its caller has

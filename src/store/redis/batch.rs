@@ -4,10 +4,7 @@
 use std::{
     mem,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, atomic::Ordering::Relaxed},
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -20,15 +17,14 @@ use super::{
     backend::{Backend, report_released, report_sent},
     call::{EachReply, execute_each},
     script::CheckEach,
-    transport::{Client, Deadline, TransportError},
+    transport::{Deadline, TransportError},
 };
 use crate::{
     algorithm::Lifetime,
     decision::Outcome,
-    error::Error,
     keys::Key,
     observe::Observers,
-    store::{LimitRequest, Settings, denials::Denials},
+    store::{LimitRequest, Settings},
     sync::lock,
 };
 
@@ -48,7 +44,9 @@ pub(super) struct CheckBatch {
     hold: Option<Lifetime>,
     /// Those of the first check.
     observers: Observers,
-    backend: Backend,
+    backend: Arc<Backend>,
+    /// In a cluster, the slot of the keys; otherwise 0.
+    slot: u16,
     contents: Mutex<Contents>,
 }
 
@@ -122,11 +120,12 @@ impl CheckBatch {
         settings: Arc<Settings>,
         hold: Option<Lifetime>,
         observers: Observers,
-        backend: Backend,
+        backend: Arc<Backend>,
+        slot: u16,
         expected: BatchSize,
     ) -> Arc<Self> {
         let contents = Mutex::new(Contents::with_room(expected));
-        Arc::new(Self { settings, hold, observers, backend, contents })
+        Arc::new(Self { settings, hold, observers, backend, slot, contents })
     }
 
     pub(super) fn size(&self) -> BatchSize {
@@ -166,29 +165,26 @@ impl CheckBatch {
         Some(Queued { batch: self.clone(), index, is_done: false })
     }
 
-    /// Executes a call. `slot` is that of the keys in a cluster; `is_clustered` is true if the
-    /// server rejects calls whose keys are in several slots. `on_handover` is called when no later
-    /// call can overtake this one. Returns true if it was not sent in time for some of its callers,
-    /// and others have time left: they need another call.
+    /// Executes a call. `on_handover` is called when no later call can overtake this one. Returns
+    /// true if it was not sent in time for some of its callers, and others have time left: they
+    /// need another call.
     pub(super) async fn execute(
         self: &Arc<Self>,
-        client: &Client,
-        slot: u16,
-        is_clustered: &AtomicBool,
         call: &BatchCall,
         on_handover: &(dyn Fn() + Sync),
     ) -> bool {
+        let Backend { client, is_clustered, .. } = &*self.backend;
         // `Relaxed`: a call that misses the change gets CROSSSLOT itself, and nothing has run.
         if is_clustered.load(Relaxed) && !call.has_one_key {
-            self.execute_by_key(client, slot, call).await;
+            self.execute_by_key(call).await;
             return false;
         }
         report_sent(&self.observers, self.settings.name, call.callers.len());
         match execute_each(&call.checks, client, call.deadline, on_handover).await {
-            Ok(reply) => self.complete(call, client, slot, &reply),
+            Ok(reply) => self.complete(call, &reply),
             Err(error) if error.server_kind() == Some(ServerErrorKind::CrossSlot) => {
                 is_clustered.store(true, Relaxed);
-                self.execute_by_key(client, slot, call).await;
+                self.execute_by_key(call).await;
             }
             Err(error) if error.is_timeout() && !error.may_have_run() => {
                 // Nothing ran, so a second call cannot spend twice (law 2).
@@ -199,7 +195,7 @@ impl CheckBatch {
                 }
                 return true;
             }
-            Err(error) => self.fail(call, client, slot, &error),
+            Err(error) => self.fail(call, &error),
         }
         false
     }
@@ -271,7 +267,7 @@ impl CheckBatch {
     }
 
     /// Passes the replies to the callers.
-    fn complete(&self, call: &BatchCall, client: &Client, slot: u16, reply: &EachReply) {
+    fn complete(&self, call: &BatchCall, reply: &EachReply) {
         let mut wakers = Vec::with_capacity(call.callers.len());
         let mut late = vec![];
         let mut contents = self.contents();
@@ -281,7 +277,10 @@ impl CheckBatch {
             let is_returned = self.is_returned(caller);
             let result = match found {
                 Ok(found) => Ok(reply.outcome(policy, *found)),
-                Err(error) => Err(client.at_server(slot, TransportError::of_redis(error.clone()))),
+                Err(error) => {
+                    let error = TransportError::of_redis(error.clone());
+                    Err(self.backend.client.at_server(self.slot, error))
+                }
             };
             match caller.complete(result) {
                 Delivery::Accepted(waker) => wakers.extend(waker),
@@ -309,15 +308,16 @@ impl CheckBatch {
     }
 
     /// Executes a call for each key, because one call for all is not possible.
-    async fn execute_by_key(self: &Arc<Self>, client: &Client, slot: u16, call: &BatchCall) {
+    async fn execute_by_key(self: &Arc<Self>, call: &BatchCall) {
         let mut tasks = JoinSet::new();
         for call in self.split(call) {
-            let (batch, client) = (self.clone(), client.clone());
+            let batch = self.clone();
             tasks.spawn(async move {
                 report_sent(&batch.observers, batch.settings.name, call.callers.len());
-                match execute_each(&call.checks, &client, call.deadline, &|| ()).await {
-                    Ok(reply) => batch.complete(&call, &client, slot, &reply),
-                    Err(error) => batch.fail(&call, &client, slot, &error),
+                match execute_each(&call.checks, &batch.backend.client, call.deadline, &|| ()).await
+                {
+                    Ok(reply) => batch.complete(&call, &reply),
+                    Err(error) => batch.fail(&call, &error),
                 }
             });
         }
@@ -341,7 +341,7 @@ impl CheckBatch {
 
     /// Fails the callers of a call, each with an error of its own. A timeout is recorded for each
     /// of them; of another error the call itself has recorded one.
-    fn fail(&self, call: &BatchCall, client: &Client, slot: u16, error: &TransportError) {
+    fn fail(&self, call: &BatchCall, error: &TransportError) {
         let mut waiting = vec![];
         {
             let contents = self.contents();
@@ -356,7 +356,7 @@ impl CheckBatch {
                 error = TransportError::timeout(deadline.within());
             }
             if (count > 0 || error.is_timeout()) && !error.is_error_reply() {
-                error = client.record_failure(slot, deadline, error);
+                error = self.backend.client.record_failure(self.slot, deadline, error);
             }
             self.complete_one(index, Err(error));
         }
@@ -376,7 +376,7 @@ impl CheckBatch {
     }
 
     /// Fails the callers whose deadlines are over.
-    pub(super) fn expire(&self, client: &Client, slot: u16) {
+    pub(super) fn expire(&self) {
         let now = Instant::now();
         let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.end() <= now;
         for (index, deadline) in self.waiting(is_over) {
@@ -384,7 +384,7 @@ impl CheckBatch {
             // Of a check that was not sent, a caller knows that it has spent nothing.
             let is_sent = self.contents().callers[index].is_sent;
             let error = if is_sent { error } else { error.unsent() };
-            let error = client.record_failure(slot, deadline, error);
+            let error = self.backend.client.record_failure(self.slot, deadline, error);
             self.complete_one(index, Err(error));
         }
     }
@@ -442,14 +442,8 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    pub(super) fn denials(&self) -> &Denials {
-        &self.batch.backend.denials
-    }
-
-    /// Reports the failure of the check, and returns its error.
-    pub(super) fn failed(&self, error: TransportError) -> Error {
-        let CheckBatch { backend, settings, .. } = &*self.batch;
-        backend.failed(settings.name)(error)
+    pub(super) fn backend(&self) -> &Backend {
+        &self.batch.backend
     }
 }
 

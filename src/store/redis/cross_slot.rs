@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     backend::Backend,
-    late::{LateCalls, WaitingCall},
+    late::WaitingCall,
     transport::{Deadline, TransportError},
 };
 use crate::{
@@ -24,7 +24,7 @@ pub(super) struct CrossSlot {
 }
 
 impl CrossSlot {
-    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>, late: &LateCalls) -> Self {
+    pub(super) fn new(backend: &Arc<Backend>, request: &StoreRequest<'_>) -> Self {
         let mut keys: Vec<&Key<'_>> = vec![];
         let mut call_of: Vec<(usize, usize)> = vec![];
         for limit in request.limits {
@@ -39,7 +39,7 @@ impl CrossSlot {
             let limits = request.limits.iter().filter(|limit| limit.key == key);
             let limits: Vec<_> = limits.copied().collect();
             let request = StoreRequest { limits: &limits, ..*request };
-            Arc::new(WaitingCall::new(backend, &request, late.clone()))
+            Arc::new(WaitingCall::new(backend, &request))
         };
         Self { calls: keys.into_iter().map(of_key).collect(), call_of }
     }

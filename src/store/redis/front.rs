@@ -28,8 +28,7 @@ use super::{
     backend::Backend,
     batch::{BatchSize, CheckBatch, Queued},
     holds::first_lifetime,
-    late::LateCalls,
-    transport::{Client, Deadline},
+    transport::Deadline,
 };
 use crate::{
     store::{LimitRequest, Settings},
@@ -53,13 +52,9 @@ const MAX_FULL_CALLS: usize = 64;
 pub(super) struct Front(Arc<FrontInner>);
 
 struct FrontInner {
-    client: Client,
+    backend: Arc<Backend>,
     lanes: Mutex<Lanes>,
     hasher: RandomState,
-    /// True if the server rejects calls whose keys are in several slots. It is found out once, and
-    /// a call that reads an old value is rejected and repeated by key: so `Relaxed` suffices.
-    is_clustered: AtomicBool,
-    late_calls: LateCalls,
 }
 
 type Lanes = HashMap<LaneId, Lane, RandomState>;
@@ -109,30 +104,23 @@ pub(super) enum Entrance {
 }
 
 impl Front {
-    pub(super) fn new(client: Client) -> Self {
-        let is_clustered = AtomicBool::new(client.is_cluster());
+    pub(super) fn new(backend: Arc<Backend>) -> Self {
         let (lanes, hasher) = (Mutex::default(), RandomState::default());
-        let late_calls = LateCalls::default();
-        Self(Arc::new(FrontInner { client, lanes, hasher, is_clustered, late_calls }))
+        Self(Arc::new(FrontInner { backend, lanes, hasher }))
     }
 
-    pub(super) fn late_calls(&self) -> LateCalls {
-        self.0.late_calls.clone()
+    pub(super) fn backend(&self) -> &Arc<Backend> {
+        &self.0.backend
     }
 
     /// Returns the place of a check. Checks of a key are decided in the order of their arrival.
-    /// `backend` is that of all checks of the limiter.
-    pub(super) fn enter(
-        &self,
-        request: &LimitRequest<'_>,
-        backend: &Backend,
-        deadline: Deadline,
-    ) -> Entrance {
-        let FrontInner { client, hasher, .. } = &*self.0;
+    pub(super) fn enter(&self, request: &LimitRequest<'_>, deadline: Deadline) -> Entrance {
+        let FrontInner { backend, hasher, .. } = &*self.0;
+        let client = &backend.client;
         // Outside of a runtime nothing can be scheduled: the caller polls its call itself.
         let Ok(runtime) = Handle::try_current() else { return Entrance::Alone(None) };
         let hash = hasher.hash_one(request.key.as_bytes());
-        let id = self.lane_of(runtime.id(), hash, request, backend);
+        let id = self.lane_of(runtime.id(), hash, request);
         // It fails fast, and must not wait in a queue behind calls that time out.
         if !client.is_available_for(id.slot, deadline) {
             return Entrance::Alone(None);
@@ -152,7 +140,7 @@ impl Front {
                 return Entrance::Alone(Some(Turn::new(self.clone(), id, false)));
             }
         }
-        let queued = lane.push(request, hash, backend, deadline);
+        let queued = lane.push(request, hash, backend, id.slot, deadline);
         let schedules = lane.schedules();
         let watches = !mem::replace(&mut lane.is_watched, true);
         let runtime = (schedules || watches).then(|| lane.runtime.clone());
@@ -168,18 +156,13 @@ impl Front {
         Entrance::Queued(queued)
     }
 
-    fn lane_of(
-        &self,
-        runtime: runtime::Id,
-        hash: u64,
-        request: &LimitRequest<'_>,
-        backend: &Backend,
-    ) -> LaneId {
-        let client = &self.0.client;
+    fn lane_of(&self, runtime: runtime::Id, hash: u64, request: &LimitRequest<'_>) -> LaneId {
+        let backend = self.backend();
+        let client = &backend.client;
         let limiter = Arc::as_ptr(request.settings).addr();
         let hold = request.hold;
         let mut id = LaneId { runtime, limiter, key: 0, slot: 0, channel: 0, hold };
-        let is_clustered = self.0.is_clustered.load(Relaxed);
+        let is_clustered = backend.is_clustered.load(Relaxed);
         if is_clustered || client.has_several_connections() {
             let name = backend.key(request.settings, request.key);
             id.slot = client.slot_of(&name);
@@ -220,7 +203,7 @@ impl Watch {
             sleep(next.left()).await;
             sleep(next.grace()).await;
             for batch in self.batches() {
-                batch.expire(&self.front.0.client, self.id.slot);
+                batch.expire();
             }
         }
     }
@@ -295,7 +278,8 @@ impl Lane {
         &mut self,
         request: &LimitRequest<'_>,
         hash: u64,
-        backend: &Backend,
+        backend: &Arc<Backend>,
+        slot: u16,
         deadline: Deadline,
     ) -> Queued {
         if let Some(last) = self.queue.back()
@@ -305,7 +289,8 @@ impl Lane {
         }
         let (settings, observers) = (self.settings.clone(), request.observers.clone());
         let hold = request.hold.map(first_lifetime);
-        let batch = CheckBatch::new(settings, hold, observers, backend.clone(), self.last_size);
+        let backend = backend.clone();
+        let batch = CheckBatch::new(settings, hold, observers, backend, slot, self.last_size);
         let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
         self.queue.push_back(batch);
         queued
@@ -348,19 +333,19 @@ impl Turn {
     /// Executes a call for the first batch in the queue.
     async fn call(mut self) {
         let front = self.front.clone();
-        let FrontInner { client, is_clustered, late_calls, .. } = &*front.0;
+        let backend = front.backend();
         let LaneId { slot, channel, .. } = self.id;
         // So that nothing delays the call once it has taken its checks.
-        client.ready(slot, channel).await;
+        backend.client.ready(slot, channel).await;
         self.is_scheduled = false;
         let Some(batch) = front.take(self.id) else { return };
         self.batch = Some(batch.clone());
         loop {
-            batch.expire(client, slot);
-            let late = if batch.may_wait() { late_calls.begin() } else { None };
+            batch.expire();
+            let late = if batch.may_wait() { backend.begin_late_call() } else { None };
             let Some(call) = batch.begin(late.is_some()) else { return };
             let on_handover = || self.hand_over();
-            let call_again = batch.execute(client, slot, is_clustered, &call, &on_handover);
+            let call_again = batch.execute(&call, &on_handover);
             let mut call_again = pin!(call_again);
             if late.is_none() {
                 if call_again.await {
@@ -373,7 +358,7 @@ impl Turn {
                 Some(true) => {}
                 Some(false) => return,
                 None => {
-                    batch.expire(client, slot);
+                    batch.expire();
                     self.end();
                     call_again.await;
                     return;

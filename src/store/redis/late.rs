@@ -4,10 +4,7 @@
 
 use std::{
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -25,51 +22,21 @@ use crate::{
     store::{LimitRequest, Settings, StoreRequest},
 };
 
-/// The number of calls of a store that are awaited after their deadlines. Each holds a task, its
-/// command and its keys, some kilobytes, for up to 30 s. Without a bound, a Redis that hangs for 30
-/// s under 1,000 calls per second would hold 30,000 of them. What is spent by calls beyond the
-/// bound stays counted, as it does for checks that may not wait.
-const MAX_LATE: usize = 1_000;
-
-/// The calls of a store that are awaited after their deadlines. The count guards no other memory,
-/// so it is `Relaxed`; `fetch_update` alone keeps it within the bound.
-#[derive(Clone, Default)]
-pub(super) struct LateCalls(Arc<AtomicUsize>);
-
-/// One of these calls.
-pub(super) struct LateCall(LateCalls);
-
-impl LateCalls {
-    /// Adds a call, if there are not too many.
-    pub(super) fn begin(&self) -> Option<LateCall> {
-        let more = |count| (count < MAX_LATE).then_some(count + 1);
-        self.0.fetch_update(Relaxed, Relaxed, more).ok()?;
-        Some(LateCall(self.clone()))
-    }
-}
-
-impl Drop for LateCall {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Relaxed);
-    }
-}
-
 /// A call for one request that may wait or hold units: the limits with their keys and costs.
 pub(super) struct WaitingCall {
     call: ScriptCall,
     limits: Vec<(Arc<Settings>, Key<'static>, u64)>,
     /// Those of each limit.
     observers: Vec<Observers>,
-    backend: Backend,
-    late: LateCalls,
+    backend: Arc<Backend>,
 }
 
 impl WaitingCall {
-    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>, late: LateCalls) -> Self {
+    pub(super) fn new(backend: &Arc<Backend>, request: &StoreRequest<'_>) -> Self {
         let limits = request.limits.iter().map(LimitRequest::charge).collect();
         let observers = request.limits.iter().map(|limit| limit.observers.clone()).collect();
         let call = ScriptCall::new(backend, request);
-        Self { call, limits, observers, backend: backend.clone(), late }
+        Self { call, limits, observers, backend: backend.clone() }
     }
 
     /// Executes the call for a request that returns nothing.
@@ -85,7 +52,7 @@ impl WaitingCall {
         let client = self.backend.client.clone();
         let slot = client.slot_of(&self.call.limits()[0].key);
         let call = self.clone();
-        let late = call.late.begin();
+        let late = call.backend.begin_late_call();
         let call_deadline = if late.is_some() { deadline.lingering() } else { deadline };
         let (sender, receiver) = oneshot::channel();
         let task = call.clone();
@@ -144,20 +111,5 @@ impl Drop for LateAnswer {
         if let Ok(Ok(outcome)) = self.receiver.try_recv() {
             self.call.release_all(&outcome.receipts);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bounded_number_of_calls_is_awaited_and_each_that_ends_makes_room() {
-        let late = LateCalls::default();
-        let mut calls: Vec<_> = (0..MAX_LATE).map(|_| late.begin().unwrap()).collect();
-        assert!(late.begin().is_none() && late.clone().begin().is_none());
-        calls.pop();
-        let last = late.begin();
-        assert!(last.is_some() && late.begin().is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! `KeyScan`: the keys of a limiter in Redis, for operators. No decision uses it.
 
-use std::{fmt, vec};
+use std::{fmt, sync::Arc, vec};
 
 use super::{
     backend::Backend,
@@ -40,7 +40,7 @@ const KEYS_PER_COMMAND: usize = 1_000;
 /// # }
 /// ```
 pub struct KeyScan {
-    backend: Backend,
+    backend: Arc<Backend>,
     /// What is in front of each key, without the brace.
     head: String,
     /// The servers that are left, after the first step.
@@ -50,7 +50,7 @@ pub struct KeyScan {
 }
 
 impl KeyScan {
-    pub(super) fn new(backend: Backend, limiter: &str, algorithm: Algorithm) -> Self {
+    pub(super) fn new(backend: Arc<Backend>, limiter: &str, algorithm: Algorithm) -> Self {
         let head = [&backend.prefix, ":", limiter, ":", algorithm.name(), ":"].concat();
         Self { backend, head, places: None, position: None }
     }

@@ -13,12 +13,11 @@ use crate::{
     decision::Outcome,
     keys::Key,
     observe::Observers,
-    store::{LimitRequest, Settings, denials::Denials},
+    store::{LimitRequest, Settings},
 };
 
 /// A request that holds units of one key.
 pub(super) struct SingleHold {
-    backend: Backend,
     front: Front,
     settings: Arc<Settings>,
     observers: Observers,
@@ -30,29 +29,28 @@ pub(super) struct SingleHold {
 }
 
 impl SingleHold {
-    pub(super) fn new(backend: &Backend, front: &Front, limit: &LimitRequest<'_>) -> Self {
+    pub(super) fn new(front: &Front, limit: &LimitRequest<'_>) -> Self {
         let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
         Self {
-            backend: backend.clone(),
             front: front.clone(),
             settings: settings.clone(),
             observers: observers.clone(),
             key: key.clone().into_owned(),
             cost,
             lifetime: hold,
-            open: backend.holds.open_ends(slice::from_ref(limit)),
+            open: front.backend().holds.open_ends(slice::from_ref(limit)),
         }
     }
 
-    pub(super) fn denials(&self) -> &Denials {
-        &self.backend.denials
+    pub(super) fn backend(&self) -> &Backend {
+        self.front.backend()
     }
 
     pub(super) fn enter(&self, deadline: Deadline) -> Entrance {
         let Self { settings, observers, key, cost, lifetime: hold, .. } = self;
         let (cost, max_wait, hold) = (*cost, 0.0, *hold);
         let limit = LimitRequest { settings, observers, key, cost, max_wait, hold };
-        self.front.enter(&limit, &self.backend, deadline)
+        self.front.enter(&limit, deadline)
     }
 
     /// Waits for the decision, or for a second one.

@@ -125,7 +125,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct RedisStore {
-    backend: Backend,
+    backend: Arc<Backend>,
     front: Front,
     deadline: Duration,
     names: Names,
@@ -151,9 +151,10 @@ impl RedisStore {
         let (names, denials) = (Names::default(), Denials::new(denial_ttl));
         let queues = names.retry_queues().clone();
         let holds = Keeper::new(client.clone(), prefix.clone(), denials.clone(), queues);
+        let backend = Backend::new(client, monitor, prefix, denials, holds);
         Ok(Self {
-            front: Front::new(client.clone()),
-            backend: Backend { client, monitor, prefix, denials, holds },
+            front: Front::new(backend.clone()),
+            backend,
             deadline,
             names,
             fallback: Arc::default(),
@@ -221,7 +222,7 @@ impl RedisStore {
     /// The future can be dropped at any time.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
-        let Backend { client, monitor, .. } = &self.backend;
+        let Backend { client, monitor, .. } = &*self.backend;
         let pinged = client.ping(deadline).await;
         pinged.map_err(|error| monitor.explain(error).into_store_error())
     }
@@ -309,10 +310,11 @@ impl RedisStore {
     where
         T: FromRedisValue + Send + 'static,
     {
-        let Backend { client, monitor, .. } = self.backend.clone();
+        let backend = self.backend.clone();
         StoreFuture::Pending(Box::pin(async move {
+            let Backend { client, monitor, .. } = &*backend;
             let reply = client.execute(deadline, Command::script(&command, text)).await;
-            let failed = |error| monitor.failed_without_prefix(&client, limiter, error);
+            let failed = |error| monitor.failed_without_prefix(client, limiter, error);
             let (reply, _) = reply.map_err(failed)?;
             Ok(reply)
         }))
@@ -352,33 +354,29 @@ impl Store for RedisStore {
         let limiter = request.limits[0].settings.name;
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) if limit.hold.is_none() => {
-                match self.front.enter(limit, &self.backend, deadline) {
+                match self.front.enter(limit, deadline) {
                     Entrance::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
                     Entrance::Queued(mut queued) => {
                         return StoreFuture::pending(async move {
-                            let outcome = (&mut queued).await;
-                            let outcome = outcome.map_err(|error| queued.failed(error))?;
-                            undecided.resolve(queued.denials(), &outcome.decision, Instant::now);
-                            Ok(outcome)
+                            let result = (&mut queued).await;
+                            queued.backend().resolve(limiter, &mut undecided, result)
                         });
                     }
                 }
             }
             (Action::Check, [limit]) => {
-                let hold = SingleHold::new(&self.backend, &self.front, limit);
+                let hold = SingleHold::new(&self.front, limit);
                 if let Entrance::Queued(queued) = hold.enter(deadline) {
-                    let failed = self.backend.failed(limiter);
                     return StoreFuture::pending(async move {
-                        let outcome = hold.decide(queued, deadline).await.map_err(failed)?;
-                        undecided.resolve(hold.denials(), &outcome.decision, Instant::now);
-                        Ok(outcome)
+                        let result = hold.decide(queued, deadline).await;
+                        hold.backend().resolve(limiter, &mut undecided, result)
                     });
                 }
                 None
             }
             _ => None,
         };
-        let (denials, failed) = (self.backend.denials.clone(), self.backend.failed(limiter));
+        let backend = self.backend.clone();
         let first = request.limits[0].key;
         if !self.backend.client.is_cluster()
             || request.limits.iter().all(|limit| limit.key == first)
@@ -386,46 +384,40 @@ impl Store for RedisStore {
             if request.action == Action::Check
                 && request.limits.iter().any(LimitRequest::is_returned)
             {
-                let call = WaitingCall::new(&self.backend, request, self.front.late_calls());
+                let call = WaitingCall::new(&self.backend, request);
                 let (call, open) = (Arc::new(call), self.backend.holds.open_ends(request.limits));
                 return StoreFuture::pending(async move {
                     let execute = || call.execute(deadline);
-                    let outcome = open.decide(execute(), || Some(execute()), deadline).await;
-                    let outcome = outcome.map_err(failed)?;
-                    undecided.resolve(&denials, &outcome.decision, Instant::now);
-                    Ok(outcome)
+                    let result = open.decide(execute(), || Some(execute()), deadline).await;
+                    backend.resolve(limiter, &mut undecided, result)
                 });
             }
             let call = ScriptCall::new(&self.backend, request);
-            let client = self.backend.client.clone();
             return StoreFuture::pending(async move {
                 let turn = turn; // kept during the call
-                let outcome = match &turn {
+                let client = &backend.client;
+                let result = match &turn {
                     Some((turn, observers)) => {
                         report_sent(observers, limiter, 1);
                         let on_handover = || turn.hand_over();
-                        call.execute_in_turn(&client, deadline, &on_handover).await
+                        call.execute_in_turn(client, deadline, &on_handover).await
                     }
-                    None => call.execute(&client, deadline).await,
+                    None => call.execute(client, deadline).await,
                 };
-                let outcome = outcome.map_err(failed)?;
-                undecided.resolve(&denials, &outcome.decision, Instant::now);
-                Ok(outcome)
+                backend.resolve(limiter, &mut undecided, result)
             });
         }
-        let calls = CrossSlot::new(&self.backend, request, &self.front.late_calls());
+        let calls = CrossSlot::new(&self.backend, request);
         let (action, open) = (request.action, self.backend.holds.open_ends(request.limits));
         StoreFuture::pending(async move {
-            let outcome = match action.can_be_denied() {
+            let result = match action.can_be_denied() {
                 true => {
                     let execute = || calls.execute_in_order(deadline);
                     open.decide(execute(), || Some(execute()), deadline).await
                 }
                 false => calls.execute_all(deadline).await,
             };
-            let outcome = outcome.map_err(failed)?;
-            undecided.resolve(&denials, &outcome.decision, Instant::now);
-            Ok(outcome)
+            backend.resolve(limiter, &mut undecided, result)
         })
     }
 
@@ -453,12 +445,13 @@ impl Store for RedisStore {
         let mut del = redis::cmd("DEL");
         let key = self.backend.key(settings, key);
         del.arg(&key);
-        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
-        let failed = self.backend.failed(settings.name);
+        let (backend, deadline) = (self.backend.clone(), self.start_deadline());
+        let limiter = settings.name;
         StoreFuture::pending(async move {
+            let Backend { client, monitor, .. } = &*backend;
             let reply = client.execute(deadline, Command::new(&del)).await;
             drop(change);
-            let ((), _) = reply.map_err(failed)?;
+            let ((), _) = reply.map_err(|error| monitor.failed(client, limiter, error))?;
             Ok(())
         })
     }
