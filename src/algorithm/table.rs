@@ -445,11 +445,9 @@ impl Params {
                 Self::SlidingWindow(sliding_window::SlidingWindowParams::new(quota, buckets)?)
             }
             Algorithm::TokenBucket { refill, overdraft } => {
-                Self::TokenBucket(token_bucket::TokenBucketParams::new(quota, refill, overdraft)?)
+                Self::TokenBucket(token_bucket::params(quota, refill, overdraft)?)
             }
-            Algorithm::LeakyBucket => {
-                Self::LeakyBucket(leaky_bucket::LeakyBucketParams::new(quota))
-            }
+            Algorithm::LeakyBucket => Self::LeakyBucket(leaky_bucket::params(quota)),
             Algorithm::Concurrency => Self::Concurrency(concurrency::ConcurrencyParams::new(quota)),
         })
     }
@@ -457,7 +455,9 @@ impl Params {
     /// Returns the parameters for the fast path of the memory store, if it knows the settings.
     pub(crate) fn fast(&self) -> Option<Fast> {
         match self {
-            Self::TokenBucket(params) => params.plain().map(Fast::TokenBucket),
+            Self::TokenBucket(params) => {
+                token_bucket::PlainTokenBucket::new(params).map(Fast::TokenBucket)
+            }
             Self::FixedWindow(params) => Some(Fast::FixedWindow(params.plain())),
             _ => None,
         }
