@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line b484ef8942903ef28d45a9e96e0b02d9e58bbfb5
+-- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
+-- EVALSHA names the text below this line 112cd9db41674266a7e049da321f44e6687f8255
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -82,7 +82,8 @@ local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
 local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, beyond, excess, unit, period, lump, last
+local at, debt, beyond, excess, unit, period, lump, last, form
+local shapes = false
 
 local function create_engine()
   local cost, max_wait
@@ -388,24 +389,6 @@ local function convert(debt, beyond, excess, unit, new_unit, new_max_debt)
   return debt, beyond, excess
 end
 
-local capacity = burst
-
-local function hold_back(units)
-  burst = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
-end
-
-function drain(units)
-  return time_of(0, units, new_unit, new_period, new_lump)
-end
-
-local function size_of()
-  return size
-end
-
 local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
@@ -443,46 +426,7 @@ end
 local function initial()
   at, debt, beyond, excess, last = now, 0, 0, 0, 0
   unit, period, lump = new_unit, new_period, new_lump
-end
-
-local function decode(state)
-  local form = string.byte(state)
-  beyond = 0
-  if form == 84 and #state == 26 then
-    form, at, debt, unit, lump = struct.unpack(SHORT, state)
-    period, last, excess = 1, 0, 0
-  elseif form == 85 and #state >= size then
-    form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
-  elseif form == 86 and #state >= size then
-    form, at, beyond, period, lump, last, excess = struct.unpack(LARGE, state)
-    debt, unit = 0, 1
-  elseif form == 88 and #state >= size then
-    form, at, beyond, debt, unit, lump, last, excess = struct.unpack(BEYOND, state)
-    period = 1
-  else
-    fail(key)
-  end
-  if beyond > 0 then
-    debt, beyond = settle(debt, beyond, unit, most_debt(period, lump))
-  end
-  return state
-end
-
-local function is_short()
-  return period == 1 and last == 0 and excess == 0 and beyond == 0
-end
-
-local function encode(waits)
-  if lump > 2 ^ 32 - 1 or beyond > 0 and unit == 1 then
-    return struct.pack(LARGE, 86, at, debt + beyond, period, lump, last, excess)
-  elseif beyond > 0 then
-    local units = math.floor(debt / unit)
-    local rest = debt - units * unit
-    return struct.pack(BEYOND, 88, at, units + beyond, rest, unit, lump, last, excess)
-  elseif waits or not is_short() then
-    return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
-  end
-  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
+  form = nil
 end
 
 local function step_back()
@@ -529,23 +473,14 @@ local function adopt()
   return changed
 end
 
-local function earliest(needed)
-  local wait = math.max(last - now, 0)
-  if needed > 0 then
-    local covered = math.max(needed - overdraft, 0)
-    wait = math.max(time_until(covered * unit - (burst * unit - debt)), wait)
-  end
-  return wait
-end
-
 local function commit(instant, units)
-  local periods = math.floor((instant - at) / period)
+  local periods, apart = math.floor((instant - at) / period), shapes and lump or 0
   if beyond > 0 then
     local whole, parts = divide(periods, lump, unit)
-    if is_within(debt, beyond, 0, whole, parts, unit) then
+    if is_within(debt, beyond, apart, whole, parts, unit) then
       debt, beyond, excess = parts, whole, 0
     end
-  elseif periods * lump >= debt then
+  elseif debt <= periods * lump - apart then
     debt, excess = periods * lump, 0
   end
   local most = is_foreign() and most_debt(period, lump) or max_debt
@@ -559,39 +494,24 @@ end
 
 local refund
 if returns then
-  local function refund_beyond(instant, back)
-    if instant then
-      local refilled = units_of(math.ceil(math.max(at - instant, 0) / period), lump, unit)
-      if is_foreign() then
-        local lumps = math.floor((now - instant) / new_period) + 1
-        refilled = math.max(refilled, units_of(lumps, new_lump, new_unit))
-      end
-      back = math.max(back - refilled, 0)
-    end
-    if back > 0 then
-      lower_all(back, 0)
-      bound_last()
-    end
-  end
-
   function refund(instant, units)
     if instant and last > now then
       return
     end
-    if beyond > 0 then
-      return refund_beyond(instant, units)
-    end
-    local back = units * unit
+    local whole = beyond > 0
+    local back = whole and units or units * unit
     if instant then
-      local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
+      local periods = math.ceil(math.max(at - instant, 0) / period)
+      local refilled = whole and units_of(periods, lump, unit) or periods * lump
       if is_foreign() then
-        local lumps = math.floor((now - instant) / new_period) + 1
-        refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
+        local lumps = math.floor((now - instant) / new_period) + (shapes and 0 or 1)
+        local other = whole and units_of(lumps, new_lump, new_unit)
+        refilled = math.max(refilled, other or math.ceil(lumps * new_lump / new_unit * unit))
       end
       back = math.max(back - refilled, 0)
     end
     if back > 0 then
-      lower(back)
+      (whole and lower_all or lower)(back, 0)
       bound_last()
     end
   end
@@ -599,6 +519,72 @@ end
 
 local function reset_after()
   return debt > 0 and time_until(debt) or 0
+end
+
+local capacity = burst
+
+local function hold_back(units)
+  burst = capacity - units
+end
+
+local function fits_beside(units)
+  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
+end
+
+function drain(units)
+  return time_of(0, units, new_unit, new_period, new_lump)
+end
+
+local function size_of()
+  return size
+end
+
+local function decode(state)
+  form, beyond = string.byte(state), 0
+  if form == 84 and #state == 26 then
+    form, at, debt, unit, lump = struct.unpack(SHORT, state)
+    period, last, excess = 1, 0, 0
+  elseif form == 85 and #state >= size then
+    form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
+  elseif form == 86 and #state >= size then
+    form, at, beyond, period, lump, last, excess = struct.unpack(LARGE, state)
+    debt, unit = 0, 1
+  elseif form == 88 and #state >= size then
+    form, at, beyond, debt, unit, lump, last, excess = struct.unpack(BEYOND, state)
+    period = 1
+  else
+    fail(key)
+  end
+  if beyond > 0 then
+    debt, beyond = settle(debt, beyond, unit, most_debt(period, lump))
+  end
+  return state
+end
+
+local function is_short()
+  return period == 1 and last == 0 and excess == 0 and beyond == 0
+end
+
+local function encode(waits)
+  if lump > 2 ^ 32 - 1 or beyond > 0 and unit == 1 then
+    return struct.pack(LARGE, 86, at, debt + beyond, period, lump, last, excess)
+  elseif beyond > 0 then
+    local units = math.floor(debt / unit)
+    local rest = debt - units * unit
+    return struct.pack(BEYOND, 88, at, units + beyond, rest, unit, lump, last, excess)
+  elseif waits or not is_short() then
+    return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
+  end
+  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
+end
+
+local function earliest(needed)
+  local wait = math.max(last - now, 0)
+  if needed > 0 then
+    local covered = math.max(needed - overdraft, 0)
+    wait = math.max(time_until(covered * unit - (burst * unit - debt)), wait)
+  end
+  return wait
 end
 
 local function expiry(reset)

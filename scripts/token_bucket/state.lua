@@ -22,4 +22,5 @@ local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3' -- of the same size a
 local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, beyond, excess, unit, period, lump, last
+local at, debt, beyond, excess, unit, period, lump, last, form
+local shapes = false

@@ -1,8 +1,8 @@
 //! The bucket: GCRA, as a debt that flows in at a rate. It is the model of two algorithms. The debt
 //! of a token bucket is what it lacks to be full; that of a leaky bucket, which shapes, is its
-//! content. Its Lua twins are `scripts/token_bucket/model.lua` and `scripts/leaky_bucket/model.lua`.
+//! content. Its Lua twin is `scripts/bucket.lua`, with what differs in `scripts/NAME/model.lua`.
 //!
-//! `debt` and `lump` are in parts of a unit, `unit` parts to a unit; `lump` flows in every `period`.
+//! `debt` and `lump` are in parts of a unit, `unit` parts to a unit. `lump` flows in every `period`.
 
 use super::{
     arithmetic::{EXACT, Rate, ceil_div, divide, floor_div, grain_exponent, max, min},
@@ -151,31 +151,6 @@ impl<const SHAPES: bool> Bucket<SHAPES> {
             self.bound_last();
         } else if now - self.at >= self.period() {
             self.at = now + 1.0 - self.period(); // the next lump comes after what is spent now
-        }
-    }
-
-    /// The lumps that may have flowed in since `instant` at another rate: a request of a token
-    /// bucket may have proceeded just before one.
-    fn lumps_since(instant: f64, now: f64, params: &BucketParams) -> f64 {
-        floor_div(now - instant, params.period) + if SHAPES { 0.0 } else { 1.0 }
-    }
-
-    /// Returns whole units, while there are units beyond the parts.
-    #[cold]
-    fn refund_beyond(&mut self, now: f64, release: &Release, params: &BucketParams) {
-        let mut back = release.units;
-        if let Some(instant) = release.instant {
-            let periods = ceil_div(max(self.at - instant, 0.0), self.period());
-            let mut refilled = units_of(periods, self.lump, self.unit);
-            if self.rate() != params.rate() {
-                let lumps = Self::lumps_since(instant, now, params);
-                refilled = max(refilled, units_of(lumps, params.lump, params.unit));
-            }
-            back = max(back - refilled, 0.0);
-        }
-        if back > 0.0 {
-            self.lower_beyond(back, 0.0);
-            self.bound_last();
         }
     }
 
@@ -373,22 +348,34 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
         if instant.is_some() && self.last > now {
             return; // later reservations, by another quota, may count on what came in since
         }
-        if self.beyond > 0.0 {
-            return self.refund_beyond(now, release, params);
-        }
-        let mut back = units * self.unit;
+        let whole = self.beyond > 0.0; // parts do not suffice
+        let mut back = if whole { units } else { units * self.unit };
         if let Some(instant) = instant {
             // Units that were refilled since, up to `at`, are back already.
-            let mut refilled = ceil_div(max(self.at - instant, 0.0), self.period()) * self.lump;
+            let periods = ceil_div(max(self.at - instant, 0.0), self.period());
+            let mut refilled = match whole {
+                true => units_of(periods, self.lump, self.unit),
+                false => periods * self.lump,
+            };
             if self.rate() != params.rate() {
-                let lumps = Self::lumps_since(instant, now, params);
-                // `f64::ceil`, as the number can exceed an i64.
-                refilled = max(refilled, (lumps * params.lump / params.unit * self.unit).ceil());
+                // A request of a token bucket may have proceeded just before a lump.
+                let more = if SHAPES { 0.0 } else { 1.0 };
+                let lumps = floor_div(now - instant, params.period) + more;
+                let other = match whole {
+                    true => units_of(lumps, params.lump, params.unit),
+                    // `f64::ceil`, as the number can exceed an i64.
+                    false => (lumps * params.lump / params.unit * self.unit).ceil(),
+                };
+                refilled = max(refilled, other);
             }
             back = max(back - refilled, 0.0);
         }
         if back > 0.0 {
-            self.lower(back);
+            if whole {
+                self.lower_beyond(back, 0.0)
+            } else {
+                self.lower(back)
+            }
             self.bound_last();
         }
     }

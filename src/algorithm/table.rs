@@ -35,7 +35,7 @@ pub(crate) struct ScriptSource {
 
 macro_rules! algorithms {
     ($(
-        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal)?]
+        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal),*]
             $storage:literal
     ),* $(,)?) => {
         /// The state of one key.
@@ -63,7 +63,7 @@ macro_rules! algorithms {
             model: concat!(
                 include_str!("../../scripts/hold.lua"),
                 include_str!("../../scripts/block.lua"),
-                $(include_str!(concat!("../../scripts/", $part, ".lua")),)?
+                $(include_str!(concat!("../../scripts/", $part, ".lua")),)*
                 include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
@@ -383,8 +383,8 @@ algorithms! {
     FixedWindow fixed_window::FixedWindowState b'F' [] "reservations",
     SlidingLog sliding_log::SlidingLogState b'S' [] "sliding_log/log",
     SlidingWindow sliding_window::SlidingWindowState b'W' [] "reservations",
-    TokenBucket token_bucket::TokenBucketState b'T' ["debt"] "reservations",
-    LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt"] "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' ["debt", "bucket"] "reservations",
+    LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt", "bucket"] "reservations",
     Concurrency concurrency::ConcurrencyState b'C' [] "reservations",
 }
 
