@@ -1,5 +1,5 @@
--- Bucket: what the models of the token bucket and of the leaky bucket have in common. Stands between
--- debt.lua and the model; `shapes`: whether that is the leaky bucket. The twin is
+-- Bucket: what the models of the token bucket and of the leaky bucket have in common. Stands
+-- between debt.lua and the model; `shapes`: whether that is the leaky bucket. The twin is
 -- src/algorithm/bucket.rs.
 
 local function is_foreign()

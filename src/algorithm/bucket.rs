@@ -2,7 +2,7 @@
 //! of a token bucket is what it lacks to be full; that of a leaky bucket, which shapes, is its
 //! content. Its Lua twin is `scripts/bucket.lua`, with what differs in `scripts/NAME/model.lua`.
 //!
-//! `debt` and `lump` are in parts of a unit, `unit` parts to a unit. `lump` flows in every `period`.
+//! `debt` and `lump` are in parts of a unit, of which it has `unit`; a `lump` comes per `period`.
 
 use super::{
     arithmetic::{EXACT, Rate, ceil_div, divide, floor_div, grain_exponent, max, min},
@@ -54,10 +54,6 @@ impl BucketParams {
         Self::new(quota, overdraft, [unit, 1.0, tick])
     }
 
-    fn rate(&self) -> [f64; 3] {
-        [self.unit, self.period, self.lump]
-    }
-
     pub(super) fn full(&self) -> f64 {
         self.burst * self.unit
     }
@@ -87,8 +83,12 @@ impl<const SHAPES: bool> Bucket<SHAPES> {
         Self { debt, beyond, ..self }
     }
 
-    fn rate(&self) -> [f64; 3] {
-        [self.unit, self.period, self.lump]
+    /// Returns whether this was counted at another rate.
+    #[inline]
+    fn is_foreign(&self, params: &BucketParams) -> bool {
+        self.unit != params.unit
+            || !SHAPES && self.period != params.period
+            || self.lump != params.lump
     }
 
     /// What flows out of a leaky bucket does so all the time.
@@ -284,13 +284,13 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
 
     #[inline]
     fn adopt(&mut self, now: f64, params: &BucketParams, _: &mut Self::Saved) -> bool {
-        let changed = self.rate() != params.rate();
+        let changed = self.is_foreign(params);
         if changed {
             self.advance(max(self.last, now));
             let debt = [self.debt, self.beyond];
             ([self.debt, self.beyond], self.excess) =
                 convert(debt, self.excess, self.unit, params.unit, params.max_debt);
-            [self.unit, self.period, self.lump] = params.rate();
+            (self.unit, self.period, self.lump) = (params.unit, params.period, params.lump);
             self.restart_refill(now, params.max_debt);
         }
         if self.debt == 0.0 {
@@ -331,8 +331,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
                 (self.debt, self.beyond, self.excess) = (parts, units, 0.0);
             }
         }
-        let is_own = self.rate() == params.rate();
-        let most = if is_own { params.max_debt } else { self.max_debt() };
+        let most = if self.is_foreign(params) { self.max_debt() } else { params.max_debt };
         let debt = self.debt + cost * self.unit;
         if self.beyond == 0.0 && debt <= most {
             self.debt = debt;
@@ -357,7 +356,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
                 true => units_of(periods, self.lump, self.unit),
                 false => periods * self.lump,
             };
-            if self.rate() != params.rate() {
+            if self.is_foreign(params) {
                 // A request of a token bucket may have proceeded just before a lump.
                 let more = if SHAPES { 0.0 } else { 1.0 };
                 let lumps = floor_div(now - instant, params.period) + more;
@@ -402,7 +401,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
 
     #[inline]
     fn pack(&self, now: f64, params: &BucketParams) -> Option<Packed> {
-        let fits = self.rate() == params.rate()
+        let fits = !self.is_foreign(params)
             && self.excess == 0.0
             && self.beyond == 0.0
             && self.last <= now;
