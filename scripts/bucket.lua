@@ -6,20 +6,16 @@ local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
 
-local function set_debt(parts, units)
-  debt, beyond = parts, units
+-- Lowers the debt, if all of it is parts, by parts; else by units, and fewer parts than a unit has.
+local function lower(units, parts)
+  if beyond > 0 then
+    debt, beyond = lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump))
+  else
+    debt = math.max(debt - parts, 0)
+  end
   if debt == 0 then
     excess = 0
   end
-end
-
-local function lower(parts)
-  set_debt(math.max(debt - parts, 0), 0)
-end
-
--- The same with units beyond the parts.
-local function lower_all(units, parts)
-  set_debt(lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump)))
 end
 
 -- Returns the time in which `parts`, and the units beyond, flow in.
@@ -57,9 +53,9 @@ local function advance(time)
   local periods = math.floor((time - at) / period)
   at = at + periods * period
   if beyond > 0 then
-    lower_all(divide(periods, lump, unit))
+    lower(divide(periods, lump, unit))
   else
-    lower(periods * lump)
+    lower(0, periods * lump)
   end
 end
 
@@ -112,13 +108,12 @@ local function commit(instant, units)
   last = instant > at and instant or 0
 end
 
-local refund
 if returns then
   function refund(instant, units)
     if instant and last > now then
       return -- later reservations, by another quota, may count on what came in since
     end
-    local whole = beyond > 0 -- parts do not suffice
+    local whole = beyond > 0 -- returns whole units
     local back = whole and units or units * unit
     if instant then
       -- Units that were refilled since, up to `at`, are back already.
@@ -133,7 +128,7 @@ if returns then
       back = math.max(back - refilled, 0)
     end
     if back > 0 then
-      (whole and lower_all or lower)(back, 0)
+      lower(whole and back or 0, whole and 0 or back)
       bound_last()
     end
   end

@@ -1,6 +1,6 @@
 -- Fast path of the leaky bucket: a state with the same rate, and no request that waits for another
 -- limit. It decides as the engine does. state.lua stands before this text.
-local full = burst * new_unit
+local full = limit * new_unit
 local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 12 reservations
 
 -- Reads the state. Returns its bytes, with reservations if they follow it, and the grain of its

@@ -1,10 +1,6 @@
 -- Model of the leaky bucket: the functions of the engine that bucket.lua does not have. That and
 -- state.lua stand before this text.
 
--- No units of a leaky bucket can be held.
-local function hold_back() end
-local fits_beside
-
 local function size_of(state)
   return string.byte(state) == 77 and BEYOND_SIZE or 36
 end
@@ -30,11 +26,11 @@ local function decode(state, is_head)
 end
 
 local function earliest(needed)
-  local room = burst * unit - needed * unit
+  local room = limit * unit - needed * unit
   return time_until(debt), time_until(debt - room)
 end
 
-local function expiry(reset)
+function expiry(reset)
   return round_up(now + known(reset), grain)
 end
 

@@ -8,14 +8,15 @@
 --         'M', then integers of 7, 7, 7, 6, 4, 3 and 7 bytes: {at, debt, last, unit, lump, excess,
 --         beyond}, if the content is above `max_debt` or was: then `beyond` are whole units beyond
 --         it (see debt.lua). So is the base of such a state.
--- params  'L', then doubles: {burst, unit, lump, max_debt, exponent}
--- `debt` is in parts: `unit` parts are one request of cost 1; `lump` parts flow out in a
--- microsecond. 2^exponent us is the power of two that is at most the time of a full drain.
+-- params  'L', then doubles: {limit, unit, lump, max_debt, exponent}
+-- `limit` is the burst. `debt` is in parts: `unit` parts are one request of cost 1; `lump` parts
+-- flow out in a microsecond. 2^exponent us is the power of two that is at most the time of a full
+-- drain.
 local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
 local BEYOND, BEYOND_SIZE = '<BI7I7I7I6I4I3I7', 42
 local form -- 76, or 77 for the second one; none for a new key
-local shapes, period, new_period = true, 1, 1 -- a lump is what flows out in a microsecond
-local burst, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
+local shapes, period, new_period = true, 1, 1
+local limit, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
 local at, debt, beyond, last, excess, unit, lump
 

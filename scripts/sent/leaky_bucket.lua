@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 728a9268e409e9a561625b97e5c5a254a410a367
+-- EVALSHA names the text below this line 92bd27c1d1c38b045134f3b7ed826f0cf54ce357
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -81,7 +81,7 @@ local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
 local BEYOND, BEYOND_SIZE = '<BI7I7I7I6I4I3I7', 42
 local form
 local shapes, period, new_period = true, 1, 1
-local burst, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
+local limit, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
 local at, debt, beyond, last, excess, unit, lump
 
@@ -104,6 +104,12 @@ local whole
 local is_fresh
 local first_held
 local clock = now
+local capacity, limit = limit, limit
+local drain, expiry, refund
+
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -211,7 +217,6 @@ local function take(ends, units)
   held.slots = left
 end
 
-local drain
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0
@@ -401,19 +406,15 @@ local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
 
-local function set_debt(parts, units)
-  debt, beyond = parts, units
+local function lower(units, parts)
+  if beyond > 0 then
+    debt, beyond = lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump))
+  else
+    debt = math.max(debt - parts, 0)
+  end
   if debt == 0 then
     excess = 0
   end
-end
-
-local function lower(parts)
-  set_debt(math.max(debt - parts, 0), 0)
-end
-
-local function lower_all(units, parts)
-  set_debt(lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump)))
 end
 
 local function refill_time(parts)
@@ -449,9 +450,9 @@ local function advance(time)
   local periods = math.floor((time - at) / period)
   at = at + periods * period
   if beyond > 0 then
-    lower_all(divide(periods, lump, unit))
+    lower(divide(periods, lump, unit))
   else
-    lower(periods * lump)
+    lower(0, periods * lump)
   end
 end
 
@@ -500,7 +501,6 @@ local function commit(instant, units)
   last = instant > at and instant or 0
 end
 
-local refund
 if returns then
   function refund(instant, units)
     if instant and last > now then
@@ -519,7 +519,7 @@ if returns then
       back = math.max(back - refilled, 0)
     end
     if back > 0 then
-      (whole and lower_all or lower)(back, 0)
+      lower(whole and back or 0, whole and 0 or back)
       bound_last()
     end
   end
@@ -528,9 +528,6 @@ end
 local function reset_after()
   return debt > 0 and time_until(debt) or 0
 end
-
-local function hold_back() end
-local fits_beside
 
 local function size_of(state)
   return string.byte(state) == 77 and BEYOND_SIZE or 36
@@ -556,11 +553,11 @@ local function decode(state, is_head)
 end
 
 local function earliest(needed)
-  local room = burst * unit - needed * unit
+  local room = limit * unit - needed * unit
   return time_until(debt), time_until(debt - room)
 end
 
-local function expiry(reset)
+function expiry(reset)
   return round_up(now + known(reset), grain)
 end
 
@@ -803,7 +800,7 @@ local function plan_loaded()
     initial()
   end
   local full
-  hold_back(held and held_total() or 0)
+  limit = capacity - (held and held_total() or 0)
   local fits = not held or not can_be_denied or fits_beside(cost)
   wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then
@@ -1046,7 +1043,7 @@ if action == 'release' then
   return {now}
 end
 
-local full = burst * new_unit
+local full = limit * new_unit
 local PAGE, page_end = 256, '255'
 
 local function read(key)

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line 80e0a7423eb802dd50eaf5fa7b80cce7cf56be78
+-- EVALSHA names the text below this line 292e2f798a53f4db3e5feebcd5add70c2d675c53
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -76,17 +76,18 @@ local function token_bucket(key, params, cost, max_wait, lifetime, grid, is_plai
   local block
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
 local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
-local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
+local limit, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, beyond, excess, unit, period, lump, last, form
+local at, debt, beyond, excess, unit, period, lump, last
+local form
 local shapes = false
   if is_plain then
     local function read_all()
       return {call('GETRANGE', key, '0', '-1')}
     end
 
-local unit, lump, full = new_unit, new_lump, burst * new_unit
+local unit, lump, full = new_unit, new_lump, limit * new_unit
 
 local function expiry_of(at, debt, grain)
   return round_up(at + math.ceil(debt / lump), grain)
@@ -146,6 +147,12 @@ local whole
 local is_fresh
 local first_held
 local clock = now
+local capacity, limit = limit, limit
+local drain, expiry, refund
+
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -253,7 +260,6 @@ local function take(ends, units)
   held.slots = left
 end
 
-local drain
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0
@@ -443,19 +449,15 @@ local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
 
-local function set_debt(parts, units)
-  debt, beyond = parts, units
+local function lower(units, parts)
+  if beyond > 0 then
+    debt, beyond = lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump))
+  else
+    debt = math.max(debt - parts, 0)
+  end
   if debt == 0 then
     excess = 0
   end
-end
-
-local function lower(parts)
-  set_debt(math.max(debt - parts, 0), 0)
-end
-
-local function lower_all(units, parts)
-  set_debt(lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump)))
 end
 
 local function refill_time(parts)
@@ -491,9 +493,9 @@ local function advance(time)
   local periods = math.floor((time - at) / period)
   at = at + periods * period
   if beyond > 0 then
-    lower_all(divide(periods, lump, unit))
+    lower(divide(periods, lump, unit))
   else
-    lower(periods * lump)
+    lower(0, periods * lump)
   end
 end
 
@@ -542,7 +544,6 @@ local function commit(instant, units)
   last = instant > at and instant or 0
 end
 
-local refund
 if returns then
   function refund(instant, units)
     if instant and last > now then
@@ -561,7 +562,7 @@ if returns then
       back = math.max(back - refilled, 0)
     end
     if back > 0 then
-      (whole and lower_all or lower)(back, 0)
+      lower(whole and back or 0, whole and 0 or back)
       bound_last()
     end
   end
@@ -571,14 +572,8 @@ local function reset_after()
   return debt > 0 and time_until(debt) or 0
 end
 
-local capacity = burst
-
-local function hold_back(units)
-  burst = capacity - units
-end
-
 local function fits_beside(units)
-  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
+  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
 end
 
 function drain(units)
@@ -632,12 +627,12 @@ local function earliest(needed)
   local wait = math.max(last - now, 0)
   if needed > 0 then
     local covered = math.max(needed - overdraft, 0)
-    wait = math.max(time_until(covered * unit - (burst * unit - debt)), wait)
+    wait = math.max(time_until(covered * unit - (limit * unit - debt)), wait)
   end
   return wait
 end
 
-local function expiry(reset)
+function expiry(reset)
   local grain = is_short() and grain or 1
   return round_up(now + known(reset), grain)
 end
@@ -881,7 +876,7 @@ local function plan_loaded()
     initial()
   end
   local full
-  hold_back(held and held_total() or 0)
+  limit = capacity - (held and held_total() or 0)
   local fits = not held or not can_be_denied or fits_beside(cost)
   wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then

@@ -1,15 +1,9 @@
 -- Model of the token bucket: the functions of the engine that bucket.lua does not have. That and
 -- state.lua stand before this text.
 
-local capacity = burst
-
--- Decides by a quota that is smaller by the units that are held.
-local function hold_back(units)
-  burst = capacity - units
-end
-
+-- With an overdraft, what is held may exceed the quota, and then nothing is admitted.
 local function fits_beside(units)
-  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
+  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
 end
 
 function drain(units)
@@ -64,13 +58,13 @@ local function earliest(needed)
   local wait = math.max(last - now, 0)
   if needed > 0 then
     local covered = math.max(needed - overdraft, 0)
-    wait = math.max(time_until(covered * unit - (burst * unit - debt)), wait)
+    wait = math.max(time_until(covered * unit - (limit * unit - debt)), wait)
   end
   return wait
 end
 
 -- The instant at which the key may expire.
-local function expiry(reset)
+function expiry(reset)
   local grain = is_short() and grain or 1
   return round_up(now + known(reset), grain)
 end

@@ -101,22 +101,19 @@ impl<const SHAPES: bool> Bucket<SHAPES> {
         max_debt(self.period(), self.lump)
     }
 
-    fn set_debt(&mut self, [debt, beyond]: [f64; 2]) {
-        (self.debt, self.beyond) = (debt, beyond);
-        if debt == 0.0 {
+    /// Lowers the debt, if all of it is parts, by parts; else by units, and fewer parts than a unit
+    /// has.
+    #[inline]
+    fn lower(&mut self, [units, parts]: [f64; 2]) {
+        if self.beyond == 0.0 {
+            self.debt = max(self.debt - parts, 0.0);
+        } else {
+            let debt = [self.debt, self.beyond];
+            [self.debt, self.beyond] = lower(debt, [units, parts], self.unit, self.max_debt());
+        }
+        if self.debt == 0.0 {
             self.excess = 0.0;
         }
-    }
-
-    fn lower(&mut self, parts: f64) {
-        self.set_debt([max(self.debt - parts, 0.0), 0.0]);
-    }
-
-    /// The same with units beyond the parts.
-    #[cold]
-    fn lower_beyond(&mut self, units: f64, parts: f64) {
-        let debt = [self.debt, self.beyond];
-        self.set_debt(lower(debt, [units, parts], self.unit, self.max_debt()));
     }
 
     /// The parts that flow in within these periods, as units and parts.
@@ -274,12 +271,10 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     fn advance(&mut self, now: f64) {
         let periods = floor_div(now - self.at, self.period());
         self.at += periods * self.period();
-        if self.beyond == 0.0 {
-            self.lower(periods * self.lump);
-        } else {
-            let [units, parts] = self.flow(periods);
-            self.lower_beyond(units, parts);
-        }
+        self.lower(match self.beyond == 0.0 {
+            true => [0.0, periods * self.lump],
+            false => self.flow(periods),
+        });
     }
 
     #[inline]
@@ -347,7 +342,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
         if instant.is_some() && self.last > now {
             return; // later reservations, by another quota, may count on what came in since
         }
-        let whole = self.beyond > 0.0; // parts do not suffice
+        let whole = self.beyond > 0.0; // returns whole units
         let mut back = if whole { units } else { units * self.unit };
         if let Some(instant) = instant {
             // Units that were refilled since, up to `at`, are back already.
@@ -370,11 +365,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
             back = max(back - refilled, 0.0);
         }
         if back > 0.0 {
-            if whole {
-                self.lower_beyond(back, 0.0)
-            } else {
-                self.lower(back)
-            }
+            self.lower(if whole { [back, 0.0] } else { [0.0, back] });
             self.bound_last();
         }
     }
