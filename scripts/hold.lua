@@ -16,6 +16,16 @@ local whole -- see reservations.lua and log.lua
 local is_fresh -- whether nothing was stored since the state was loaded
 local first_held -- before the first request
 local clock = now -- `now` is earlier while expired units are spent
+-- A model decides by a `limit` that is smaller by the units that are held. The fast path, outside
+-- of this function, decides about other keys by the whole one.
+local capacity, limit = limit, limit
+-- Functions of the model. A key expires at `expiry`, or without that when its state is over.
+local drain, expiry, refund
+
+-- Returns whether an empty key admits this cost.
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -134,7 +144,6 @@ end
 
 -- The instant at which a key with holds may expire, if its state may at `expires`: when its last
 -- slot has ended, and what was held does not count any more.
-local drain -- see the model
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0

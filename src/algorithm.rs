@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod block;
+mod bucket;
 mod combine;
 mod concurrency;
 mod counts;

@@ -1,15 +1,4 @@
 -- Model of the fixed window: the functions of the engine. state.lua stands before this text.
-local expiry -- none: a key expires at the end of its newest window
-local capacity = limit
-
--- Decides by a quota that is smaller by the units that are held.
-local function hold_back(units)
-  limit = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= limit
-end
 
 function drain()
   return window
@@ -95,7 +84,6 @@ local function commit(instant, units)
   last = math.max(last, instant)
 end
 
-local refund
 if returns then
   function refund(instant, units)
     -- An older window does not count any more.

@@ -1,6 +1,6 @@
 -- Fast path of the leaky bucket: a state with the same rate, and no request that waits for another
 -- limit. It decides as the engine does. state.lua stands before this text.
-local full = burst * new_unit
+local full = limit * new_unit
 local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 12 reservations
 
 -- Reads the state. Returns its bytes, with reservations if they follow it, and the grain of its
@@ -9,14 +9,14 @@ local function read(key)
   local value = redis.pcall('GETRANGE', key, '0', page_end)
   form, beyond, size = 76, 0, 36 -- not those of the key before
   if value == '' then
-    at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
+    at, debt, last, excess, unit, lump = now, 0, 0, 0, new_unit, new_lump
     return value, grain
   elseif type(value) == 'table' or #value < size or string.byte(value) ~= 76 then
     return
   end
   local _, exponent
-  _, at, debt, last, unit, tick, excess, exponent = struct.unpack(STATE, value)
-  if unit == new_unit and tick == new_tick and excess == 0 and now >= at then
+  _, at, debt, last, unit, lump, excess, exponent = struct.unpack(STATE, value)
+  if unit == new_unit and lump == new_lump and excess == 0 and now >= at then
     return value, 2 ^ exponent
   end
 end
@@ -35,10 +35,10 @@ end
 -- Grants the requests of a run for which there is room. Adds those that wait to `entries`.
 local function grant(run, entries)
   local each = run.cost * unit
-  local room = math.min(full - each, run.max_wait * tick) - debt
+  local room = math.min(full - each, run.max_wait * lump) - debt
   local granted = room >= 0 and math.min(math.floor(room / each) + 1, run.count) or 0
   for _ = 1, granted do
-    local instant, newest = now + math.ceil(debt / tick), entries[#entries]
+    local instant, newest = now + math.ceil(debt / lump), entries[#entries]
     if newest and newest[1] == instant then
       newest[2] = newest[2] + run.cost
     elseif debt > 0 then
@@ -68,7 +68,7 @@ local function put(key, value, tail, expires, old_grain)
     head = head .. string.sub(value, 23, size) .. tail
   end
   call('SETRANGE', key, '1', head)
-  local empty_at = now + math.ceil(debt / tick)
+  local empty_at = now + math.ceil(debt / lump)
   if empty_at > expires then
     call('PEXPIREAT', key, expire_at(round_up(empty_at, old_grain)))
   end
@@ -87,7 +87,7 @@ local function write(key, _, _, value, newest, entries, expires, old_grain)
   elseif #value == size then
     put(key, value, nil, expires, old_grain)
   else
-    local empty_at = now + math.ceil(debt / tick)
+    local empty_at = now + math.ceil(debt / lump)
     call('SET', key, encode(), 'PXAT', expire_at(round_up(empty_at, grain)))
   end
   return true
@@ -98,9 +98,9 @@ local function fast(key, _, runs)
   if not value then
     return
   end
-  local expires = round_up(at + math.ceil(debt / tick), old_grain)
+  local expires = round_up(at + math.ceil(debt / lump), old_grain)
   local newest = newest_reservation(key, value)
-  local before, entries = math.max(debt - (now - at) * tick, 0), {}
+  local before, entries = math.max(debt - (now - at) * lump, 0), {}
   at, debt = now, before
   for _, run in ipairs(runs) do
     grant(run, entries)

@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line c738c4ba8a20ac13dd8b62a4cc1b4ead1352909d
+-- EVALSHA names the text below this line f603359f72897ca98a6fe3555db426c77ab2233b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -92,6 +92,12 @@ local whole
 local is_fresh
 local first_held
 local clock = now
+local capacity, limit = limit, limit
+local drain, expiry, refund
+
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -199,7 +205,6 @@ local function take(ends, units)
   held.slots = left
 end
 
-local drain
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0
@@ -309,16 +314,7 @@ local function close_block()
     call('SET', key, value, 'KEEPTTL')
   end
 end
-local expiry
-local capacity = limit
-
-local function hold_back(units)
-  limit = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= limit
-end
+local step_back, advance, adopt
 
 function drain()
   return 0
@@ -338,23 +334,11 @@ local function encode()
   return ''
 end
 
-local function step_back()
-  return false
-end
-
-local function advance() end
-
-local function adopt()
-  return false
-end
-
 local function earliest()
   return 0
 end
 
 local function commit() end
-
-local function refund() end
 
 local function reset_after()
   return 0
@@ -599,7 +583,7 @@ local function plan_loaded()
     initial()
   end
   local full
-  hold_back(held and held_total() or 0)
+  limit = capacity - (held and held_total() or 0)
   local fits = not held or not can_be_denied or fits_beside(cost)
   wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 4f801df4665ee727aa8bc1feb963d1631d70416e
+-- EVALSHA names the text below this line 5245c98b267de264295b44c3a9bb43cfd549d973
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -92,6 +92,12 @@ local whole
 local is_fresh
 local first_held
 local clock = now
+local capacity, limit = limit, limit
+local drain, expiry, refund
+
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -199,7 +205,6 @@ local function take(ends, units)
   held.slots = left
 end
 
-local drain
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0
@@ -309,16 +314,6 @@ local function close_block()
     call('SET', key, value, 'KEEPTTL')
   end
 end
-local expiry
-local capacity = limit
-
-local function hold_back(units)
-  limit = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= limit
-end
 
 function drain()
   return window
@@ -401,7 +396,6 @@ local function commit(instant, units)
   last = math.max(last, instant)
 end
 
-local refund
 if returns then
   function refund(instant, units)
     if not instant or math.floor((instant - start) / length) == ahead() then
@@ -654,7 +648,7 @@ local function plan_loaded()
     initial()
   end
   local full
-  hold_back(held and held_total() or 0)
+  limit = capacity - (held and held_total() or 0)
   local fits = not held or not can_be_denied or fits_beside(cost)
   wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then

@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 3d16ae55dddc477c75bae89864cc181646bb500c
+-- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
+-- EVALSHA names the text below this line 92bd27c1d1c38b045134f3b7ed826f0cf54ce357
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -80,16 +80,17 @@ end
 local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
 local BEYOND, BEYOND_SIZE = '<BI7I7I7I6I4I3I7', 42
 local form
-local burst, new_unit, new_tick, max_debt, exponent = struct.unpack('<ddddd', params, 2)
+local shapes, period, new_period = true, 1, 1
+local limit, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, beyond, last, excess, unit, tick
+local at, debt, beyond, last, excess, unit, lump
 
 local function encode(waits)
   form = beyond > 0 and 77 or waits and form or 76
   if form == 77 then
-    return struct.pack(BEYOND, 77, at, debt, last, unit, tick, excess, beyond)
+    return struct.pack(BEYOND, 77, at, debt, last, unit, lump, excess, beyond)
   end
-  return struct.pack(STATE, 76, at, debt, last, unit, tick, excess, exponent)
+  return struct.pack(STATE, 76, at, debt, last, unit, lump, excess, exponent)
 end
 
 local function create_engine()
@@ -103,6 +104,12 @@ local whole
 local is_fresh
 local first_held
 local clock = now
+local capacity, limit = limit, limit
+local drain, expiry, refund
+
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -210,7 +217,6 @@ local function take(ends, units)
   held.slots = left
 end
 
-local drain
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0
@@ -396,50 +402,135 @@ local function convert(debt, beyond, excess, unit, new_unit, new_max_debt)
   return debt, beyond, excess
 end
 
-local function hold_back() end
-local fits_beside
-
-local function size_of(state)
-  return string.byte(state) == 77 and BEYOND_SIZE or 36
-end
-
 local function is_foreign()
-  return unit ~= new_unit or tick ~= new_tick
+  return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
 
-local function set_debt(parts, units)
-  debt, beyond = parts, units
+local function lower(units, parts)
+  if beyond > 0 then
+    debt, beyond = lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump))
+  else
+    debt = math.max(debt - parts, 0)
+  end
   if debt == 0 then
     excess = 0
   end
 end
 
-local function lower(parts)
-  set_debt(math.max(debt - parts, 0), 0)
-end
-
-local function lower_all(units, parts)
-  set_debt(lower_beyond(debt, beyond, units, parts, unit, most_debt(1, tick)))
-end
-
-local function drain_time(parts)
+local function refill_time(parts)
   if beyond > 0 then
-    return time_of(parts, beyond, unit, 1, tick)
+    return time_of(parts, beyond, unit, period, lump)
   end
-  return math.ceil(parts / tick)
+  return math.ceil(parts / lump) * period
 end
 
 local function bound_last()
-  last = math.min(last, at + drain_time(debt))
+  last = math.min(last, at + refill_time(debt))
 end
 
 local function time_until(parts)
-  return math.max(drain_time(parts) - (now - at), 0)
+  return math.max(refill_time(parts) - (now - at), 0)
 end
 
 local function initial()
-  at, debt, beyond, last, excess, unit, tick = now, 0, 0, 0, 0, new_unit, new_tick
-  form = 76
+  at, debt, beyond, excess, last = now, 0, 0, 0, 0
+  unit, period, lump = new_unit, new_period, new_lump
+  form = nil
+end
+
+local function step_back()
+  local back = at - now
+  if back > 0 then
+    at, last = now, math.max(last - back, 0)
+  end
+  return back > 0
+end
+
+local function advance(time)
+  local periods = math.floor((time - at) / period)
+  at = at + periods * period
+  if beyond > 0 then
+    lower(divide(periods, lump, unit))
+  else
+    lower(0, periods * lump)
+  end
+end
+
+local function restart_refill()
+  if last > now then
+    local periods = math.ceil((last - now) / period)
+    at = last - periods * period
+    local units, parts = divide(periods, lump, unit)
+    debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
+    bound_last()
+  elseif now - at >= period then
+    at = now + 1 - period
+  end
+end
+
+local function adopt()
+  local changed = is_foreign()
+  if changed then
+    advance(math.max(last, now))
+    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
+    unit, period, lump = new_unit, new_period, new_lump
+    restart_refill()
+  end
+  if debt == 0 then
+    at = now
+  end
+  return changed
+end
+
+local function commit(instant, units)
+  local periods, apart = math.floor((instant - at) / period), shapes and lump or 0
+  if beyond > 0 then
+    local whole, parts = divide(periods, lump, unit)
+    if is_within(debt, beyond, apart, whole, parts, unit) then
+      debt, beyond, excess = parts, whole, 0
+    end
+  elseif debt <= periods * lump - apart then
+    debt, excess = periods * lump, 0
+  end
+  local most = is_foreign() and most_debt(period, lump) or max_debt
+  if beyond == 0 and debt + units * unit <= most then
+    debt = debt + units * unit
+  else
+    debt, beyond = settle(debt, beyond + units, unit, most)
+  end
+  last = instant > at and instant or 0
+end
+
+if returns then
+  function refund(instant, units)
+    if instant and last > now then
+      return
+    end
+    local whole = beyond > 0
+    local back = whole and units or units * unit
+    if instant then
+      local periods = math.ceil(math.max(at - instant, 0) / period)
+      local refilled = whole and units_of(periods, lump, unit) or periods * lump
+      if is_foreign() then
+        local lumps = math.floor((now - instant) / new_period) + (shapes and 0 or 1)
+        local other = whole and units_of(lumps, new_lump, new_unit)
+        refilled = math.max(refilled, other or math.ceil(lumps * new_lump / new_unit * unit))
+      end
+      back = math.max(back - refilled, 0)
+    end
+    if back > 0 then
+      lower(whole and back or 0, whole and 0 or back)
+      bound_last()
+    end
+  end
+end
+
+local function reset_after()
+  return debt > 0 and time_until(debt) or 0
+end
+
+local function size_of(state)
+  return string.byte(state) == 77 and BEYOND_SIZE or 36
 end
 
 local function decode(state, is_head)
@@ -452,121 +543,21 @@ local function decode(state, is_head)
   end
   beyond = 0
   if letter == 76 and #state >= 36 then
-    _, at, debt, last, unit, tick, excess = struct.unpack(STATE, state)
+    _, at, debt, last, unit, lump, excess = struct.unpack(STATE, state)
   elseif letter == 77 and #state >= BEYOND_SIZE then
-    _, at, debt, last, unit, tick, excess, beyond = struct.unpack(BEYOND, state)
+    _, at, debt, last, unit, lump, excess, beyond = struct.unpack(BEYOND, state)
   else
     fail(key)
   end
   return state
 end
 
-local function step_back()
-  local back = at - now
-  if back > 0 then
-    at, last = now, math.max(last - back, 0)
-  end
-  return back > 0
-end
-
-local function advance(time)
-  if beyond > 0 then
-    lower_all(divide(time - at, tick, unit))
-  else
-    lower((time - at) * tick)
-  end
-  at = time
-end
-
-local function flow_from_last()
-  local units, parts = divide(last - now, tick, unit)
-  debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
-  bound_last()
-end
-
-local function adopt()
-  local changed = is_foreign()
-  if changed then
-    advance(math.max(last, now))
-    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
-    unit, tick, at = new_unit, new_tick, now
-    if last > now then
-      flow_from_last()
-    end
-  end
-  return changed
-end
-
 local function earliest(needed)
-  local room = burst * unit - needed * unit
+  local room = limit * unit - needed * unit
   return time_until(debt), time_until(debt - room)
 end
 
-local function commit(instant, units)
-  if beyond > 0 then
-    local whole, parts = divide(instant - at, tick, unit)
-    if is_within(debt, beyond, tick, whole, parts, unit) then
-      debt, beyond, excess = parts, whole, 0
-    end
-  else
-    local idle = (instant - at) * tick
-    if debt <= idle - tick then
-      debt, excess = idle, 0
-    end
-  end
-  local most = is_foreign() and most_debt(1, tick) or max_debt
-  if beyond == 0 and debt + units * unit <= most then
-    debt = debt + units * unit
-  else
-    debt, beyond = settle(debt, beyond + units, unit, most)
-  end
-  last = instant > at and instant or 0
-end
-
-local refund
-if returns then
-  local function refund_beyond(instant, back)
-    if instant then
-      local flowed_out = units_of(now - instant, tick, unit)
-      if is_foreign() then
-        flowed_out = math.max(flowed_out, units_of(now - instant, new_tick, new_unit))
-      end
-      back = math.max(back - flowed_out, 0)
-    end
-    if back > 0 then
-      lower_all(back, 0)
-      bound_last()
-    end
-  end
-
-  function refund(instant, units)
-    if instant and last > now then
-      return
-    end
-    if beyond > 0 then
-      return refund_beyond(instant, units)
-    end
-    local back = units * unit
-    if instant then
-      local flowed_out = (now - instant) * tick
-      if is_foreign() then
-        local other = (now - instant) * new_tick / new_unit * unit
-        flowed_out = math.max(flowed_out, math.ceil(other))
-      end
-      back = math.max(back - flowed_out, 0)
-    end
-    if back > 0 then
-      lower(back)
-      bound_last()
-    end
-  end
-end
-
-local function reset_after()
-  return time_until(debt)
-end
-
-local function expiry(reset)
+function expiry(reset)
   return round_up(now + known(reset), grain)
 end
 
@@ -809,7 +800,7 @@ local function plan_loaded()
     initial()
   end
   local full
-  hold_back(held and held_total() or 0)
+  limit = capacity - (held and held_total() or 0)
   local fits = not held or not can_be_denied or fits_beside(cost)
   wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then
@@ -1052,21 +1043,21 @@ if action == 'release' then
   return {now}
 end
 
-local full = burst * new_unit
+local full = limit * new_unit
 local PAGE, page_end = 256, '255'
 
 local function read(key)
   local value = redis.pcall('GETRANGE', key, '0', page_end)
   form, beyond, size = 76, 0, 36
   if value == '' then
-    at, debt, last, excess, unit, tick = now, 0, 0, 0, new_unit, new_tick
+    at, debt, last, excess, unit, lump = now, 0, 0, 0, new_unit, new_lump
     return value, grain
   elseif type(value) == 'table' or #value < size or string.byte(value) ~= 76 then
     return
   end
   local _, exponent
-  _, at, debt, last, unit, tick, excess, exponent = struct.unpack(STATE, value)
-  if unit == new_unit and tick == new_tick and excess == 0 and now >= at then
+  _, at, debt, last, unit, lump, excess, exponent = struct.unpack(STATE, value)
+  if unit == new_unit and lump == new_lump and excess == 0 and now >= at then
     return value, 2 ^ exponent
   end
 end
@@ -1083,10 +1074,10 @@ end
 
 local function grant(run, entries)
   local each = run.cost * unit
-  local room = math.min(full - each, run.max_wait * tick) - debt
+  local room = math.min(full - each, run.max_wait * lump) - debt
   local granted = room >= 0 and math.min(math.floor(room / each) + 1, run.count) or 0
   for _ = 1, granted do
-    local instant, newest = now + math.ceil(debt / tick), entries[#entries]
+    local instant, newest = now + math.ceil(debt / lump), entries[#entries]
     if newest and newest[1] == instant then
       newest[2] = newest[2] + run.cost
     elseif debt > 0 then
@@ -1112,7 +1103,7 @@ local function put(key, value, tail, expires, old_grain)
     head = head .. string.sub(value, 23, size) .. tail
   end
   call('SETRANGE', key, '1', head)
-  local empty_at = now + math.ceil(debt / tick)
+  local empty_at = now + math.ceil(debt / lump)
   if empty_at > expires then
     call('PEXPIREAT', key, expire_at(round_up(empty_at, old_grain)))
   end
@@ -1131,7 +1122,7 @@ local function write(key, _, _, value, newest, entries, expires, old_grain)
   elseif #value == size then
     put(key, value, nil, expires, old_grain)
   else
-    local empty_at = now + math.ceil(debt / tick)
+    local empty_at = now + math.ceil(debt / lump)
     call('SET', key, encode(), 'PXAT', expire_at(round_up(empty_at, grain)))
   end
   return true
@@ -1142,9 +1133,9 @@ local function fast(key, _, runs)
   if not value then
     return
   end
-  local expires = round_up(at + math.ceil(debt / tick), old_grain)
+  local expires = round_up(at + math.ceil(debt / lump), old_grain)
   local newest = newest_reservation(key, value)
-  local before, entries = math.max(debt - (now - at) * tick, 0), {}
+  local before, entries = math.max(debt - (now - at) * lump, 0), {}
   at, debt = now, before
   for _, run in ipairs(runs) do
     grant(run, entries)

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line a2d7e47361690cd365b183511d7ee1a1563ae4ec
+-- EVALSHA names the text below this line c431d7ca66897e6c18e14d22705300900064ac38
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -143,6 +143,12 @@ local whole
 local is_fresh
 local first_held
 local clock = now
+local capacity, limit = limit, limit
+local drain, expiry, refund
+
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -250,7 +256,6 @@ local function take(ends, units)
   held.slots = left
 end
 
-local drain
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0
@@ -359,16 +364,6 @@ local function close_block()
   else
     call('SET', key, value, 'KEEPTTL')
   end
-end
-local expiry
-local capacity = limit
-
-local function hold_back(units)
-  limit = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= limit
 end
 
 function drain()
@@ -540,7 +535,6 @@ local function commit(instant, units)
   start, last, index = start + cycles * length, instant, slot - cycles * parts
 end
 
-local refund
 if returns then
   function refund(instant, units)
     if instant then
@@ -806,7 +800,7 @@ local function plan_loaded()
     initial()
   end
   local full
-  hold_back(held and held_total() or 0)
+  limit = capacity - (held and held_total() or 0)
   local fits = not held or not can_be_denied or fits_beside(cost)
   wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line b484ef8942903ef28d45a9e96e0b02d9e58bbfb5
+-- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
+-- EVALSHA names the text below this line 0ddb83d327d696784f1b48c8741679064194c6d3
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -79,10 +79,12 @@ if action == 'hold' then
 end
 local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
 local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
-local burst, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
+local limit, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
 local at, debt, beyond, excess, unit, period, lump, last
+local form
+local shapes = false
 
 local function create_engine()
   local cost, max_wait
@@ -95,6 +97,12 @@ local whole
 local is_fresh
 local first_held
 local clock = now
+local capacity, limit = limit, limit
+local drain, expiry, refund
+
+local function fits_beside(units)
+  return units <= limit
+end
 
 local function held_total()
   local sum = 0
@@ -202,7 +210,6 @@ local function take(ends, units)
   held.slots = left
 end
 
-local drain
 local function held_until(expires)
   local slots = held.slots
   local last = slots[1] and slots[#slots].ends - skew_at() or 0
@@ -388,41 +395,19 @@ local function convert(debt, beyond, excess, unit, new_unit, new_max_debt)
   return debt, beyond, excess
 end
 
-local capacity = burst
-
-local function hold_back(units)
-  burst = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= burst + overdraft and burst + (overdraft > 0 and 1 or 0) >= 1
-end
-
-function drain(units)
-  return time_of(0, units, new_unit, new_period, new_lump)
-end
-
-local function size_of()
-  return size
-end
-
 local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
 
-local function set_debt(parts, units)
-  debt, beyond = parts, units
+local function lower(units, parts)
+  if beyond > 0 then
+    debt, beyond = lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump))
+  else
+    debt = math.max(debt - parts, 0)
+  end
   if debt == 0 then
     excess = 0
   end
-end
-
-local function lower(parts)
-  set_debt(math.max(debt - parts, 0), 0)
-end
-
-local function lower_all(units, parts)
-  set_debt(lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump)))
 end
 
 local function refill_time(parts)
@@ -443,11 +428,114 @@ end
 local function initial()
   at, debt, beyond, excess, last = now, 0, 0, 0, 0
   unit, period, lump = new_unit, new_period, new_lump
+  form = nil
+end
+
+local function step_back()
+  local back = at - now
+  if back > 0 then
+    at, last = now, math.max(last - back, 0)
+  end
+  return back > 0
+end
+
+local function advance(time)
+  local periods = math.floor((time - at) / period)
+  at = at + periods * period
+  if beyond > 0 then
+    lower(divide(periods, lump, unit))
+  else
+    lower(0, periods * lump)
+  end
+end
+
+local function restart_refill()
+  if last > now then
+    local periods = math.ceil((last - now) / period)
+    at = last - periods * period
+    local units, parts = divide(periods, lump, unit)
+    debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
+    bound_last()
+  elseif now - at >= period then
+    at = now + 1 - period
+  end
+end
+
+local function adopt()
+  local changed = is_foreign()
+  if changed then
+    advance(math.max(last, now))
+    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
+    unit, period, lump = new_unit, new_period, new_lump
+    restart_refill()
+  end
+  if debt == 0 then
+    at = now
+  end
+  return changed
+end
+
+local function commit(instant, units)
+  local periods, apart = math.floor((instant - at) / period), shapes and lump or 0
+  if beyond > 0 then
+    local whole, parts = divide(periods, lump, unit)
+    if is_within(debt, beyond, apart, whole, parts, unit) then
+      debt, beyond, excess = parts, whole, 0
+    end
+  elseif debt <= periods * lump - apart then
+    debt, excess = periods * lump, 0
+  end
+  local most = is_foreign() and most_debt(period, lump) or max_debt
+  if beyond == 0 and debt + units * unit <= most then
+    debt = debt + units * unit
+  else
+    debt, beyond = settle(debt, beyond + units, unit, most)
+  end
+  last = instant > at and instant or 0
+end
+
+if returns then
+  function refund(instant, units)
+    if instant and last > now then
+      return
+    end
+    local whole = beyond > 0
+    local back = whole and units or units * unit
+    if instant then
+      local periods = math.ceil(math.max(at - instant, 0) / period)
+      local refilled = whole and units_of(periods, lump, unit) or periods * lump
+      if is_foreign() then
+        local lumps = math.floor((now - instant) / new_period) + (shapes and 0 or 1)
+        local other = whole and units_of(lumps, new_lump, new_unit)
+        refilled = math.max(refilled, other or math.ceil(lumps * new_lump / new_unit * unit))
+      end
+      back = math.max(back - refilled, 0)
+    end
+    if back > 0 then
+      lower(whole and back or 0, whole and 0 or back)
+      bound_last()
+    end
+  end
+end
+
+local function reset_after()
+  return debt > 0 and time_until(debt) or 0
+end
+
+local function fits_beside(units)
+  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
+end
+
+function drain(units)
+  return time_of(0, units, new_unit, new_period, new_lump)
+end
+
+local function size_of()
+  return size
 end
 
 local function decode(state)
-  local form = string.byte(state)
-  beyond = 0
+  form, beyond = string.byte(state), 0
   if form == 84 and #state == 26 then
     form, at, debt, unit, lump = struct.unpack(SHORT, state)
     period, last, excess = 1, 0, 0
@@ -485,123 +573,16 @@ local function encode(waits)
   return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
 end
 
-local function step_back()
-  local back = at - now
-  if back > 0 then
-    at, last = now, math.max(last - back, 0)
-  end
-  return back > 0
-end
-
-local function advance(time)
-  local periods = math.floor((time - at) / period)
-  at = at + periods * period
-  if beyond > 0 then
-    lower_all(divide(periods, lump, unit))
-  else
-    lower(periods * lump)
-  end
-end
-
-local function restart_refill()
-  if last > now then
-    local periods = math.ceil((last - now) / period)
-    at = last - periods * period
-    local units, parts = divide(periods, lump, unit)
-    debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
-    bound_last()
-  elseif now - at >= period then
-    at = now + 1 - period
-  end
-end
-
-local function adopt()
-  local changed = is_foreign()
-  if changed then
-    advance(math.max(last, now))
-    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
-    unit, period, lump = new_unit, new_period, new_lump
-    restart_refill()
-  end
-  if debt == 0 then
-    at = now
-  end
-  return changed
-end
-
 local function earliest(needed)
   local wait = math.max(last - now, 0)
   if needed > 0 then
     local covered = math.max(needed - overdraft, 0)
-    wait = math.max(time_until(covered * unit - (burst * unit - debt)), wait)
+    wait = math.max(time_until(covered * unit - (limit * unit - debt)), wait)
   end
   return wait
 end
 
-local function commit(instant, units)
-  local periods = math.floor((instant - at) / period)
-  if beyond > 0 then
-    local whole, parts = divide(periods, lump, unit)
-    if is_within(debt, beyond, 0, whole, parts, unit) then
-      debt, beyond, excess = parts, whole, 0
-    end
-  elseif periods * lump >= debt then
-    debt, excess = periods * lump, 0
-  end
-  local most = is_foreign() and most_debt(period, lump) or max_debt
-  if beyond == 0 and debt + units * unit <= most then
-    debt = debt + units * unit
-  else
-    debt, beyond = settle(debt, beyond + units, unit, most)
-  end
-  last = instant > at and instant or 0
-end
-
-local refund
-if returns then
-  local function refund_beyond(instant, back)
-    if instant then
-      local refilled = units_of(math.ceil(math.max(at - instant, 0) / period), lump, unit)
-      if is_foreign() then
-        local lumps = math.floor((now - instant) / new_period) + 1
-        refilled = math.max(refilled, units_of(lumps, new_lump, new_unit))
-      end
-      back = math.max(back - refilled, 0)
-    end
-    if back > 0 then
-      lower_all(back, 0)
-      bound_last()
-    end
-  end
-
-  function refund(instant, units)
-    if instant and last > now then
-      return
-    end
-    if beyond > 0 then
-      return refund_beyond(instant, units)
-    end
-    local back = units * unit
-    if instant then
-      local refilled = math.ceil(math.max(at - instant, 0) / period) * lump
-      if is_foreign() then
-        local lumps = math.floor((now - instant) / new_period) + 1
-        refilled = math.max(refilled, math.ceil(lumps * new_lump / new_unit * unit))
-      end
-      back = math.max(back - refilled, 0)
-    end
-    if back > 0 then
-      lower(back)
-      bound_last()
-    end
-  end
-end
-
-local function reset_after()
-  return debt > 0 and time_until(debt) or 0
-end
-
-local function expiry(reset)
+function expiry(reset)
   local grain = is_short() and grain or 1
   return round_up(now + known(reset), grain)
 end
@@ -845,7 +826,7 @@ local function plan_loaded()
     initial()
   end
   local full
-  hold_back(held and held_total() or 0)
+  limit = capacity - (held and held_total() or 0)
   local fits = not held or not can_be_denied or fits_beside(cost)
   wait, full = earliest(fits and can_be_denied and cost or -math.huge)
   if block and can_be_denied then
@@ -1088,7 +1069,7 @@ if action == 'release' then
   return {now}
 end
 
-local unit, lump, full = new_unit, new_lump, burst * new_unit
+local unit, lump, full = new_unit, new_lump, limit * new_unit
 
 local function expiry_of(at, debt, grain)
   return round_up(at + math.ceil(debt / lump), grain)

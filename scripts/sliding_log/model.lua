@@ -14,17 +14,6 @@
 --                                                  | is stored
 local tail, first_read -- the end of the value, and the index of the first entry in it
 
-local capacity = limit
-
--- Decides by a quota that is smaller by the units that are held.
-local function hold_back(units)
-  limit = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= limit
-end
-
 function drain()
   return new_window
 end

@@ -1,15 +1,4 @@
 -- Model of the sliding window: the functions of the engine. state.lua stands before this text.
-local expiry -- none: a key expires when its counts have left the window
-local capacity = limit
-
--- Decides by a quota that is smaller by the units that are held.
-local function hold_back(units)
-  limit = capacity - units
-end
-
-local function fits_beside(units)
-  return units <= limit
-end
 
 function drain()
   return math.ceil((buckets + 1) * window / buckets)
@@ -189,7 +178,6 @@ local function commit(instant, units)
   start, last, index = start + cycles * length, instant, slot - cycles * parts
 end
 
-local refund
 if returns then
   function refund(instant, units)
     if instant then

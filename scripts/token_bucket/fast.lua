@@ -1,7 +1,7 @@
 -- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, checks
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
 -- state.lua stands before this text.
-local unit, lump, full = new_unit, new_lump, burst * new_unit
+local unit, lump, full = new_unit, new_lump, limit * new_unit
 
 -- Returns the instant at which the key expires: when the debt has flowed in, rounded up.
 local function expiry_of(at, debt, grain)

@@ -43,6 +43,7 @@ pub(super) fn raise(
 }
 
 /// Subtracts units, and fewer parts than a unit has, down to 0.
+#[cold]
 pub(super) fn lower(
     [debt, beyond]: Debt,
     [units, parts]: [f64; 2],

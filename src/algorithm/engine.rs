@@ -20,7 +20,13 @@ pub(super) fn step<M: Model>(
     let Reserved { state, waiting } =
         stored.get_or_insert_with(|| Reserved::new(M::initial(now, params)));
     let mut saved = state.save();
-    let stale = found && follow(state, now, params, &mut saved);
+    // Whether another clock or quota has counted the state.
+    let mut stale = false;
+    if found {
+        stale = state.step_back(now);
+        state.advance(now);
+        stale |= state.adopt(now, params, &mut saved);
+    }
 
     let earliest = state.earliest(now, request.needed(), params);
     let Earliest { wait, full } = earliest.after(request.blocked);
@@ -46,26 +52,7 @@ pub(super) fn step<M: Model>(
     } else {
         *stored = None;
     }
-    EngineReply {
-        admitted,
-        wait,
-        remaining,
-        replenish,
-        reset,
-        instant,
-        blocked: 0.0,
-        held: 0.0,
-        hold: None,
-    }
-}
-
-/// Lets time pass, and adopts the parameters. Returns whether another clock or quota has counted
-/// the state.
-#[inline]
-fn follow<M: Model>(state: &mut M, now: f64, params: &M::Params, saved: &mut M::Saved) -> bool {
-    let stale = state.step_back(now);
-    state.advance(now);
-    state.adopt(now, params, saved) || stale
+    EngineReply { admitted, wait, remaining, replenish, reset, ..EngineReply::uncounted(instant) }
 }
 
 /// Returns units to the state. Units of an instant to come are only returned if their reservation

@@ -35,7 +35,7 @@ pub(crate) struct ScriptSource {
 
 macro_rules! algorithms {
     ($(
-        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal)?]
+        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal),*]
             $storage:literal
     ),* $(,)?) => {
         /// The state of one key.
@@ -63,7 +63,7 @@ macro_rules! algorithms {
             model: concat!(
                 include_str!("../../scripts/hold.lua"),
                 include_str!("../../scripts/block.lua"),
-                $(include_str!(concat!("../../scripts/", $part, ".lua")),)?
+                $(include_str!(concat!("../../scripts/", $part, ".lua")),)*
                 include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
@@ -383,8 +383,8 @@ algorithms! {
     FixedWindow fixed_window::FixedWindowState b'F' [] "reservations",
     SlidingLog sliding_log::SlidingLogState b'S' [] "sliding_log/log",
     SlidingWindow sliding_window::SlidingWindowState b'W' [] "reservations",
-    TokenBucket token_bucket::TokenBucketState b'T' ["debt"] "reservations",
-    LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt"] "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' ["debt", "bucket"] "reservations",
+    LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt", "bucket"] "reservations",
     Concurrency concurrency::ConcurrencyState b'C' [] "reservations",
 }
 
@@ -445,11 +445,9 @@ impl Params {
                 Self::SlidingWindow(sliding_window::SlidingWindowParams::new(quota, buckets)?)
             }
             Algorithm::TokenBucket { refill, overdraft } => {
-                Self::TokenBucket(token_bucket::TokenBucketParams::new(quota, refill, overdraft)?)
+                Self::TokenBucket(token_bucket::params(quota, refill, overdraft)?)
             }
-            Algorithm::LeakyBucket => {
-                Self::LeakyBucket(leaky_bucket::LeakyBucketParams::new(quota))
-            }
+            Algorithm::LeakyBucket => Self::LeakyBucket(leaky_bucket::params(quota)),
             Algorithm::Concurrency => Self::Concurrency(concurrency::ConcurrencyParams::new(quota)),
         })
     }
@@ -457,7 +455,9 @@ impl Params {
     /// Returns the parameters for the fast path of the memory store, if it knows the settings.
     pub(crate) fn fast(&self) -> Option<Fast> {
         match self {
-            Self::TokenBucket(params) => params.plain().map(Fast::TokenBucket),
+            Self::TokenBucket(params) => {
+                token_bucket::PlainTokenBucket::new(params).map(Fast::TokenBucket)
+            }
             Self::FixedWindow(params) => Some(Fast::FixedWindow(params.plain())),
             _ => None,
         }

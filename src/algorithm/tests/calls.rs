@@ -6,11 +6,11 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, EngineRequest, Params, State},
-    agreement::{Step, goes_back, params, same_states, steps},
+    super::{Action, EngineRequest, Lifetime, Params, State},
+    agreement::{Step, both, goes_back, params, same_states, steps},
     backends::{Backend, RedisServer, Scripted, check, eval_each},
 };
-use crate::store::script::Limit;
+use crate::{quota::Quota, store::script::Limit};
 
 const KEYS: usize = 4;
 
@@ -91,6 +91,35 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn what_is_held_of_a_key_leaves_the_quota_of_the_next_key_of_the_call_whole() {
+    let server = RedisServer::start();
+    let now = 1.7e15;
+    let holding = Action::Hold { lifetime: Lifetime::new(60_000_000), epoch: None };
+    for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
+        let params = Params::new(algorithm, quota).unwrap();
+        if !params.can_hold() || !params.spends() {
+            continue;
+        }
+        let mut keys = ["{key}0", "{key}1"].map(|key| Scripted::new(&server, key));
+        let mut twins = [State::Initial, State::Initial];
+        let requests = [EngineRequest { action: holding, ..check(5, now) }, check(7, now)];
+        for ((key, twin), request) in keys.iter_mut().zip(&mut twins).zip(requests) {
+            key.forget();
+            assert!(both(key, twin, &params, request).admitted, "{algorithm}");
+        }
+        let limits = keys.each_ref().map(|key| {
+            let key = key.key().to_owned();
+            Limit { key, params, cost: 1, max_wait: 0.0, lifetime: None }
+        });
+        let replies = eval_each(&mut keys[0].connection, &limits, now);
+        for ((key, twin), reply) in keys.iter_mut().zip(&mut twins).zip(replies) {
+            assert_eq!(reply, twin.decide(&params, check(1, now)), "{algorithm}");
+            same_states(key, &params, twin, now, "after the call");
+        }
+    }
 }
 
 /// Asserts that the key does not expire before its state is that of an unseen key. A check that a

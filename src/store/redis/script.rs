@@ -428,8 +428,11 @@ mod tests {
         let own = |file: &str| format!("{}/{file}.lua", source.name);
         let storage = if is_log { own("log") } else { "reservations.lua".into() };
         let shared = ["engine.lua", "holding.lua", "finish.lua"].map(String::from);
-        let before = [own("state"), "hold.lua".into(), "block.lua".into()].into_iter();
-        let model = before.chain([own("model"), storage]);
+        let mut before = vec![own("state"), "hold.lua".into(), "block.lua".into()];
+        if source.model.contains(include_str!("../../../scripts/bucket.lua")) {
+            before.extend(["debt.lua".into(), "bucket.lua".into()]);
+        }
+        let model = before.into_iter().chain([own("model"), storage]);
         model.chain(shared).chain([own("fast")]).collect()
     }
 
