@@ -229,8 +229,8 @@ fn flush(server: &RedisServer) {
     redis::cmd("FLUSHALL").exec(&mut server.connection()).expect("the server runs");
 }
 
-/// The clock of the server stands still, so that no hold expires there. The lifetime is long, because
-/// a store does not send the end of a hold that has expired by its own clock.
+/// The clock of the server stands still, so that no hold expires there. The lifetime is long,
+/// because a store does not send the end of a hold that has expired by its own clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_redis_has_lost_its_data_the_next_renewal_holds_the_units_again() {
     let mut server = RedisServer::start();
