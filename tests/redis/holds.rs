@@ -351,8 +351,8 @@ async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
     let store = support::connected(clock::settable(&server)).await;
     let mut micros = 0;
     for algorithm in ALGORITHMS {
+        let limiter = limiter(&store, algorithm);
         for (then, left) in [("ready", 2), ("failed", 10), ("dropped", 10)] {
-            let limiter = limiter(&store, algorithm);
             limiter.reset("alice").await.unwrap();
             let held = limiter.clone();
             let rule = move |_: &()| Ok(Charge::new(&held, "alice").estimate(8));
