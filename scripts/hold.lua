@@ -1,10 +1,11 @@
 -- Hold: units that are taken now, and of which it is known later how many are used. What is held of
 -- a key stands behind its state, and is changed in its place: a log is not rewritten for it. Stands
 -- before block.lua. Decisions beside holds are in holding.lua. The twin is src/algorithm/hold.rs.
--- held  'H', then integers of 1, 7, 7 and 7 bytes: {count, epoch, at, skew}: the instant at which
---       the first units were held, and the time of the slots at their last change, which is that of
---       the clock and `skew`. Then `count` slots {ends, units}, of 7 and 7 bytes, in the order of
---       their ends; a slot of no units is unused. Then the count, of a byte, and 'H'
+-- held  'H', then integers of 1, 7, 7 and 7 bytes: {count + 16 * joined, epoch, at, skew}: the
+--       number of slots up to the last one that another one has joined; the instant at which the
+--       first units were held; and the time of the slots at their last change, which is that of the
+--       clock and `skew`. Then `count` slots {ends, units}, of 7 and 7 bytes, in the order of their
+--       ends; a slot of no units is unused. Then the count, of a byte, and 'H'
 -- `held` is nil for a key without holds; else these, the `slots`, the `length` of the state before
 -- them, and whether they are `changed`, and not stored yet.
 local held
@@ -38,11 +39,13 @@ end
 -- Packs what is held, with unused slots if it was stored with more of them.
 local function packed_holds(count)
   local slots = held.slots
-  local parts = {struct.pack(HEAD, 72, count, held.epoch, held.at, held.skew)}
+  local parts, joined = {}, 0
   for i = 1, count do
     local slot = slots[i]
+    joined = slot and slot.ends <= held.joined and i or joined
     parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
   end
+  parts[1] = struct.pack(HEAD, 72, count + 16 * joined, held.epoch, held.at, held.skew)
   return table.concat(parts) .. struct.pack('<BB', count, 72)
 end
 
@@ -50,11 +53,11 @@ end
 local function open_holds(tail)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
-  local position, _, epoch, at, skew = #tail - size + 1
+  local position, _, counts, epoch, at, skew = #tail - size + 1
   if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
     fail(key)
   end
-  _, _, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
+  _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
   local slots = {}
   for _ = 1, count do
     local ends, units
@@ -66,6 +69,8 @@ local function open_holds(tail)
   local is_all = #tail < MOST_SIZE
   local before = (is_all and #tail or state_length()) - size
   held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+  local last = slots[(counts - count) / 16]
+  held.joined = last and last.ends or 0 -- the end of that slot
   return is_all and string.sub(tail, 1, before)
 end
 
@@ -107,6 +112,7 @@ local function add_slot(ends, units)
     end
     local joined = table.remove(slots, nearest)
     slots[nearest].units = slots[nearest].units + joined.units
+    held.joined = math.max(held.joined, slots[nearest].ends)
   end
 end
 
@@ -118,7 +124,7 @@ local function hold(units, lifetime, grid, is_known)
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
   if #held.slots == 0 and not is_known then
-    held.epoch, held.at, held.skew = clock, clock, 0
+    held.epoch, held.at, held.skew, held.joined = clock, clock, 0, 0
   end
   touch()
   local ends = math.ceil((held.at + lifetime) / grid) * grid
@@ -126,20 +132,23 @@ local function hold(units, lifetime, grid, is_known)
   return ends
 end
 
--- Removes units, from the first slot at or after this end: their slot may have joined a later one.
+-- Removes units, from the slot of this end, or the later ones that it may have joined. If they are
+-- not there, those of other holds stay: after a failover, the state can be older than the hold,
+-- although its epoch is the same.
 local function take(ends, units)
   touch()
-  local left = {}
+  local left, last, joined = {}, math.max(ends, held.joined), 0
   for _, slot in ipairs(held.slots) do
-    if slot.ends >= ends then
+    if slot.ends >= ends and slot.ends <= last then
       local taken = math.min(slot.units, units)
       slot.units, units = slot.units - taken, units - taken
     end
     if slot.units > 0 then
       left[#left + 1] = slot
+      joined = slot.ends <= held.joined and slot.ends or joined
     end
   end
-  held.slots = left
+  held.slots, held.joined = left, joined
 end
 
 -- The instant at which a key with holds may expire, if its state may at `expires`: when its last

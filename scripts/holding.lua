@@ -25,7 +25,7 @@ local function expire_holds()
   touch()
   while first and first.ends <= time do
     table.remove(held.slots, 1)
-    held.changed = true
+    held.changed, held.joined = true, first.ends < held.joined and held.joined or 0
     spend_at(first.ends - held.skew, first.units)
     first = held and held.slots[1]
   end

@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line f603359f72897ca98a6fe3555db426c77ab2233b
+-- EVALSHA names the text below this line 91aeea5d7cd2d2d35308aa29584abdd2717b1314
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -109,22 +109,24 @@ end
 
 local function packed_holds(count)
   local slots = held.slots
-  local parts = {struct.pack(HEAD, 72, count, held.epoch, held.at, held.skew)}
+  local parts, joined = {}, 0
   for i = 1, count do
     local slot = slots[i]
+    joined = slot and slot.ends <= held.joined and i or joined
     parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
   end
+  parts[1] = struct.pack(HEAD, 72, count + 16 * joined, held.epoch, held.at, held.skew)
   return table.concat(parts) .. struct.pack('<BB', count, 72)
 end
 
 local function open_holds(tail)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
-  local position, _, epoch, at, skew = #tail - size + 1
+  local position, _, counts, epoch, at, skew = #tail - size + 1
   if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
     fail(key)
   end
-  _, _, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
+  _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
   local slots = {}
   for _ = 1, count do
     local ends, units
@@ -136,6 +138,8 @@ local function open_holds(tail)
   local is_all = #tail < MOST_SIZE
   local before = (is_all and #tail or state_length()) - size
   held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+  local last = slots[(counts - count) / 16]
+  held.joined = last and last.ends or 0
   return is_all and string.sub(tail, 1, before)
 end
 
@@ -173,6 +177,7 @@ local function add_slot(ends, units)
     end
     local joined = table.remove(slots, nearest)
     slots[nearest].units = slots[nearest].units + joined.units
+    held.joined = math.max(held.joined, slots[nearest].ends)
   end
 end
 
@@ -182,7 +187,7 @@ local function hold(units, lifetime, grid, is_known)
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
   if #held.slots == 0 and not is_known then
-    held.epoch, held.at, held.skew = clock, clock, 0
+    held.epoch, held.at, held.skew, held.joined = clock, clock, 0, 0
   end
   touch()
   local ends = math.ceil((held.at + lifetime) / grid) * grid
@@ -192,17 +197,18 @@ end
 
 local function take(ends, units)
   touch()
-  local left = {}
+  local left, last, joined = {}, math.max(ends, held.joined), 0
   for _, slot in ipairs(held.slots) do
-    if slot.ends >= ends then
+    if slot.ends >= ends and slot.ends <= last then
       local taken = math.min(slot.units, units)
       slot.units, units = slot.units - taken, units - taken
     end
     if slot.units > 0 then
       left[#left + 1] = slot
+      joined = slot.ends <= held.joined and slot.ends or joined
     end
   end
-  held.slots = left
+  held.slots, held.joined = left, joined
 end
 
 local function held_until(expires)
@@ -614,7 +620,7 @@ local function expire_holds()
   touch()
   while first and first.ends <= time do
     table.remove(held.slots, 1)
-    held.changed = true
+    held.changed, held.joined = true, first.ends < held.joined and held.joined or 0
     spend_at(first.ends - held.skew, first.units)
     first = held and held.slots[1]
   end
@@ -828,9 +834,10 @@ end
 
 local function read(found)
   if found == '' then
-    return {}, 0, now, 0
+    return {}, 0, now, 0, 0
   end
-  local letter, count = string.byte(found, 1, 2)
+  local letter, counts = string.byte(found, 1, 2)
+  local count = (counts or 0) % 16
   if letter ~= 72 or #found ~= 25 + 14 * count then
     return
   end
@@ -838,36 +845,40 @@ local function read(found)
   if now + skew < at then
     return
   end
-  local slots, sum, has_ended = {}, 0, false
-  for _ = 1, count do
+  local slots, sum, joined, has_ended = {}, 0, 0, false
+  for i = 1, count do
     local ends, units
     ends, units, position = struct.unpack('<I7I7', found, position)
     if units > 0 and ends > now + skew then
       slots[#slots + 1] = ends
       slots[#slots + 1] = units
       sum = sum + units
+      joined = i == (counts - count) / 16 and ends or joined
     else
       has_ended = has_ended or units > 0
     end
   end
   if sum == 0 then
-    return slots, 0, now, 0, has_ended
+    return slots, 0, now, 0, 0, has_ended
   end
-  return slots, sum, epoch, skew, has_ended
+  return slots, sum, epoch, skew, joined, has_ended
 end
 
-local function write(key, found, _, slots, epoch, skew)
-  local count = #slots / 2
+local function write(key, found, _, slots, epoch, skew, joined)
+  local count, last = #slots / 2, 0
+  while last < count and slots[2 * last + 1] <= joined do
+    last = last + 1
+  end
   local form = '<BBI7I7I7' .. string.rep('I7', #slots) .. 'BB'
   slots[#slots + 1], slots[#slots + 2] = count, 72
-  local value = struct.pack(form, 72, count, epoch, now + skew, skew, unpack(slots))
+  local value = struct.pack(form, 72, count + 16 * last, epoch, now + skew, skew, unpack(slots))
   return replace(key, found, value, slots[2 * count - 1] - skew)
 end
 
 local states = read_all()
 local function fast(_, i, runs)
   local found = states[i] or ''
-  local slots, sum, epoch, skew = read(found)
+  local slots, sum, epoch, skew, joined = read(found)
   local used = slots and use(sum, limit, 1, runs)
   if not used or used == sum then
     return used and found
@@ -881,22 +892,23 @@ local function fast(_, i, runs)
   else
     return
   end
-  return found, used, slots, epoch, skew
+  return found, used, slots, epoch, skew, joined
 end
 
-local function take(slots, ends, units)
-  local left = {}
+local function take(slots, ends, units, joined)
+  local left, last, still = {}, math.max(ends, joined), 0
   for i = 1, #slots, 2 do
     local of_slot = slots[i + 1]
-    if slots[i] >= ends then
+    if slots[i] >= ends and slots[i] <= last then
       local taken = math.min(of_slot, units)
       of_slot, units = of_slot - taken, units - taken
     end
     if of_slot > 0 then
       left[#left + 1], left[#left + 2] = slots[i], of_slot
+      still = slots[i] <= joined and slots[i] or still
     end
   end
-  return left
+  return left, still
 end
 
 local function add(slots, ends, units)
@@ -914,7 +926,7 @@ end
 
 function change_fast(i, changes)
   local found, results, is_changed = states[i] or '', {}, false
-  local slots, _, epoch, skew, has_ended = read(found)
+  local slots, _, epoch, skew, joined, has_ended = read(found)
   if not slots or has_ended then
     return
   end
@@ -924,11 +936,12 @@ function change_fast(i, changes)
     local is_known, result, renewed = #slots > 0 and of == epoch, 3, 0
     if ends > time then
       if is_known then
-        slots, is_changed = take(slots, ends, units), true
+        slots, joined = take(slots, ends, units, joined)
+        is_changed = true
       end
       if life > 0 then
         if #slots == 0 and not is_known then
-          epoch, skew = now, 0
+          epoch, skew, joined = now, 0, 0
         end
         life = is_known and math.max(life, ends - time) or life
         renewed = math.ceil((now + skew + life) / grid) * grid
@@ -946,7 +959,7 @@ function change_fast(i, changes)
     return table.concat(results)
   elseif #slots == 0 then
     call('DEL', key)
-  elseif not write(key, found, nil, slots, epoch, skew) then
+  elseif not write(key, found, nil, slots, epoch, skew, joined) then
     return
   end
   return table.concat(results)

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line c431d7ca66897e6c18e14d22705300900064ac38
+-- EVALSHA names the text below this line 0831622da0b4e63d323618d7768c04dab9e1630f
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -160,22 +160,24 @@ end
 
 local function packed_holds(count)
   local slots = held.slots
-  local parts = {struct.pack(HEAD, 72, count, held.epoch, held.at, held.skew)}
+  local parts, joined = {}, 0
   for i = 1, count do
     local slot = slots[i]
+    joined = slot and slot.ends <= held.joined and i or joined
     parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
   end
+  parts[1] = struct.pack(HEAD, 72, count + 16 * joined, held.epoch, held.at, held.skew)
   return table.concat(parts) .. struct.pack('<BB', count, 72)
 end
 
 local function open_holds(tail)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
-  local position, _, epoch, at, skew = #tail - size + 1
+  local position, _, counts, epoch, at, skew = #tail - size + 1
   if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
     fail(key)
   end
-  _, _, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
+  _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
   local slots = {}
   for _ = 1, count do
     local ends, units
@@ -187,6 +189,8 @@ local function open_holds(tail)
   local is_all = #tail < MOST_SIZE
   local before = (is_all and #tail or state_length()) - size
   held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+  local last = slots[(counts - count) / 16]
+  held.joined = last and last.ends or 0
   return is_all and string.sub(tail, 1, before)
 end
 
@@ -224,6 +228,7 @@ local function add_slot(ends, units)
     end
     local joined = table.remove(slots, nearest)
     slots[nearest].units = slots[nearest].units + joined.units
+    held.joined = math.max(held.joined, slots[nearest].ends)
   end
 end
 
@@ -233,7 +238,7 @@ local function hold(units, lifetime, grid, is_known)
     held = {slots = {}, count = 0, length = state and #state or state_length()}
   end
   if #held.slots == 0 and not is_known then
-    held.epoch, held.at, held.skew = clock, clock, 0
+    held.epoch, held.at, held.skew, held.joined = clock, clock, 0, 0
   end
   touch()
   local ends = math.ceil((held.at + lifetime) / grid) * grid
@@ -243,17 +248,18 @@ end
 
 local function take(ends, units)
   touch()
-  local left = {}
+  local left, last, joined = {}, math.max(ends, held.joined), 0
   for _, slot in ipairs(held.slots) do
-    if slot.ends >= ends then
+    if slot.ends >= ends and slot.ends <= last then
       local taken = math.min(slot.units, units)
       slot.units, units = slot.units - taken, units - taken
     end
     if slot.units > 0 then
       left[#left + 1] = slot
+      joined = slot.ends <= held.joined and slot.ends or joined
     end
   end
-  held.slots = left
+  held.slots, held.joined = left, joined
 end
 
 local function held_until(expires)
@@ -831,7 +837,7 @@ local function expire_holds()
   touch()
   while first and first.ends <= time do
     table.remove(held.slots, 1)
-    held.changed = true
+    held.changed, held.joined = true, first.ends < held.joined and held.joined or 0
     spend_at(first.ends - held.skew, first.units)
     first = held and held.slots[1]
   end

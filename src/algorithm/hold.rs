@@ -33,6 +33,9 @@ pub(crate) struct Slots {
     /// from following a clock that stepped back.
     pub(super) at: f64,
     pub(super) skew: f64,
+    /// The end of the last slot that another one has joined, or 0. Only holds whose slots end by
+    /// then can have their units in another slot.
+    pub(super) joined: f64,
     /// In the order of their ends, by the time of the slots.
     pub(super) slots: Vec<Slot>,
 }
@@ -173,6 +176,9 @@ impl Slots {
         self.touch(now);
         let Slot { ends, units } = *self.slots.first()?;
         self.slots.remove(0);
+        if ends == self.joined {
+            self.joined = 0.0;
+        }
         Some((units, ends - self.skew))
     }
 
@@ -221,6 +227,7 @@ impl Slots {
             }
             let Slot { units, .. } = self.slots.remove(nearest);
             self.slots[nearest].units += units;
+            self.joined = max(self.joined, self.slots[nearest].ends);
         }
     }
 
@@ -229,16 +236,21 @@ impl Slots {
         !self.is_empty() && self.epoch == receipt.epoch
     }
 
-    /// Removes units, from the first slot at or after the end that the receipt names: its slot may
-    /// have joined a later one.
+    /// Removes units, from the slot that the receipt names, or the later ones that it may have
+    /// joined. If they are not there, those of other holds stay: after a failover, the state can be
+    /// older than the hold, although its epoch is the same.
     pub(super) fn take(&mut self, now: f64, receipt: HoldReceipt, mut units: f64) {
         self.touch(now);
-        for slot in self.slots.iter_mut().filter(|slot| slot.ends >= receipt.ends) {
+        let last = max(receipt.ends, self.joined);
+        let of_hold = |slot: &&mut Slot| slot.ends >= receipt.ends && slot.ends <= last;
+        for slot in self.slots.iter_mut().filter(of_hold) {
             let taken = min(slot.units, units);
             slot.units -= taken;
             units = max(units - taken, 0.0);
         }
         self.slots.retain(|slot| slot.units > 0.0);
+        let joined = self.slots.iter().rfind(|slot| slot.ends <= self.joined);
+        self.joined = joined.map_or(0.0, |slot| slot.ends);
     }
 }
 
@@ -250,10 +262,10 @@ pub(super) const FORM: u8 = b'H';
 #[cfg(feature = "redis")]
 pub(super) fn decode(bytes: &[u8]) -> Option<(Slots, &[u8])> {
     let mut reader = Reader::new(bytes, FORM)?;
-    let count = reader.integer(1)?;
+    let counts = reader.integer(1)? as usize;
     let [epoch, at, skew] = reader.integers([7; 3])?;
     let mut slots = vec![];
-    for _ in 0..count as usize {
+    for _ in 0..counts % 16 {
         let [ends, units] = reader.integers([7; 2])?;
         // An unused slot keeps its place, because the scripts cannot shorten a value.
         if units > 0.0 {
@@ -261,5 +273,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<(Slots, &[u8])> {
         }
     }
     reader.integers([1; 2])?; // the count and the letter again, to be read from the end
-    Some((Slots { epoch, at, skew, slots }, reader.rest()))
+    let last = (counts / 16).checked_sub(1);
+    let joined = last.and_then(|last| slots.get(last)).map_or(0.0, |slot: &Slot| slot.ends);
+    Some((Slots { epoch, at, skew, joined, slots }, reader.rest()))
 }

@@ -2,11 +2,7 @@
 //! in which limiters have leaked units, counted them twice or let too many through. What a permit
 //! does otherwise is in `permit.rs`.
 
-use std::{
-    future::pending,
-    mem, thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{future::pending, mem, thread, time::Duration};
 
 use tokio::{
     runtime::{self, Runtime},
@@ -16,13 +12,15 @@ use tokio::{
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota,
     config::Limit,
-    store::{AnyStore, RedisConfig, Store},
+    store::{AnyStore, Store},
 };
 
-use crate::support::{self, load::until, server::RedisServer};
+use crate::support::{self, clock, load::until, server::RedisServer};
 
 /// The shortest lifetime of a hold.
 const LIFETIME: Duration = Duration::from_millis(100);
+/// A lifetime whose first renewal is due after half a second.
+const RENEWED: Duration = Duration::from_secs(4);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// The algorithms that can hold, in the forms that differ in what they store.
@@ -227,38 +225,17 @@ async fn the_units_of_a_process_that_crashes_are_not_free_before_they_count_as_u
     }
 }
 
-/// Lua in front of each script: `TIME` returns an instant of tomorrow, plus the microseconds in the
-/// key `clock`. So a test decides what time it is for the server.
-fn with_clock(server: &RedisServer) -> RedisConfig {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    // Keys expire by the real clock: not before the test ends.
-    let base = (now + 24 * HOUR).as_micros();
-    let line = format!(
-        "local redis = setmetatable({{call = function(name, ...) \
-         if name ~= 'TIME' then return redis.call(name, ...) end \
-         local time = {base} + (redis.call('GET', 'clock') or 0) \
-         return {{string.format('%.0f', math.floor(time / 1000000)), \
-         string.format('%.0f', time % 1000000)}} end}}, {{__index = redis}})"
-    );
-    support::config(&server.url()).denial_ttl(Duration::ZERO).script_header(&line)
-}
-
-/// Sets the clock of the server to this number of microseconds after the beginning of the test.
-fn set_clock(server: &RedisServer, micros: i64) {
-    let set = redis::cmd("SET").arg("clock").arg(micros).exec(&mut server.connection());
-    set.expect("the server runs");
-}
-
 fn flush(server: &RedisServer) {
     redis::cmd("FLUSHALL").exec(&mut server.connection()).expect("the server runs");
 }
 
-/// The clock of the server stands still: however busy the machine is, no hold expires.
+/// The clock of the server stands still, so that no hold expires there. The lifetime is long,
+/// because a store does not send the end of a hold that has expired by its own clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_redis_has_lost_its_data_the_next_renewal_holds_the_units_again() {
     let mut server = RedisServer::start();
-    let store = support::connected(with_clock(&server)).await.into_any();
-    let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm).hold_lifetime(LIFETIME));
+    let store = support::connected(clock::settable(&server)).await.into_any();
+    let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm).hold_lifetime(RENEWED));
     for loss in ["a flush", "a restart"] {
         let mut permits = vec![];
         for limiter in &limiters {
@@ -487,14 +464,14 @@ async fn a_process_whose_clock_is_an_hour_ahead_changes_nothing() {
 #[tokio::test]
 async fn a_clock_of_the_server_that_steps_back_frees_nothing_and_keeps_nothing() {
     let server = RedisServer::start();
-    let store = support::connected(with_clock(&server)).await.into_any();
+    let store = support::connected(clock::settable(&server)).await.into_any();
     // Longer than a hold lives without a renewal; shorter than a token bucket needs for a unit.
     const STEP: i64 = 80_000_000;
     for algorithm in ALGORITHMS {
-        set_clock(&server, 0);
+        clock::set(&server, 0);
         let limiter = limiter(&store, algorithm);
         let [first, second] = [hold(&limiter, 600).await, hold(&limiter, 300).await];
-        set_clock(&server, -STEP);
+        clock::set(&server, -STEP);
         assert_eq!(state(&limiter).await, (100, 900), "{algorithm}");
         assert_eq!(limiter.hold("alice", 101).await.unwrap().unwrap_err().remaining(), 100);
         first.settle(100);
@@ -505,7 +482,7 @@ async fn a_clock_of_the_server_that_steps_back_frees_nothing_and_keeps_nothing()
         until_state(&limiter, 900, 0).await;
         // As it steps forward again, holds expire early: they count as used, so nothing is over.
         let fourth = hold(&limiter, 500).await;
-        set_clock(&server, 0);
+        clock::set(&server, 0);
         until_state(&limiter, 400, 0).await;
         fourth.cancel();
         let fifth = hold(&limiter, 400).await;

@@ -31,8 +31,8 @@ use tower_ratelimit::{
 use tower_test::mock;
 
 use crate::support::{
-    self,
-    load::{eventually, until},
+    self, clock,
+    load::{eventually, until, until_server},
     recorder::{Recorder, observed},
     server::RedisServer,
 };
@@ -75,19 +75,37 @@ fn time_to_live(server: &RedisServer, limiter: &Limiter) -> i64 {
     redis::cmd("PTTL").arg(key).query(&mut server.connection()).unwrap()
 }
 
-#[tokio::test]
+/// Moves the clock of the server beyond the lifetime of a hold, after each of its renewals. Returns
+/// the time then.
+async fn renew(server: &RedisServer, limiter: &Limiter, mut micros: i64) -> i64 {
+    let key = format!("ratelimit:{}:{}:{{alice}}", limiter.name(), limiter.algorithm());
+    let value = || -> Vec<u8> {
+        redis::cmd("GET").arg(&key).query(&mut server.connection()).expect("the server runs")
+    };
+    // At first, a hold lives for 100 to 125 ms, and after a renewal for 400 to 475 ms.
+    for ahead in [1, 200] {
+        let before = value();
+        micros += ahead * 1_000;
+        clock::set(server, micros);
+        until_server("the hold is renewed", || value() != before).await;
+    }
+    micros += 300_000;
+    clock::set(server, micros);
+    micros
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn units_stay_held_as_long_as_their_permit() {
     let server = RedisServer::start();
     let recorder = Recorder::new();
-    let store = observed(support::forgetful_store(&server).await, recorder.clone());
+    let store = support::connected(clock::settable(&server)).await;
+    let store = observed(store, recorder.clone());
     let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm));
-    let mut permits = vec![];
+    let mut micros = 0;
     for limiter in &limiters {
-        permits.push(hold(limiter, 8).await);
-    }
-    tokio::time::sleep(3 * LIFETIME).await; // of a real server
-    for (limiter, permit) in limiters.iter().zip(permits) {
-        assert!(!permit.is_expired());
+        let permit = hold(limiter, 8).await;
+        micros = renew(&server, limiter, micros).await;
+        until("the permit has not expired", async || !permit.is_expired()).await;
         assert_eq!((state(limiter).await.held(), state(limiter).await.remaining()), (8, 2));
         permit.settle(3);
         until_held(limiter, 0, 7).await;
@@ -327,13 +345,14 @@ async fn the_end_of_a_permit_keeps_what_a_changed_quota_has_counted() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
     let server = RedisServer::start();
-    let store = support::forgetful_store(&server).await;
+    let store = support::connected(clock::settable(&server)).await;
+    let mut micros = 0;
     for algorithm in ALGORITHMS {
+        let limiter = limiter(&store, algorithm);
         for (then, left) in [("ready", 2), ("failed", 10), ("dropped", 10)] {
-            let limiter = limiter(&store, algorithm);
             limiter.reset("alice").await.unwrap();
             let held = limiter.clone();
             let rule = move |_: &()| Ok(Charge::new(&held, "alice").estimate(8));
@@ -342,7 +361,7 @@ async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
             handle.allow(0);
             let request = tokio::spawn(layer.layer(service).oneshot(()));
             until_held(&limiter, 8, 2).await;
-            tokio::time::sleep(LIFETIME).await; // of a real server, where it expires in 100 ms
+            micros = renew(&server, &limiter, micros).await;
             assert_eq!(state(&limiter).await.held(), 8, "{algorithm}, {then}");
             match then {
                 "ready" => {

@@ -242,7 +242,7 @@ async fn a_planned_failover_is_followed_after_all_subscriptions_have_ended() {
     let mut watched = Watched::start(None);
     watched.watch();
     let store = store(&watched);
-    store.ping().await.unwrap();
+    until("the store has connected", async || store.ping().await.is_ok()).await;
     until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     assert_eq!(task::block_in_place(|| watched.kill_subscriptions()), 3);
     fail_over(&watched, &limiter(&store), "a planned failover after the subscriptions").await;
@@ -266,7 +266,7 @@ async fn a_missing_permission_to_subscribe_is_reported_once() {
     let (log, _guard) = Log::start(tracing::Level::WARN);
     let urls = watched.sentinel_urls_as("reader");
     let store = forgetful(config(urls, &watched.master_url()));
-    store.ping().await.unwrap();
+    until("the store has connected", async || store.ping().await.is_ok()).await;
     until("all Sentinels have denied the subscription", async || {
         watched.denied_commands() == [1; 3]
     })
@@ -307,7 +307,7 @@ async fn the_other_sentinels_are_discovered() {
     watched.watch();
     let [first, ..] = watched.sentinel_urls();
     let store = forgetful(config([first], &watched.master_url()));
-    store.ping().await.unwrap();
+    until("the store has connected", async || store.ping().await.is_ok()).await;
     until_server("the store is subscribed everywhere", || watched.subscriptions() == [1; 3]).await;
     task::block_in_place(|| watched.end_the_first_sentinel());
     fail_over(&watched, &limiter(&store), "a planned failover without the first Sentinel").await;
@@ -349,7 +349,7 @@ async fn a_sentinel_with_false_replies_changes_nothing() {
     let [first, second, _] = watched.sentinel_urls();
     let sentinels = [false_sentinel.url(), first, second];
     let store = forgetful(config(sentinels, &watched.master_url()));
-    store.ping().await.unwrap();
+    until("the store has connected", async || store.ping().await.is_ok()).await;
     until("the false Sentinel is called repeatedly", async || commands.load(SeqCst) > 20).await;
     let limiter = limiter(&store);
     fail_over(&watched, &limiter, "a planned failover with a false Sentinel").await;
@@ -379,12 +379,12 @@ async fn a_sentinel_that_cannot_be_reached_keeps_no_store_from_starting() {
     let [live, ..] = watched.sentinel_urls();
     for dead in [hung.clone(), full.clone(), url(refused)] {
         for urls in [[&dead, &live], [&live, &dead]] {
-            let store = forgetful(config(urls, &watched.master_url()));
+            let store = forgetful(config(urls, &watched.master_url()).deadline(LONG));
             store.ping().await.unwrap_or_else(|error| panic!("{urls:?}: {error:?}"));
         }
     }
     let urls = [&hung, &full, &url(refused), &live];
-    let store = forgetful(config(urls, &watched.master_url()));
+    let store = forgetful(config(urls, &watched.master_url()).deadline(LONG));
     store.ping().await.unwrap();
     let master = watched.query::<()>(0, &["CLIENT", "KILL", "TYPE", "normal"]);
     assert!(master.is_ok());

@@ -4,6 +4,7 @@
 
 pub mod calls_back;
 pub mod certificates;
+pub mod clock;
 pub mod cluster;
 pub mod load;
 pub mod log;

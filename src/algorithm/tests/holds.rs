@@ -128,6 +128,97 @@ fn a_renewal_after_a_loss_of_the_state_holds_the_units_again() {
     assert_eq!(ended, HoldReply::Ended);
 }
 
+/// Units are held at a master. A replica without its last writes is promoted, and holds others.
+fn lost_holds_change_no_others(
+    [master, replica]: [&mut impl Holds; 2],
+    params: &Params,
+    algorithm: Algorithm,
+) {
+    let first = hold(master, params, START, 1.0).hold;
+    assert_eq!(hold(replica, params, START, 1.0).hold, first);
+    let lost = [2.0, 3.0].map(|at| hold(master, params, START + at * SECOND, 1.0).hold.unwrap());
+    let now = START + 5.0 * SECOND;
+    let other = hold(replica, params, now, 1.0);
+    assert_eq!(other.hold.unwrap().epoch, lost[0].epoch, "{algorithm}: the epoch tells nothing");
+    let mut held = |change| {
+        replica.change_holds(params, now, &[change]);
+        replica.decide(params, EngineRequest::observe(now)).held
+    };
+    let change = |receipt, action| HoldChange { receipt, units: 1.0, action };
+    let end = HoldAction::End { used: 0.0 };
+    assert_eq!(held(change(lost[0], end)), 2.0, "{algorithm}: an end");
+    let renewal = HoldAction::Renew(Lifetime::new(8_000_000));
+    assert_eq!(held(change(lost[1], renewal)), 3.0, "{algorithm}: a renewal holds them again");
+    assert_eq!(held(change(other.hold.unwrap(), end)), 2.0, "{algorithm}");
+    assert_eq!(held(change(first.unwrap(), end)), 1.0, "{algorithm}");
+}
+
+#[test]
+fn holds_that_a_failover_lost_change_no_others() {
+    let server = RedisServer::start();
+    let concurrent = (Algorithm::concurrency(), concurrency::params(10));
+    let all = ALGORITHMS.map(|algorithm| (algorithm, params(algorithm))).into_iter();
+    for (algorithm, params) in all.chain([concurrent]) {
+        let twins = [&mut State::Initial, &mut State::Initial];
+        lost_holds_change_no_others(twins, &params, algorithm);
+        for scripted in [Scripted::new, Scripted::without_fast_path] {
+            let mut keys = ["{key}0", "{key}1"].map(|key| scripted(&server, key));
+            keys.iter_mut().for_each(Scripted::forget);
+            lost_holds_change_no_others(keys.each_mut(), &params, algorithm);
+        }
+    }
+}
+
+#[test]
+fn each_end_returns_its_units_whatever_slots_have_joined() {
+    let lifetimes = [300_000, 1_000_000, 2_000_000, 8_000_000, 30_000_000].map(Lifetime::new);
+    let steps = prop::collection::vec((0_u8..4, any::<Index>(), 0_u32..400_000), 200);
+    TestRunner::new(ProptestConfig { failure_persistence: None, ..Default::default() })
+        .run(&steps, |steps| {
+            let params = concurrency::params(1_000);
+            let (mut state, mut now, mut open) = (State::Initial, START, Vec::new());
+            for (what, which, ahead) in steps {
+                now += f64::from(ahead);
+                open.retain(|receipt: &HoldReceipt| receipt.ends > now);
+                let lifetime = *which.get(&lifetimes);
+                if what < 2 || open.is_empty() {
+                    let action = Action::Hold { lifetime, epoch: None };
+                    let reply = state.decide(&params, EngineRequest { action, ..check(1, now) });
+                    open.extend(reply.hold);
+                } else {
+                    let receipt = open.swap_remove(which.index(open.len()));
+                    let action = match what {
+                        2 => HoldAction::End { used: 0.0 },
+                        _ => HoldAction::Renew(lifetime),
+                    };
+                    let change = HoldChange { receipt, units: 1.0, action };
+                    if let [HoldReply::Renewed(receipt)] =
+                        state.change_holds(&params, now, &[change])[..]
+                    {
+                        open.push(receipt);
+                    }
+                }
+                let held = state.decide(&params, EngineRequest::observe(now)).held;
+                // Those that joined a later slot and have expired stay for a while.
+                prop_assert!(held >= open.len() as f64, "{held} of {open:?}");
+            }
+            let changes: Vec<_> = open
+                .iter()
+                .map(|receipt| HoldChange {
+                    receipt: *receipt,
+                    units: 1.0,
+                    action: HoldAction::End { used: 0.0 },
+                })
+                .collect();
+            let before = state.decide(&params, EngineRequest::observe(now)).held;
+            state.change_holds(&params, now, &changes);
+            let left = state.decide(&params, EngineRequest::observe(now)).held;
+            prop_assert_eq!(before - left, open.len() as f64);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
 /// A step of a history with holds.
 #[derive(Clone, Debug)]
 enum Hold {

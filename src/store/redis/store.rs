@@ -232,8 +232,8 @@ impl RedisStore {
     /// it can lose the last ones. The units of a permit then count as used when its hold expires.
     ///
     /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
-    /// waits until the holds expire. It does not wait for checks that were dropped before their
-    /// answer.
+    /// waits until the holds expire, and up to an hour for units of dropped requests. It does not
+    /// wait for checks that were dropped before their answer.
     ///
     /// # Cancel safety
     ///
