@@ -42,7 +42,7 @@ use self::{
 use super::{LimitRequest, Settings, StoreRequest};
 use crate::{
     algorithm::{Action, Algorithm},
-    decision::{Decision, Outcome},
+    decision::Decision,
     keys::Key,
     sync::lock,
 };
@@ -110,8 +110,6 @@ pub(crate) struct Undecided {
 
 /// A check whose denial can be remembered.
 struct Check {
-    memory: Arc<Memory>,
-    ttl: Duration,
     sent: Instant,
     first: CheckedLimit,
     rest: Vec<CheckedLimit>,
@@ -161,17 +159,13 @@ impl Denials {
     }
 
     /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.
-    pub(crate) fn look_up(
-        &self,
-        request: &StoreRequest<'_>,
-        now: impl FnOnce() -> Instant,
-    ) -> Lookup {
+    pub(crate) fn look_up(&self, request: &StoreRequest<'_>, now: Instant) -> Lookup {
         let Self { memory, ttl } = self;
         let undecided = |changes| Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         match (request.action, request.limits) {
             // No denial is remembered that they could change, and they end no block.
             (Action::Spend | Action::Peek, _) if ttl.is_zero() => return undecided(vec![]),
-            (Action::Check, limits) => return self.look_up_check(limits, now()),
+            (Action::Check, limits) => return self.look_up_check(limits, now),
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
@@ -184,7 +178,7 @@ impl Denials {
         let change =
             |limit: &LimitRequest<'_>| memory.change(limit.settings, limit.key, ends_block);
         let changes = changes.map(change).collect();
-        let block_sent = matches!(request.action, Action::Block { .. }).then(now);
+        let block_sent = matches!(request.action, Action::Block { .. }).then_some(now);
         Lookup::Undecided(Undecided { check: None, changes, block_sent })
     }
 
@@ -197,6 +191,8 @@ impl Denials {
         let mut has_other_quota = false;
         for limit in limits {
             match memory.find(limit, nanos, !ttl.is_zero()) {
+                // Returned at once: a decision that is moved waits for its parts to be written.
+                Found::Denial(found) if limits.len() == 1 => return Lookup::Denied(found),
                 Found::Denial(found) => denial = longest(denial, found),
                 Found::OtherQuota => has_other_quota = true,
                 Found::None(checked) if first.is_none() => first = Some(checked),
@@ -212,8 +208,7 @@ impl Denials {
             let changes = changes.collect();
             return Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         }
-        let (memory, ttl) = (memory.clone(), *ttl);
-        let check = first.map(|first| Check { memory, ttl, sent: now, first, rest });
+        let check = first.map(|first| Check { sent: now, first, rest });
         Lookup::Undecided(Undecided { check, ..Undecided::default() })
     }
 
@@ -310,6 +305,9 @@ impl Memory {
 
 impl DenialShard {
     fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&KeyDenials> {
+        if self.young.is_empty() && self.old.is_empty() {
+            return None; // most services deny few requests
+        }
         let is_it = |entry: &KeyDenials| entry.is(limiter, key);
         self.young.find(hash, is_it).or_else(|| self.old.find(hash, is_it))
     }
@@ -337,24 +335,27 @@ impl DenialShard {
 }
 
 impl Undecided {
-    /// Remembers the decision if it is a denial, and returns the outcome.
-    pub(crate) fn resolve(self, outcome: Outcome, now: impl FnOnce() -> Instant) -> Outcome {
-        let decision = &outcome.decision;
+    /// Ends the changes, and remembers the decision if it is a denial.
+    pub(crate) fn resolve(
+        &mut self,
+        denials: &Denials,
+        decision: &Decision,
+        now: impl FnOnce() -> Instant,
+    ) {
         let Self { check, changes, block_sent } = self;
-        if let (Some(sent), [change]) = (block_sent, &*changes) {
+        if let (Some(sent), [change]) = (*block_sent, &**changes) {
             change.note_block(sent, decision);
         }
-        drop(changes); // before the denial is remembered, which they would drop
+        changes.clear(); // before the denial is remembered, which they would drop
         if let Some(check) = check {
-            check.learn(decision, now);
+            check.learn(denials, decision, now);
         }
-        outcome
     }
 }
 
 impl Check {
     /// Remembers a denial, and a block, and forgets the blocks that are over.
-    fn learn(self, decision: &Decision, received: impl FnOnce() -> Instant) {
+    fn learn(&self, denials: &Denials, decision: &Decision, received: impl FnOnce() -> Instant) {
         let all = || iter::once(&self.first).chain(&self.rest);
         let knows_block = all().any(|limit| limit.block.is_some());
         if decision.is_allowed() && !decision.is_blocked() && !knows_block {
@@ -363,10 +364,10 @@ impl Check {
         let (received, named) = (received(), self.named(decision));
         for limit in all().filter(|limit| limit.block.is_some()) {
             let is_named = named.is_some_and(|named| ptr::eq(named, limit));
-            limit.forget_block(&self.memory, decision, is_named, received);
+            limit.forget_block(&denials.memory, decision, is_named, received);
         }
         if let Some(limit) = named {
-            limit.remember(&self, decision, received);
+            limit.remember(denials, decision, [self.sent, received]);
         }
     }
 
@@ -401,9 +402,9 @@ impl CheckedLimit {
     }
 
     /// Remembers a denial, and a block, by this limit.
-    fn remember(&self, check: &Check, decision: &Decision, received: Instant) {
+    fn remember(&self, denials: &Denials, decision: &Decision, [sent, received]: [Instant; 2]) {
         let Self { hash, algorithm, shapes, max_wait, changes, .. } = *self;
-        let Check { memory, ttl, sent, .. } = check;
+        let Denials { memory, ttl } = denials;
         let mut shard = memory.shard(hash);
         // The store may have decided before the change. Denied for longer than the quota says, the
         // client would wait in vain (law 3); not remembered costs one call.
@@ -411,13 +412,13 @@ impl CheckedLimit {
             return;
         }
         if decision.is_blocked() {
-            shard.blocks.insert(hash, self.limiter, &self.key, block_end(*sent, decision));
+            shard.blocks.insert(hash, self.limiter, &self.key, block_end(sent, decision));
         }
         // A hold that ends elsewhere can return units at any time.
         if decision.held() > 0 {
             return;
         }
-        let times = [*sent, received].map(|instant| memory.nanos(instant));
+        let times = [sent, received].map(|instant| memory.nanos(instant));
         let denial = Denial::new(shapes, decision, max_wait, times, *ttl);
         if let Some(denial) =
             denial.filter(|it| it.left(decision.cost(), max_wait, times[1]).is_some())
