@@ -245,7 +245,7 @@ fn the_prefix_of_ipv6_can_be_set() {
 }
 
 #[test]
-fn an_ipv4_client_behind_nat64_or_teredo_is_identified_by_its_ipv4_address() {
+fn an_ipv4_client_behind_nat64_teredo_or_6to4_is_identified_by_its_ipv4_address() {
     for (peer, expected) in [
         ("64:ff9b::203.0.113.9", "203.0.113.9"),
         ("64:ff9b::203.0.113.10", "203.0.113.10"),
@@ -256,6 +256,10 @@ fn an_ipv4_client_behind_nat64_or_teredo_is_identified_by_its_ipv4_address() {
         // The bits that a client can choose do not change the key.
         ("2001:0:c000:22d:1234:5678:34ff:8ef6", "203.0.113.9"),
         ("2001:0:c633:6401:8000:63bf:34ff:8ef6", "203.0.113.9"),
+        // A client has 65,536 networks of 64 bits.
+        ("2002:cb00:7109::1", "203.0.113.9"),
+        ("2002:cb00:7109:ffff:1:2:3:4", "203.0.113.9"),
+        ("2002:cb00:710a:ffff:1:2:3:4", "203.0.113.10"),
         // Only the prefixes that define the position of the address.
         ("64:ff9b:0:0:0:1:cb00:7109", "64:ff9b::/64"),
         ("64:ff9b:1::203.0.113.9", "64:ff9b:1::/64"),
@@ -277,7 +281,7 @@ fn an_ipv4_client_behind_nat64_or_teredo_is_identified_by_its_ipv4_address() {
 fn a_proxy_is_not_trusted_for_the_ipv4_address_in_its_ipv6_address() {
     let key = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED);
     let lines = [("x-forwarded-for", &b"198.51.100.1"[..])];
-    for peer in ["64:ff9b::10.0.0.1", "2001:0:c000:22d:8000:63bf:f5ff:fffe"] {
+    for peer in ["64:ff9b::10.0.0.1", "2001:0:c000:22d:8000:63bf:f5ff:fffe", "2002:a00:1::1"] {
         assert_eq!(key.extract(&head(peer, &lines)).unwrap().as_str(), "ip=10.0.0.1", "{peer}");
     }
 }

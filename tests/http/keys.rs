@@ -130,6 +130,7 @@ fn a_bearer_token_is_a_key() {
         ("Bearer abc", Some("bearer=abc")),
         ("bearer abc=", Some("bearer=abc%3D")),
         ("BEARER   abc ", Some("bearer=abc")),
+        ("  Bearer\tabc", Some("bearer=abc")),
         ("Bearer ", None),
         ("Bearer", None),
         ("Bearerabc", None),
@@ -157,7 +158,7 @@ fn a_cookie_is_a_key() {
         (&["session=abc"][..], Ok("cookie:session=abc")),
         (&["a=1; session=abc; b=2"], Ok("cookie:session=abc")),
         (&["a=1;session=abc;b"], Ok("cookie:session=abc")),
-        (&["a=1", "session=\"a=b\""], Ok("cookie:session=\"a%3Db\"")),
+        (&["a=1", "session=\"a=b\""], Ok("cookie:session=a%3Db")),
         (&["mysession=1; session2=2; Session=3"], Err("missing or empty")),
         (&["session"], Err("missing or empty")),
         (&["session="], Err("cookie session is missing or empty")),
@@ -172,6 +173,54 @@ fn a_cookie_is_a_key() {
             Err(complaint) => assert!(key.as_ref().unwrap_err().contains(complaint), "{key:?}"),
         }
     }
+}
+
+#[test]
+fn a_cookie_has_one_key_in_each_form_that_services_accept() {
+    let session = key::cookie("session");
+    for line in [
+        "session= abc ",
+        "a=1; session\t=\tabc; b=2",
+        "session=%61bc",
+        "s%65ssion=abc",
+        "session=\"abc\"",
+        "session= \"ab%63\"",
+        "session=%22abc%22",
+    ] {
+        let key = extracted(&session, &head("/", &[("cookie", line)]));
+        assert_eq!(key.as_deref(), Ok("cookie:session=abc"), "{line}");
+    }
+    // A service could read either of them.
+    for line in ["session=abc; session =x", "session=x; s%65ssion=abc"] {
+        let key = extracted(&session, &head("/", &[("cookie", line)]));
+        assert!(key.unwrap_err().contains("occurs more than once"), "{line}");
+    }
+    for line in ["session=\"\"", "session= ", "session;=abc", "%=abc"] {
+        let key = extracted(&session, &head("/", &[("cookie", line)]));
+        assert!(key.unwrap_err().contains("missing or empty"), "{line}");
+    }
+    assert_eq!(
+        extracted(&key::cookie("a%20b"), &head("/", &[("cookie", "a%20b=1")])).as_deref(),
+        Ok("cookie:a%2520b=1")
+    );
+}
+
+/// HTTP/2 passes spaces on, and a server behind a gateway removes them.
+#[test]
+fn spaces_around_the_value_of_a_header_make_no_other_key() {
+    let api_key = key::header("x-api-key");
+    let closure = |head: &Parts| head.headers.get("x-api-key").cloned();
+    for value in ["k 1", " k 1", "k 1\t ", "\t k 1"] {
+        // Another header that occurs twice has an effect on how the value is read.
+        for others in [&[][..], &[("a", "1"), ("a", "2")]] {
+            let head = head("/", &[&[("x-api-key", value)], others].concat());
+            assert_eq!(extracted(&api_key, &head).as_deref(), Ok("header:x-api-key=k%201"));
+            assert_eq!(extracted(&closure, &head).as_deref(), Ok("k%201"));
+        }
+    }
+    let blank = head("/", &[("x-api-key", " \t")]);
+    assert!(extracted(&api_key, &blank).unwrap_err().contains("MissingKey"));
+    assert!(extracted(&closure, &blank).unwrap_err().contains("MissingKey"));
 }
 
 #[test]

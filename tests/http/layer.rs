@@ -581,6 +581,27 @@ async fn stacked_layers_add_up() {
     assert_eq!(items(&rejected, "ratelimit").len(), 2);
 }
 
+/// A retry has the same cost, so it needs more than one unit of the outer limit.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_a_retry_satisfies_the_cost_in_the_outer_of_two_layers() {
+    let store = MemoryStore::new();
+    let named = |name, quota| Limiter::new(name, store.clone(), Algorithm::FixedWindow, quota);
+    let inner = RateLimitLayer::new(named("second", Quota::per_second(1)), key::Global);
+    let outer = RateLimitLayer::new(named("hour", Quota::per_hour(8)), key::Global).cost(|_| 3);
+    let service = outer.layer(inner.layer(counting(&Arc::default())));
+    let send = async || service.clone().oneshot(get(&[])).await.unwrap();
+
+    assert_eq!(send().await.status(), StatusCode::OK);
+    let rejected = send().await;
+    assert_eq!(
+        items(&rejected, "ratelimit"),
+        [item("second", &[("r", 0), ("t", 1)]), item("hour", &[("r", 2), ("t", 3600)])]
+    );
+    assert_eq!(header(&rejected, "retry-after"), ["3600"]);
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert_eq!(send().await.status(), StatusCode::OK);
+}
+
 #[tokio::test]
 async fn routes_count_apart_unless_they_share_a_limiter() {
     let server = RedisServer::start();

@@ -127,13 +127,16 @@ pub(super) fn client(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns the address of the IPv4 client behind a NAT64 address (RFC 6052) or a Teredo address
-/// (RFC 4380, which inverts the bits).
+/// Returns the address of the IPv4 client behind a NAT64 address (RFC 6052), a 6to4 address (RFC
+/// 3056) or a Teredo address (RFC 4380, which inverts the bits).
 fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let low = address.to_bits() as u32;
     match address.segments() {
         [0x64, 0xff9b, 0, 0, 0, 0, ..] => Some(Ipv4Addr::from_bits(low)),
         [0x2001, 0, ..] => Some(Ipv4Addr::from_bits(!low)),
+        [0x2002, high, low, ..] => {
+            Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
+        }
         _ => None,
     }
 }

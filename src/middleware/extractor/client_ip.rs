@@ -38,9 +38,9 @@ pub enum ProxyHeader {
 /// client. If all entries are trusted, the leftmost one counts; without the header, the peer.
 /// Entries can have ports and brackets.
 ///
-/// IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64 and Teredo make
-/// the same key as with [`PeerIp`](super::PeerIp). A proxy with one of those addresses is trusted
-/// only if a network contains the IPv6 address; its IPv4 address is not compared.
+/// IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64, 6to4 and Teredo
+/// make the same key as with [`PeerIp`](super::PeerIp). A proxy with one of those addresses is
+/// trusted only if a network contains the IPv6 address; its IPv4 address is not compared.
 ///
 /// `Forwarded` is read from its end by the grammar of RFC 7239. The search also ends at a malformed
 /// element, at an element without a `for`, and at one with two of them. An element of a proxy is

@@ -5,9 +5,10 @@ use super::{place::Place, value::Value};
 /// The value of a cookie, such as a session. The name is compared with regard to case.
 ///
 /// An empty value is a missing key. A cookie that occurs twice is an invalid request, because the
-/// service may read the other one. The value is compared as the client sends it, with quotes and
-/// escapes. The key is `cookie:name=value`; keep the value out of the store with
-/// [`hashed`](Value::hashed).
+/// service may read the other one. Spaces around the name and the value, quotes around the value
+/// and percent-encoding make no difference, as services accept a cookie in each of these forms. The
+/// key is `cookie:name=value`, of the decoded value without quotes; keep the value out of the store
+/// with [`hashed`](Value::hashed).
 ///
 /// Clients can forge cookies: check the session before the limit, or every forged value gets a full
 /// quota.

@@ -6,8 +6,9 @@ use super::{place::Place, value::Value};
 
 /// The value of a header, such as an API key.
 ///
-/// An empty value is a missing key, and a header that occurs twice is an invalid request. The key
-/// is `header:name=value`, so services that read different headers never share a key.
+/// An empty value is a missing key, and a header that occurs twice is an invalid request. Spaces
+/// around the value are ignored. The key is `header:name=value`, so services that read different
+/// headers never share a key.
 ///
 /// Clients can forge headers: use one as a key only if it is authenticated first. Otherwise every
 /// forged value gets a full quota. If the value is a secret, such as an API key, keep it out of the

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use http::HeaderValue;
 
-use super::Key;
+use super::{Key, place::trimmed};
 use crate::middleware::rejection::RequestError;
 
 /// A type that a closure can return as a key; `None` or empty text means that the key is missing.
@@ -86,12 +86,12 @@ tuple!(A B, A B C, A B C D);
 
 impl From<HeaderValue> for Key<'static> {
     fn from(value: HeaderValue) -> Self {
-        value.as_bytes().into()
+        Key::from(&value)
     }
 }
 
 impl From<&HeaderValue> for Key<'static> {
     fn from(value: &HeaderValue) -> Self {
-        value.as_bytes().into()
+        trimmed(value).into()
     }
 }

@@ -21,11 +21,12 @@ use crate::middleware::rejection::RequestError;
 ///
 /// The key contains the first 64 bits of an IPv6 address, because a host can choose the others. If
 /// an IPv6 address represents an IPv4 client, the key is the IPv4 address, because many of those
-/// clients have the same first 64 bits:
+/// clients have the same first 64 bits, or one of them has many:
 ///
 /// * an IPv4 address that is mapped into IPv6 (`::ffff:0:0/96`)
 /// * the address of an IPv4 client behind a translator (NAT64, `64:ff9b::/96`)
-/// * a Teredo address (`2001::/32`), of which a client can choose all parts except its IPv4 address
+/// * a Teredo address (`2001::/32`) or a 6to4 address (`2002::/16`), of which a client can choose
+///   all parts except its IPv4 address
 ///
 /// A translator with its own prefix, or in the local-use `64:ff9b:1::/48`, puts the IPv4 address at
 /// a place that only its operator knows: read the address from there in a closure.

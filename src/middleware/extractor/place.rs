@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use http::{
-    HeaderName,
+    HeaderName, HeaderValue,
     header::{AUTHORIZATION, COOKIE},
     request::Parts,
 };
@@ -33,23 +33,19 @@ impl Place {
     pub(super) fn only_header<'a>(&self, head: &'a Parts) -> Option<&'a [u8]> {
         let Self::Header(name) = self else { return None };
         let is_only = head.headers.len() == head.headers.keys_len();
-        let value = if is_only { head.headers.get(name)?.as_bytes() } else { b"" };
+        let value = if is_only { trimmed(head.headers.get(name)?) } else { b"" };
         (!value.is_empty()).then_some(value)
     }
 
     pub(super) fn read<'a>(&self, head: &'a Parts) -> Found<'a> {
-        let in_headers = |name| head.headers.get_all(name).iter().map(|value| value.as_bytes());
+        let in_headers = |name| head.headers.get_all(name).iter().map(trimmed);
         match self {
             Self::Header(name) => only(in_headers(name).map(Cow::from)),
             Self::Query(name) => only(parameters(head, name)),
             Self::Cookie(name) => {
                 // HTTP/2 can split the cookies into several headers.
                 let pairs = in_headers(&COOKIE).flat_map(|line| line.split(|&byte| byte == b';'));
-                let values = pairs.filter_map(|pair| {
-                    let value = pair.trim_ascii().strip_prefix(name.as_bytes())?;
-                    value.strip_prefix(b"=")
-                });
-                only(values.map(Cow::from))
+                only(pairs.filter_map(|pair| cookie(pair, name.as_bytes())))
             }
             Self::Bearer => {
                 let tokens = in_headers(&AUTHORIZATION).map(|value| token(value).unwrap_or(b""));
@@ -65,6 +61,31 @@ fn only<'a>(mut values: impl Iterator<Item = Cow<'a, [u8]>>) -> Found<'a> {
         (Some(value), None) if !value.is_empty() => Found::One(value),
         _ => Found::Nothing,
     }
+}
+
+/// Returns the value of a header without the spaces around it, which belong to no value (RFC 9110).
+/// HTTP/1 removes them; HTTP/2 does not, and a server behind a gateway would.
+#[inline]
+pub(super) fn trimmed(value: &HeaderValue) -> &[u8] {
+    value.as_bytes().trim_ascii()
+}
+
+/// Returns the value of a cookie, if it has this name. Services accept several forms of one cookie,
+/// which must have one key: spaces around the name and the value, quotes, and percent-encoding.
+fn cookie<'a>(pair: &'a [u8], name: &[u8]) -> Option<Cow<'a, [u8]>> {
+    let (found, value) = pair.split_at(pair.iter().position(|&byte| byte == b'=')?);
+    let found = found.trim_ascii();
+    if found != name && Cow::from(percent_decode(found)) != name {
+        return None;
+    }
+    Some(match Cow::from(percent_decode(value[1..].trim_ascii())) {
+        Cow::Borrowed(value) => Cow::Borrowed(unquoted(value)),
+        Cow::Owned(value) => Cow::Owned(unquoted(&value).to_vec()),
+    })
+}
+
+fn unquoted(value: &[u8]) -> &[u8] {
+    value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value)
 }
 
 /// Returns the values of a query parameter.
@@ -85,6 +106,8 @@ fn decoded(text: &str) -> Cow<'_, [u8]> {
 
 /// Returns the credentials behind `Bearer`, in any case, and spaces.
 fn token(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked("bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+    let (scheme, token) = value.split_at_checked("bearer".len())?;
+    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer")
+        && token.first().is_some_and(|byte| b" \t".contains(byte));
+    is_bearer.then(|| token.trim_ascii())
 }

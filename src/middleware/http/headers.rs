@@ -245,7 +245,8 @@ impl HeaderWriter {
         let replenish_after = decision.replenish_after().saturating_sub(decision.delay());
         let more_after = Some(replenish_after).filter(|time| !time.is_zero());
         self.write(headers, charge, Some(decision), more_after);
-        if decision.remaining() == 0 {
+        // A retry has the same cost.
+        if decision.remaining() < decision.cost() {
             raise_retry_after(headers, whole_seconds(replenish_after));
         }
     }
