@@ -18,7 +18,7 @@ use crate::{
     limiter::{Acquire, Charge, Learning},
     middleware::{
         admission::{Admitted, Next, Shared},
-        pricing::{ChargeState, Resolved, poll_or},
+        pricing::{ChargeSource, ChargeState, poll_or},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::{Rejection, RequestError},
         rule::{DynRule, Lookup},
@@ -309,7 +309,13 @@ impl<S, P> Call<S, P> {
             let next = shared.admit(head, charge, state);
             return self.step(cx, next, None);
         }
-        let Some((limiter, extractor)) = pricing.key() else { return self.start_by_rule(cx, head) };
+        let (limiter, extractor) = match pricing.source() {
+            ChargeSource::Key(limiter, extractor) => (limiter, &**extractor),
+            ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                Some(charge) => return self.resolved(cx, head, charge),
+                None => return Err(Step::Resolve(rule.clone())),
+            },
+        };
         let keyed = match shared.check_by_key(head, limiter, extractor) {
             Ok(Admitted { key, cost, outcome: Outcome { decision, receipts } }) => {
                 // A charge is made only if the service is not ready, which saves copies.
@@ -336,25 +342,8 @@ impl<S, P> Call<S, P> {
         self.step(cx, next, readiness)
     }
 
-    /// Resolves the charge by a rule, and decides about it if it needs no lookup.
+    /// Decides about the charge that a rule has returned.
     #[inline(never)]
-    fn start_by_rule<Req>(
-        &mut self,
-        cx: &mut Context<'_>,
-        head: &P::Head,
-    ) -> Result<(), StepOf<S, P, Req>>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
-        let Self { shared, charge: state, .. } = self;
-        let next = match shared.protocol.pricing().resolve(head) {
-            Resolved::Charge(charge) => shared.admit(head, charge, state),
-            Resolved::Lookup(rule) => return Err(Step::Resolve(rule)),
-        };
-        self.step(cx, next, None)
-    }
-
     fn resolved<Req>(
         &mut self,
         cx: &mut Context<'_>,
