@@ -158,13 +158,12 @@ where
                 StateProj::Calling { future } => {
                     let response = match ready!(future.poll(cx)) {
                         Ok(response) if call.shared.protocol.learns() => {
-                            match Self::learn(call, response) {
-                                Ok(learning) => {
-                                    state.set(State::other(Other::Learning(Some(learning))));
-                                    continue;
-                                }
-                                Err(response) => return Poll::Ready(Ok(response)),
-                            }
+                            let (learning, response) = Self::learn(call, response);
+                            let Some(learning) = learning else {
+                                return Poll::Ready(Ok(response));
+                            };
+                            state.set(State::other(Other::Learning(Some((learning, response)))));
+                            continue;
                         }
                         Ok(response) => response,
                         // A request that fails ends what it holds, as used.
@@ -274,19 +273,15 @@ where
         Continue(())
     }
 
-    /// Converts the response of the service. Returns the call by which the limit adopts what it
-    /// says, if it says anything new.
+    /// Converts the response of the service. Also returns the call by which the limit adopts what
+    /// the response says, if it says anything new.
     #[inline(never)]
-    fn learn(
-        call: &mut Call<S, P, Req>,
-        response: S::Response,
-    ) -> Result<(Learning, P::Response), P::Response> {
-        let learning = call.learn(&response);
-        let response = call.shared.protocol.respond(response, &mut call.charge);
-        match learning {
-            Some(learning) => Ok((learning, response)),
-            None => Err(response),
-        }
+    fn learn(call: &mut Call<S, P, Req>, response: S::Response) -> (Option<Learning>, P::Response) {
+        let learning = call.shared.protocol.learned(&response).and_then(|state| {
+            let remaining = call.charge.decision.as_ref()?.remaining();
+            call.charge.charge.learn(state, remaining)
+        });
+        (learning, call.shared.protocol.respond(response, &mut call.charge))
     }
 }
 
@@ -425,14 +420,6 @@ where
 
     fn reject(&self, rejection: Rejection, head: &P::Head) -> Rejected<P::Response, P::Rejecting> {
         self.shared.protocol.reject(rejection, head, &self.charge.charge)
-    }
-
-    /// Returns the call by which the limit adopts what a response says, if it says anything new.
-    #[inline]
-    fn learn(&self, response: &S::Response) -> Option<Learning> {
-        let state = self.shared.protocol.learned(response)?;
-        let remaining = self.charge.decision.as_ref()?.remaining();
-        self.charge.charge.learn(state, remaining)
     }
 }
 
