@@ -29,13 +29,11 @@ pub(crate) use self::{
     meter::MakeMeter,
 };
 use crate::{
-    limiter::{AnyLimiter, Charge, VendorState},
+    limiter::{Charge, VendorState},
     middleware::{
-        extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
-        rule::Rule,
         settle::Expects,
     },
 };
@@ -58,16 +56,8 @@ pub struct Http {
 }
 
 impl Http {
-    pub(crate) fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<Parts>) -> Self {
-        let headers = HeaderWriter::for_limiter(&limiter);
-        Self::new(Pricing::by_key(limiter, key), headers)
-    }
-
-    pub(crate) fn by_rule(rule: impl Rule<Parts>) -> Self {
-        Self::new(Pricing::by_rule(rule), HeaderWriter::default())
-    }
-
-    fn new(pricing: Pricing<Parts>, headers: HeaderWriter) -> Self {
+    pub(crate) fn new(pricing: Pricing<Parts>) -> Self {
+        let headers = HeaderWriter::new(pricing.limiter());
         Self {
             pricing,
             headers,

@@ -15,7 +15,7 @@ use crate::{
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
         http::{BoxError, Headers, Http, MakeMeter, MapRejection, Meter, RejectionBody, Usage},
-        pricing::IntoMatch,
+        pricing::{IntoMatch, Pricing},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
         rule::Rule,
@@ -152,7 +152,7 @@ impl RateLimitLayer {
     /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
     /// head of the request, or a tuple of extractors.
     pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
-        Self(Arc::new(Shared::new(Http::by_key(limiter.into_limiter(), key))))
+        Self::of(Http::new(Pricing::by_key(limiter, key)))
     }
 
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
@@ -243,7 +243,7 @@ impl RateLimitLayer {
     /// # let _ = layer;
     /// ```
     pub fn by_rule(rule: impl Rule<Parts>) -> Self {
-        Self(Arc::new(Shared::new(Http::by_rule(rule))))
+        Self::of(Http::new(Pricing::by_rule(rule)))
     }
 
     /// Sets the headers that report the state of the quota to clients. The default is
@@ -547,7 +547,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
         key: impl KeyExtractor<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared::new(Custom::by_key(limiter.into_limiter(), key, reject))))
+        Self::of(Custom::new(Pricing::by_key(limiter, key), reject))
     }
 
     /// Limits requests of any type by a [`Rule`].
@@ -558,7 +558,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     where
         Req: Send + Sync,
     {
-        Self(Arc::new(Shared::new(Custom::by_rule(rule, reject))))
+        Self::of(Custom::new(Pricing::by_rule(rule), reject))
     }
 
     /// Lets the limiter learn from the responses of the service, as in a layer for
@@ -904,6 +904,10 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
 }
 
 impl<P: ProtocolBase> RateLimitLayer<P> {
+    fn of(protocol: P) -> Self {
+        Self(Arc::new(Shared::new(protocol)))
+    }
+
     fn with(mut self, change: impl FnOnce(&mut P)) -> Self {
         Arc::make_mut(&mut self.0).change(change);
         self

@@ -6,7 +6,7 @@ use std::{fmt, mem, sync::Arc};
 use crate::{
     decision::{Decision, Outcome, Receipts},
     keys::Key,
-    limiter::{Acquire, AnyLimiter, Charge, Holds},
+    limiter::{Acquire, AnyLimiter, Charge, Holds, IntoLimiter},
     middleware::{
         extractor::KeyExtractor,
         rejection::{MissingKey, RequestError},
@@ -37,8 +37,8 @@ pub(crate) enum ChargeSource<H> {
 }
 
 impl<H: 'static> Pricing<H> {
-    pub(crate) fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<H>) -> Self {
-        Self::new(ChargeSource::Key(limiter, Arc::new(key)))
+    pub(crate) fn by_key(limiter: impl IntoLimiter, key: impl KeyExtractor<H>) -> Self {
+        Self::new(ChargeSource::Key(limiter.into_limiter(), Arc::new(key)))
     }
 
     pub(crate) fn by_rule(rule: impl Rule<H>) -> Self

@@ -185,18 +185,11 @@ pub(crate) struct HeaderWriter {
     denial: Option<HeaderMap>,
 }
 
-impl Default for HeaderWriter {
-    fn default() -> Self {
-        Self::new(None)
-    }
-}
-
 impl HeaderWriter {
-    pub(crate) fn for_limiter(limiter: &AnyLimiter) -> Self {
-        Self::new(limiter.quota().map(|quota| (quota, policy(limiter.name(), quota))))
-    }
-
-    fn new(policy: Option<(Quota, HeaderValue)>) -> Self {
+    /// `limiter`: that of all requests, if they have the same one.
+    pub(crate) fn new(limiter: Option<&AnyLimiter>) -> Self {
+        let policy =
+            limiter.and_then(|it| it.quota().map(|quota| (quota, policy(it.name(), quota))));
         let mut writer = Self { dialects: Box::default(), policy, denial: None };
         writer.set_dialects([Headers::RateLimit]);
         writer
@@ -393,7 +386,7 @@ mod tests {
         let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
         let rejection = Rejection::Denied(decisions[1].clone());
         for dialects in [&[][..], &[Headers::RateLimit]] {
-            let mut writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+            let mut writer = HeaderWriter::new(Some(&(&limiter).into_limiter()));
             writer.set_dialects(dialects.iter().copied());
             let prepared = writer.for_denial(&decisions[1]).unwrap();
             let mut expected = writer.for_rejection(&rejection, &Charge::exempt());
@@ -402,7 +395,7 @@ mod tests {
         }
         // The policy is that of another quota.
         limiter.set_quota(Quota::per_hour(2)).unwrap();
-        let writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+        let writer = HeaderWriter::new(Some(&(&limiter).into_limiter()));
         assert_eq!(writer.for_denial(&decisions[1]), None);
     }
 }
