@@ -17,17 +17,14 @@ use http::{
     Extensions, HeaderMap, Method, Request, Response, StatusCode, request::Parts, response,
 };
 
+pub(crate) use self::mapped::{BoxError, MapRejection};
 pub use self::{
     body::{RejectionBody, ResponseBody},
     headers::Headers,
     meter::{Meter, Usage},
     tokens::{TokenMeter, Tokens},
 };
-use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
-pub(crate) use self::{
-    mapped::{BoxError, MapRejection},
-    meter::MakeMeter,
-};
+use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped, meter::MakeMeter};
 use crate::{
     limiter::{Charge, VendorState},
     middleware::{

@@ -14,7 +14,7 @@ use crate::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        http::{BoxError, Headers, Http, MakeMeter, MapRejection, Meter, RejectionBody, Usage},
+        http::{BoxError, Headers, Http, MapRejection, Meter, RejectionBody, Usage},
         pricing::{IntoMatch, Pricing},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
@@ -439,7 +439,7 @@ impl RateLimitLayer {
         self,
         meter: impl Fn(&response::Parts) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.with(|http| http.settle_by = Some(MakeMeter::new(meter)))
+        self.with(|http| http.settle_by = Some(Arc::new(move |head| Box::new(meter(head)))))
     }
 
     /// Lets the limiter learn from the responses of the service, which is a client of a vendor with
