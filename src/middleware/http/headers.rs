@@ -349,7 +349,9 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
     let Some(decision) = report.decision else { return };
     let [limit_name, remaining_name, reset_name] = names;
     let other = headers.get(remaining_name).and_then(|other| other.to_str().ok()?.parse().ok());
-    let own = remaining(decision);
+    // The rates of Redisson go up to 2^53, which has 16 digits. The other numbers are shorter: a limit
+    // has 10 digits, and times are below 10^15 s.
+    let own = decision.remaining().min(LARGEST_INTEGER);
     if other.is_some_and(|other: u64| other <= own) {
         return;
     }
@@ -365,13 +367,6 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
         true => drop(headers.remove(reset_name)), // unknown
         false => drop(headers.insert(reset_name, number(seconds))),
     }
-}
-
-/// Returns what remains, bounded to what a header can report: the rates of Redisson go up to 2^53,
-/// which has 16 digits. The other numbers are shorter: a limit has 10 digits, and times are below
-/// 10^15 s.
-fn remaining(decision: &Decision) -> u64 {
-    decision.remaining().min(LARGEST_INTEGER)
 }
 
 #[cfg(test)]
