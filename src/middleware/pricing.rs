@@ -13,6 +13,7 @@ use crate::{
         rule::{DynRule, Rule},
         settle::RequestHolds,
     },
+    observe::Reason,
 };
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
@@ -123,7 +124,8 @@ impl<H: 'static> Pricing<H> {
         match (self.missing_key, &self.source) {
             (MissingKey::Reject, _) => Err(error),
             (MissingKey::RejectWith(status), _) => {
-                Err(RequestError::with_status(status, error.to_string()))
+                let (message, reason) = (error.to_string().into(), Reason::MissingKey);
+                Err(RequestError::WithStatus { status, message, reason })
             }
             (MissingKey::Exempt, _) => Ok(Charge::exempt()),
             (MissingKey::Share, ChargeSource::Key(limiter, _)) => {

@@ -86,7 +86,7 @@ impl Rejection {
             Self::Request(RequestError::MissingKey(_)) => (Reason::MissingKey, None),
             Self::Request(RequestError::Invalid(_)) => (Reason::Invalid, None),
             Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
-            Self::Request(RequestError::WithStatus { .. }) => (Reason::Forbidden, None),
+            Self::Request(RequestError::WithStatus { reason, .. }) => (*reason, None),
         };
         Event::Rejected { reason, limiter }
     }
@@ -184,6 +184,9 @@ pub enum RequestError {
         status: StatusCode,
         /// The detail of the response.
         message: Cow<'static, str>,
+        /// The reason that observers get: `MissingKey` by [`MissingKey::reject_with`], else
+        /// `Forbidden`.
+        reason: Reason,
     },
 }
 
@@ -206,7 +209,7 @@ impl RequestError {
     /// Makes an error for a client that is not let in at all: the response is 403 with this
     /// message.
     pub fn forbidden(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::WithStatus { status: StatusCode::FORBIDDEN, message: message.into() }
+        Self::with_status(StatusCode::FORBIDDEN, message)
     }
 
     /// Makes an error for a request that is rejected for another reason than its quota: the
@@ -247,7 +250,7 @@ impl RequestError {
     /// service has answered.
     pub fn with_status(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
         match is_error(status) {
-            true => Self::WithStatus { status, message: message.into() },
+            true => Self::WithStatus { status, message: message.into(), reason: Reason::Forbidden },
             false => Self::misconfigured(wrong_status(status)),
         }
     }
