@@ -349,8 +349,8 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
     let Some(decision) = report.decision else { return };
     let [limit_name, remaining_name, reset_name] = names;
     let other = headers.get(remaining_name).and_then(|other| other.to_str().ok()?.parse().ok());
-    // The rates of Redisson go up to 2^53, which has 16 digits. The other numbers are shorter: a limit
-    // has 10 digits, and times are below 10^15 s.
+    // The rates of Redisson go up to 2^53, which has 16 digits. The other numbers are shorter: a
+    // limit has 10 digits, and times are below 10^15 s.
     let own = decision.remaining().min(LARGEST_INTEGER);
     if other.is_some_and(|other: u64| other <= own) {
         return;

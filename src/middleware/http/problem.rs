@@ -16,7 +16,7 @@ const REDUCED_CAPACITY: &str =
     "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
 /// The text of the most common rejection, before and behind the seconds, and behind the limiter:
-/// joining five parts takes a third of the time of fifteen.
+/// joining five parts takes less time than [`problem`] takes.
 const DENIED: [&str; 3] = [
     "{\"type\":\"https://iana.org/assignments/http-problem-types#quota-exceeded\",\
       \"title\":\"Rate limit exceeded\",\"status\":429,\"detail\":\"Try again in ",
