@@ -15,7 +15,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use self::secret::Secret;
-pub(crate) use self::text::{Text, are_same};
+pub(crate) use self::text::{Text, are_same, hex};
 
 /// Longer keys are replaced by their hash, so that a client cannot fill the store with a few keys.
 const LONGEST: usize = 128;
@@ -262,9 +262,7 @@ pub(crate) fn written(text: fmt::Arguments<'_>) -> Key<'static> {
 fn bounded(text: impl Into<Vec<u8>>) -> Key<'static> {
     let mut text = text.into();
     if text.len() > LONGEST {
-        let digits =
-            Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        text = [HASHED, &digits].concat().into();
+        text = [HASHED, &hex(&Sha256::digest(&text))].concat().into();
     }
     Key(Repr::Owned(text.into()))
 }

@@ -64,16 +64,11 @@ impl Outcome {
     ) -> Self {
         let policy = limits.clone().nth(binding).expect("a limit binds");
         let decision = Decision::new(policy, replies[binding], age);
-        let all = || limits.clone().zip(replies);
-        let counts = all().map(|(limit, reply)| Count::new(limit.limit.name, reply));
+        let all = limits.zip(replies);
+        let counts = all.clone().map(|(limit, reply)| Count::new(limit.limit.name, reply));
         let decision = decision.with_counts(counts.collect());
-        let each = || all().map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
-        let receipts = match each().next() {
-            // Most limits have the same one: no allocation.
-            Some(first) if each().all(|other| other == first) => Receipts::shared(first),
-            _ => Receipts::new(each().collect()),
-        };
-        Self { decision, receipts }
+        let each = all.map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
+        Self { decision, receipts: Receipts::new(each) }
     }
 
     /// Returns the outcome of a request that has taken nothing.
@@ -106,12 +101,11 @@ impl Receipts {
     }
 
     /// Returns the receipts of limits, in the order of the request.
-    pub(crate) fn new(mut each: Vec<Receipt>) -> Self {
-        match each.split_first() {
-            Some((first, rest)) if rest.iter().any(|other| other != first) => {
-                Self { shared: Receipt::None, each: Some(Box::new(each.into())) }
-            }
-            Some(_) => Self::shared(each.swap_remove(0)),
+    pub(crate) fn new(each: impl Iterator<Item = Receipt> + Clone) -> Self {
+        match each.clone().next() {
+            // Most limits have the same one: no allocation.
+            Some(first) if each.clone().all(|other| other == first) => Self::shared(first),
+            Some(_) => Self { shared: Receipt::None, each: Some(Box::new(each.collect())) },
             None => Self::NONE,
         }
     }

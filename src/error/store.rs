@@ -60,47 +60,20 @@ impl ErrorKind {
     }
 }
 
-/// The store is full, and all of its keys are in use.
-#[derive(Debug)]
-struct Full {
-    max_keys: usize,
-}
-
-impl fmt::Display for Full {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { max_keys } = self;
-        write!(
-            f,
-            "no room for a new key: the store holds {max_keys} keys that are in use; raise \
-             `max_keys`"
-        )
-    }
-}
-
-impl Error for Full {}
-
-/// The settings of a store are invalid.
-#[derive(Debug)]
-struct Config(String);
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for Config {}
-
 impl StoreError {
     /// Returns the error of a store that is full, with `max_keys` keys in use.
     pub(crate) fn full(max_keys: usize) -> Self {
-        let cause = Arc::new(Full { max_keys });
-        Self { kind: ErrorKind::Full, may_have_run: false, cause }
+        let text = format!(
+            "no room for a new key: the store holds {max_keys} keys that are in use; raise \
+             `max_keys`"
+        );
+        Self { kind: ErrorKind::Full, ..Self::config(text) }
     }
 
     /// Returns the error of invalid settings.
     pub(crate) fn config(text: String) -> Self {
-        Self { kind: ErrorKind::Other, may_have_run: false, cause: Arc::new(Config(text)) }
+        let cause = Box::<dyn Error + Send + Sync>::from(text).into();
+        Self { kind: ErrorKind::Other, may_have_run: false, cause }
     }
 
     /// Returns the error of a backend.

@@ -5,6 +5,8 @@ use std::fmt;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+use super::text::hex;
+
 /// The bytes of a hash that a key contains. A client that forges values would have to try about
 /// 2^64 of them until two have the same key.
 const LENGTH: usize = 16;
@@ -23,8 +25,7 @@ impl Secret {
     /// Returns hexadecimal digits.
     pub(crate) fn hash(&self, value: &[u8]) -> String {
         let hash = self.0.clone().chain_update(value).finalize().into_bytes();
-        let digits = hash[..LENGTH].iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        digits.map(|digit| char::from_digit(digit.into(), 16).expect("below 16")).collect()
+        hex(&hash[..LENGTH])
     }
 }
 

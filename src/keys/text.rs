@@ -1,4 +1,5 @@
-//! The text of a key, stored inline if it is short. Does not check or escape it.
+//! The text of a key, stored inline if it is short, and hexadecimal digits. Does not check or
+//! escape it.
 
 /// The longest inline text: with it, a key and its counts fill a cache line.
 const SHORT: usize = 30;
@@ -36,6 +37,12 @@ impl Text {
             Self::Long(bytes) => bytes,
         }
     }
+}
+
+/// Returns the hexadecimal digits of bytes.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from_digit(digit.into(), 16).expect("below 16")).collect()
 }
 
 /// Copies without a call if the text is short: by its first and its last bytes, which overlap.

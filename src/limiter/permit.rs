@@ -117,9 +117,7 @@ impl Permit {
     /// # }
     /// ```
     pub fn settle_for(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
-        for part in self.holds.take(limiter)? {
-            part.end(used);
-        }
+        self.holds.take(limiter)?.end(|_| used);
         Ok(())
     }
 
@@ -267,8 +265,8 @@ impl Holds {
     }
 
     /// Takes the parts of the limiter of this name out, so that they can be ended without a lock.
-    pub(crate) fn take(&mut self, limiter: &str) -> Result<Vec<HeldUnits>, Error> {
-        Ok(self.named(limiter)?.filter_map(HeldUnits::take).collect())
+    pub(crate) fn take(&mut self, limiter: &str) -> Result<Self, Error> {
+        Ok(Self::new(self.named(limiter)?.filter_map(HeldUnits::take), true))
     }
 
     /// Returns the parts of the limiter of this name.

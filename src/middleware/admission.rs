@@ -90,9 +90,9 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Changes the protocol.
-    pub(crate) fn change(&mut self, change: impl FnOnce(&mut P)) {
-        change(&mut self.protocol);
+    /// Changes settings.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Self)) {
+        change(self);
         self.keeps_charge = self.protocol.keeps_charge();
         self.reports = self.protocol.reports();
     }

@@ -3,14 +3,12 @@
 use std::{fmt, future::Ready, sync::Arc};
 
 use crate::{
-    limiter::{AnyLimiter, Charge, VendorState},
+    limiter::{Charge, VendorState},
     middleware::{
-        extractor::KeyExtractor,
         http::Usage,
         pricing::{ChargeState, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
-        rule::Rule,
     },
 };
 
@@ -28,26 +26,11 @@ pub struct Custom<Req, Res> {
 }
 
 impl<Req: 'static, Res: 'static> Custom<Req, Res> {
-    pub(crate) fn by_key(
-        limiter: AnyLimiter,
-        key: impl KeyExtractor<Req>,
+    pub(crate) fn new(
+        pricing: Pricing<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self::new(Pricing::by_key(limiter, key), Arc::new(reject))
-    }
-
-    pub(crate) fn by_rule(
-        rule: impl Rule<Req>,
-        reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
-    ) -> Self
-    where
-        Req: Send + Sync,
-    {
-        Self::new(Pricing::by_rule(rule), Arc::new(reject))
-    }
-
-    fn new(pricing: Pricing<Req>, reject: Reject<Req, Res>) -> Self {
-        Self { pricing, reject, learn: None, settle_by: None }
+        Self { pricing, reject: Arc::new(reject), learn: None, settle_by: None }
     }
 }
 

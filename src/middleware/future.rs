@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    marker::PhantomData,
     ops::ControlFlow::{self, Break, Continue},
     pin::Pin,
     sync::Arc,
@@ -18,7 +19,7 @@ use crate::{
     limiter::{Acquire, Charge, Learning},
     middleware::{
         admission::{Admitted, Next, Shared},
-        pricing::{ChargeState, Resolved, poll_or},
+        pricing::{ChargeSource, ChargeState, poll_or},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::{Rejection, RequestError},
         rule::{DynRule, Lookup},
@@ -45,7 +46,7 @@ pin_project! {
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
     {
-        call: Call<S, P>,
+        call: Call<S, P, Req>,
         #[pin]
         state: State<S::Future, P::Head, P::Rest, P::Rejecting, P::Response>,
     }
@@ -73,10 +74,11 @@ enum Other<H, R, J, T> {
 type Kept<A, H, R> = (A, (H, R));
 
 /// The data that all states use.
-struct Call<S, P> {
+struct Call<S, P, Req> {
     shared: Arc<Shared<P>>,
     inner: S,
     charge: ChargeState,
+    request: PhantomData<fn(Req)>,
 }
 
 /// The step of a request that is not passed to the service now. Small, as denied requests move it:
@@ -99,7 +101,8 @@ where
     P: Protocol<Req, S::Response>,
 {
     pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
-        let call = Call { shared, inner, charge: ChargeState::new() };
+        let charge = ChargeState::new();
+        let call = Call { shared, inner, charge, request: PhantomData };
         Self { call, state: State::Starting { request: Some(P::split(request)) } }
     }
 }
@@ -128,7 +131,7 @@ where
                     let (head, _) = request.as_mut().expect(TAKEN);
                     let step = match call.start(cx, head) {
                         Ok(()) => {
-                            call.begin::<Req>(head);
+                            call.begin(head);
                             let (head, rest) = take(request);
                             let future = call.inner.call(P::join(head, rest));
                             state.set(State::Calling { future });
@@ -137,7 +140,7 @@ where
                         Err(step) => step,
                     };
                     if let Step::Reject(rejection) = step {
-                        let rejected = call.reject::<Req>(rejection, head);
+                        let rejected = call.reject(rejection, head);
                         *request = None;
                         match rejected {
                             Rejected::Now(response) => return Poll::Ready(Ok(response)),
@@ -155,13 +158,12 @@ where
                 StateProj::Calling { future } => {
                     let response = match ready!(future.poll(cx)) {
                         Ok(response) if call.shared.protocol.learns() => {
-                            match Self::learn(call, response) {
-                                Ok(learning) => {
-                                    state.set(State::other(Other::Learning(Some(learning))));
-                                    continue;
-                                }
-                                Err(response) => return Poll::Ready(Ok(response)),
-                            }
+                            let (learning, response) = Self::learn(call, response);
+                            let Some(learning) = learning else {
+                                return Poll::Ready(Ok(response));
+                            };
+                            state.set(State::other(Other::Learning(Some((learning, response)))));
+                            continue;
                         }
                         Ok(response) => response,
                         // A request that fails ends what it holds, as used.
@@ -199,7 +201,7 @@ where
 {
     #[inline(never)]
     fn poll_other(
-        call: &mut Call<S, P>,
+        call: &mut Call<S, P, Req>,
         state: &mut Pin<&mut StateOf<S, P, Req>>,
         cx: &mut Context<'_>,
     ) -> ControlFlow<Poll<<Self as Future>::Output>> {
@@ -241,7 +243,7 @@ where
     /// Goes on with the step of a request: `Ok` if it proceeds to the service.
     #[inline(never)]
     fn follow(
-        call: &mut Call<S, P>,
+        call: &mut Call<S, P, Req>,
         state: &mut Pin<&mut StateOf<S, P, Req>>,
         step: Result<(), StepOf<S, P, Req>>,
         mut head: P::Head,
@@ -249,7 +251,7 @@ where
     ) -> ControlFlow<Poll<<Self as Future>::Output>> {
         let next = match step {
             Ok(()) => {
-                call.begin::<Req>(&mut head);
+                call.begin(&mut head);
                 State::Calling { future: call.inner.call(P::join(head, rest)) }
             }
             Err(Step::Resolve(rule)) => {
@@ -261,7 +263,7 @@ where
                 state.set(State::other(Other::Readying(admitted)));
                 return Break(Poll::Pending);
             }
-            Err(Step::Reject(rejection)) => match call.reject::<Req>(rejection, &head) {
+            Err(Step::Reject(rejection)) => match call.reject(rejection, &head) {
                 Rejected::Now(response) => return Break(Poll::Ready(Ok(response))),
                 Rejected::Later(rejecting) => State::other(Other::Rejecting(rejecting)),
             },
@@ -271,19 +273,15 @@ where
         Continue(())
     }
 
-    /// Converts the response of the service. Returns the call by which the limit adopts what it
-    /// says, if it says anything new.
+    /// Converts the response of the service. Also returns the call by which the limit adopts what
+    /// the response says, if it says anything new.
     #[inline(never)]
-    fn learn(
-        call: &mut Call<S, P>,
-        response: S::Response,
-    ) -> Result<(Learning, P::Response), P::Response> {
-        let learning = call.learn::<Req>(&response);
-        let response = call.shared.protocol.respond(response, &mut call.charge);
-        match learning {
-            Some(learning) => Ok((learning, response)),
-            None => Err(response),
-        }
+    fn learn(call: &mut Call<S, P, Req>, response: S::Response) -> (Option<Learning>, P::Response) {
+        let learning = call.shared.protocol.learned(&response).and_then(|state| {
+            let remaining = call.charge.decision.as_ref()?.remaining();
+            call.charge.charge.learn(state, remaining)
+        });
+        (learning, call.shared.protocol.respond(response, &mut call.charge))
     }
 }
 
@@ -293,15 +291,15 @@ impl<F, H, R, J, T> State<F, H, R, J, T> {
     }
 }
 
-impl<S, P> Call<S, P> {
+impl<S, P, Req> Call<S, P, Req>
+where
+    S: Service<Req>,
+    P: Protocol<Req, S::Response>,
+{
     /// Resolves the charge, and decides about it if it needs no lookup.
     #[inline]
-    fn start<Req>(&mut self, cx: &mut Context<'_>, head: &P::Head) -> Result<(), StepOf<S, P, Req>>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
-        let Self { shared, inner, charge: state } = self;
+    fn start(&mut self, cx: &mut Context<'_>, head: &P::Head) -> Result<(), StepOf<S, P, Req>> {
+        let Self { shared, inner, charge: state, .. } = self;
         let pricing = shared.protocol.pricing();
         if pricing.has_lists()
             && let Some(charge) = pricing.listed(head)
@@ -309,7 +307,13 @@ impl<S, P> Call<S, P> {
             let next = shared.admit(head, charge, state);
             return self.step(cx, next, None);
         }
-        let Some((limiter, extractor)) = pricing.key() else { return self.start_by_rule(cx, head) };
+        let (limiter, extractor) = match pricing.source() {
+            ChargeSource::Key(limiter, extractor) => (limiter, &**extractor),
+            ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                Some(charge) => return self.resolved(cx, head, charge),
+                None => return Err(Step::Resolve(rule.clone())),
+            },
+        };
         let keyed = match shared.check_by_key(head, limiter, extractor) {
             Ok(Admitted { key, cost, outcome: Outcome { decision, receipts } }) => {
                 // A charge is made only if the service is not ready, which saves copies.
@@ -336,66 +340,37 @@ impl<S, P> Call<S, P> {
         self.step(cx, next, readiness)
     }
 
-    /// Resolves the charge by a rule, and decides about it if it needs no lookup.
+    /// Decides about the charge that a rule has returned.
     #[inline(never)]
-    fn start_by_rule<Req>(
-        &mut self,
-        cx: &mut Context<'_>,
-        head: &P::Head,
-    ) -> Result<(), StepOf<S, P, Req>>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
-        let Self { shared, charge: state, .. } = self;
-        let next = match shared.protocol.pricing().resolve(head) {
-            Resolved::Charge(charge) => shared.admit(head, charge, state),
-            Resolved::Lookup(rule) => return Err(Step::Resolve(rule)),
-        };
-        self.step(cx, next, None)
-    }
-
-    fn resolved<Req>(
+    fn resolved(
         &mut self,
         cx: &mut Context<'_>,
         head: &P::Head,
         charge: Result<Charge, RequestError>,
-    ) -> Result<(), StepOf<S, P, Req>>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
+    ) -> Result<(), StepOf<S, P, Req>> {
         let charge = self.shared.protocol.pricing().complete(head, charge);
         let next = self.shared.admit(head, charge, &mut self.charge);
         self.step(cx, next, None)
     }
 
-    fn waited<Req>(
+    fn waited(
         &mut self,
         cx: &mut Context<'_>,
         head: &P::Head,
         acquire: Box<Acquire>,
         result: Result<Decision, Error>,
-    ) -> Result<(), StepOf<S, P, Req>>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
+    ) -> Result<(), StepOf<S, P, Req>> {
         let next = self.shared.after_wait(head, acquire, result, &mut self.charge);
         self.step(cx, next, None)
     }
 
     #[inline]
-    fn step<Req>(
+    fn step(
         &mut self,
         cx: &mut Context<'_>,
         next: Next,
         readiness: Option<Poll<Result<(), S::Error>>>,
-    ) -> Result<(), StepOf<S, P, Req>>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
+    ) -> Result<(), StepOf<S, P, Req>> {
         match next {
             Next::Proceed(acquire) => {
                 let Self { inner, charge, .. } = self;
@@ -411,15 +386,11 @@ impl<S, P> Call<S, P> {
     }
 
     #[inline]
-    fn proceed<Req>(
+    fn proceed(
         &mut self,
         acquire: Option<Box<Acquire>>,
         readiness: Poll<Result<(), S::Error>>,
-    ) -> Result<(), StepOf<S, P, Req>>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
+    ) -> Result<(), StepOf<S, P, Req>> {
         match readiness {
             Poll::Ready(Ok(())) => {
                 if let Some(acquire) = acquire {
@@ -442,37 +413,13 @@ impl<S, P> Call<S, P> {
     /// Prepares the call of the service. From here on the cost stays spent: the service may do its
     /// work.
     #[inline]
-    fn begin<Req>(&mut self, head: &mut P::Head)
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
+    fn begin(&mut self, head: &mut P::Head) {
         self.charge.begin_holds(self.shared.protocol.shares_holds());
         self.shared.protocol.annotate(head, &mut self.charge);
     }
 
-    fn reject<Req>(
-        &self,
-        rejection: Rejection,
-        head: &P::Head,
-    ) -> Rejected<P::Response, P::Rejecting>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
+    fn reject(&self, rejection: Rejection, head: &P::Head) -> Rejected<P::Response, P::Rejecting> {
         self.shared.protocol.reject(rejection, head, &self.charge.charge)
-    }
-
-    /// Returns the call by which the limit adopts what a response says, if it says anything new.
-    #[inline]
-    fn learn<Req>(&self, response: &S::Response) -> Option<Learning>
-    where
-        S: Service<Req>,
-        P: Protocol<Req, S::Response>,
-    {
-        let state = self.shared.protocol.learned(response)?;
-        let remaining = self.charge.decision.as_ref()?.remaining();
-        self.charge.charge.learn(state, remaining)
     }
 }
 

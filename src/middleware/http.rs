@@ -17,25 +17,20 @@ use http::{
     Extensions, HeaderMap, Method, Request, Response, StatusCode, request::Parts, response,
 };
 
+pub(crate) use self::mapped::{BoxError, MapRejection};
 pub use self::{
     body::{RejectionBody, ResponseBody},
     headers::Headers,
     meter::{Meter, Usage},
     tokens::{TokenMeter, Tokens},
 };
-use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped};
-pub(crate) use self::{
-    mapped::{BoxError, MapRejection},
-    meter::MakeMeter,
-};
+use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped, meter::MakeMeter};
 use crate::{
-    limiter::{AnyLimiter, Charge, VendorState},
+    limiter::{Charge, VendorState},
     middleware::{
-        extractor::KeyExtractor,
         pricing::{ChargeState, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
-        rule::Rule,
         settle::Expects,
     },
 };
@@ -58,16 +53,8 @@ pub struct Http {
 }
 
 impl Http {
-    pub(crate) fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<Parts>) -> Self {
-        let headers = HeaderWriter::for_limiter(&limiter);
-        Self::new(Pricing::by_key(limiter, key), headers)
-    }
-
-    pub(crate) fn by_rule(rule: impl Rule<Parts>) -> Self {
-        Self::new(Pricing::by_rule(rule), HeaderWriter::default())
-    }
-
-    fn new(pricing: Pricing<Parts>, headers: HeaderWriter) -> Self {
+    pub(crate) fn new(pricing: Pricing<Parts>) -> Self {
+        let headers = HeaderWriter::new(pricing.limiter());
         Self {
             pricing,
             headers,

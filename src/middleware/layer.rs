@@ -14,8 +14,8 @@ use crate::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        http::{BoxError, Headers, Http, MakeMeter, MapRejection, Meter, RejectionBody, Usage},
-        pricing::IntoMatch,
+        http::{BoxError, Headers, Http, MapRejection, Meter, RejectionBody, Usage},
+        pricing::{IntoMatch, Pricing},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
         rule::Rule,
@@ -152,7 +152,7 @@ impl RateLimitLayer {
     /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
     /// head of the request, or a tuple of extractors.
     pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
-        Self(Arc::new(Shared::new(Http::by_key(limiter.into_limiter(), key))))
+        Self::of(Http::new(Pricing::by_key(limiter, key)))
     }
 
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
@@ -243,7 +243,7 @@ impl RateLimitLayer {
     /// # let _ = layer;
     /// ```
     pub fn by_rule(rule: impl Rule<Parts>) -> Self {
-        Self(Arc::new(Shared::new(Http::by_rule(rule))))
+        Self::of(Http::new(Pricing::by_rule(rule)))
     }
 
     /// Sets the headers that report the state of the quota to clients. The default is
@@ -264,7 +264,7 @@ impl RateLimitLayer {
     /// # let _ = silent;
     /// ```
     pub fn headers(self, headers: impl IntoIterator<Item = Headers>) -> Self {
-        self.with(|http| http.headers.set_dialects(headers))
+        self.set(|shared| shared.protocol.headers.set_dialects(headers))
     }
 
     /// Sets whether the extensions of requests and responses contain the
@@ -285,7 +285,7 @@ impl RateLimitLayer {
     /// let app: Router = Router::new().route("/quota", get(quota)).layer(layer);
     /// ```
     pub fn extensions(self, on: bool) -> Self {
-        self.with(|http| http.extensions = on)
+        self.set(|shared| shared.protocol.extensions = on)
     }
 
     /// Sets which responses of the service are charged. The default is all.
@@ -318,7 +318,7 @@ impl RateLimitLayer {
         self,
         charge_when: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.with(|http| http.charge_when = Some(Arc::new(charge_when)))
+        self.set(|shared| shared.protocol.charge_when = Some(Arc::new(charge_when)))
     }
 
     /// Sets whether the extensions of requests contain a [`Settle`](crate::http::Settle), by which
@@ -377,7 +377,7 @@ impl RateLimitLayer {
     /// let app: Router = Router::new().route("/", post(answer)).layer(layer.settle_handle(true));
     /// ```
     pub fn settle_handle(self, on: bool) -> Self {
-        self.with(|http| http.settle_handle = on)
+        self.set(|shared| shared.protocol.settle_handle = on)
     }
 
     /// Sets how the response says what its request has used. The layer then settles what the
@@ -439,7 +439,9 @@ impl RateLimitLayer {
         self,
         meter: impl Fn(&response::Parts) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.with(|http| http.settle_by = Some(MakeMeter::new(meter)))
+        self.set(|shared| {
+            shared.protocol.settle_by = Some(Arc::new(move |head| Box::new(meter(head))))
+        })
     }
 
     /// Lets the limiter learn from the responses of the service, which is a client of a vendor with
@@ -475,7 +477,7 @@ impl RateLimitLayer {
         self,
         learn: impl Fn(StatusCode, &HeaderMap) -> VendorState + Send + Sync + 'static,
     ) -> Self {
-        self.with(|http| http.learn = Some(Arc::new(learn)))
+        self.set(|shared| shared.protocol.learn = Some(Arc::new(learn)))
     }
 
     /// Sets a closure that can change every rejection. It receives the reason of the rejection, the
@@ -511,7 +513,7 @@ impl RateLimitLayer {
         F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        self.with(|http| http.map_rejection = Some(MapRejection::new(map)))
+        self.set(|shared| shared.protocol.map_rejection = Some(MapRejection::new(map)))
     }
 }
 
@@ -547,7 +549,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
         key: impl KeyExtractor<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared::new(Custom::by_key(limiter.into_limiter(), key, reject))))
+        Self::of(Custom::new(Pricing::by_key(limiter, key), reject))
     }
 
     /// Limits requests of any type by a [`Rule`].
@@ -558,7 +560,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     where
         Req: Send + Sync,
     {
-        Self(Arc::new(Shared::new(Custom::by_rule(rule, reject))))
+        Self::of(Custom::new(Pricing::by_rule(rule), reject))
     }
 
     /// Lets the limiter learn from the responses of the service, as in a layer for
@@ -585,7 +587,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # let _ = layer;
     /// ```
     pub fn learn(self, learn: impl Fn(&Res) -> VendorState + Send + Sync + 'static) -> Self {
-        self.with(|custom| custom.learn = Some(Arc::new(learn)))
+        self.set(|shared| shared.protocol.learn = Some(Arc::new(learn)))
     }
 
     /// Sets a closure that determines from a response what its request has used, so that the layer
@@ -625,7 +627,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # }
     /// ```
     pub fn settle_by(self, usage: impl Fn(&Res) -> Option<Usage> + Send + Sync + 'static) -> Self {
-        self.with(|custom| custom.settle_by = Some(Arc::new(usage)))
+        self.set(|shared| shared.protocol.settle_by = Some(Arc::new(usage)))
     }
 }
 
@@ -636,7 +638,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// A request with a cost of 0 proceeds without being counted. If a rule sets a cost of 0 for
     /// one of several limits, the others are charged.
     pub fn cost(self, cost: impl Fn(&P::Head) -> u64 + Send + Sync + 'static) -> Self {
-        self.with(|protocol| protocol.pricing_mut().set_cost(cost))
+        self.set(|shared| shared.protocol.pricing_mut().set_cost(cost))
     }
 
     /// Lets a request wait for up to `max_wait` instead of being rejected.
@@ -666,9 +668,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///     .max_waiting_per_key(20);
     /// # let _ = layer;
     /// ```
-    pub fn max_wait(mut self, max_wait: Duration) -> Self {
-        Arc::make_mut(&mut self.0).max_wait = MaxWait::UpTo(micros(max_wait));
-        self
+    pub fn max_wait(self, max_wait: Duration) -> Self {
+        self.set(|shared| shared.max_wait = MaxWait::UpTo(micros(max_wait)))
     }
 
     /// Sets the lateness up to which a waiting request proceeds without a second decision. The
@@ -708,9 +709,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///     .max_lateness(Duration::from_millis(20));
     /// # let _ = layer;
     /// ```
-    pub fn max_lateness(mut self, max_lateness: Duration) -> Self {
-        Arc::make_mut(&mut self.0).max_lateness = max_lateness;
-        self
+    pub fn max_lateness(self, max_lateness: Duration) -> Self {
+        self.set(|shared| shared.max_lateness = max_lateness)
     }
 
     /// Sets the maximum number of requests that wait at the same time. The default is 10,000.
@@ -721,9 +721,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// The requests of all services of this layer in this process are counted. A waiting request
     /// takes about 1 kB, and one that awaits a decision of Redis about 5 kB, without its head and
     /// body.
-    pub fn max_waiting(mut self, max: usize) -> Self {
-        Arc::make_mut(&mut self.0).wait_queue.set_max(max);
-        self
+    pub fn max_waiting(self, max: usize) -> Self {
+        self.set(|shared| shared.wait_queue.set_max(max))
     }
 
     /// Sets the maximum number of requests of one key that wait at the same time. The default is
@@ -733,9 +732,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// With Redis, the reservations of requests that are dropped while they wait are released in
     /// the background, up to 100 of one key in one call. A call takes the server about 0.5 us for
     /// each request that waits for the key.
-    pub fn max_waiting_per_key(mut self, max: usize) -> Self {
-        Arc::make_mut(&mut self.0).wait_queue.set_max_per_key(max);
-        self
+    pub fn max_waiting_per_key(self, max: usize) -> Self {
+        self.set(|shared| shared.wait_queue.set_max_per_key(max))
     }
 
     /// Sets which requests are rejected with 403, before they are counted. If this method is called
@@ -767,7 +765,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self,
         matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.with(|protocol| protocol.pricing_mut().forbid(matches))
+        self.set(|shared| shared.protocol.pricing_mut().forbid(matches))
     }
 
     /// Sets which requests proceed without being counted, unless they are
@@ -793,7 +791,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self,
         matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.with(|protocol| protocol.pricing_mut().exempt(matches))
+        self.set(|shared| shared.protocol.pricing_mut().exempt(matches))
     }
 
     /// Sets whether all requests proceed, even if they are denied. The default is `false`. Requests
@@ -801,9 +799,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// request waits.
     ///
     /// Use it to observe a new limit before it is enforced.
-    pub fn dry_run(mut self, on: bool) -> Self {
-        Arc::make_mut(&mut self.0).dry_run = on;
-        self
+    pub fn dry_run(self, on: bool) -> Self {
+        self.set(|shared| shared.dry_run = on)
     }
 
     /// Spreads the retry-after of denials: each is longer by a random part of it, up to `jitter`,
@@ -832,10 +829,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let _ = layer;
     /// ```
     #[track_caller]
-    pub fn retry_jitter(mut self, jitter: f64) -> Self {
+    pub fn retry_jitter(self, jitter: f64) -> Self {
         assert!((0.0..=1.0).contains(&jitter), "retry_jitter: {jitter} is not from 0 to 1");
-        Arc::make_mut(&mut self.0).retry_jitter = jitter;
-        self
+        self.set(|shared| shared.retry_jitter = jitter)
     }
 
     /// Sets what the layer does with a request if the store does not decide. The default is to
@@ -863,9 +859,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let _ = layer;
     /// ```
     #[track_caller]
-    pub fn on_failure(mut self, policy: FailurePolicy) -> Self {
-        Arc::make_mut(&mut self.0).on_failure = policy.validated();
-        self
+    pub fn on_failure(self, policy: FailurePolicy) -> Self {
+        let policy = policy.validated();
+        self.set(|shared| shared.on_failure = policy)
     }
 
     /// Adds an observer for the rejections of this layer, and no other events.
@@ -892,19 +888,24 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///     .observe(metrics);
     /// # let _ = layer;
     /// ```
-    pub fn observe(mut self, observer: Arc<dyn Observer>) -> Self {
-        Arc::make_mut(&mut self.0).observers.add(observer);
-        self
+    pub fn observe(self, observer: Arc<dyn Observer>) -> Self {
+        self.set(|shared| {
+            shared.observers.add(observer);
+        })
     }
 
     /// Sets what the layer does with a request without a key. The default is to reject it.
     pub fn missing_key(self, missing_key: MissingKey) -> Self {
-        self.with(|protocol| protocol.pricing_mut().missing_key = missing_key)
+        self.set(|shared| shared.protocol.pricing_mut().missing_key = missing_key)
     }
 }
 
 impl<P: ProtocolBase> RateLimitLayer<P> {
-    fn with(mut self, change: impl FnOnce(&mut P)) -> Self {
+    fn of(protocol: P) -> Self {
+        Self(Arc::new(Shared::new(protocol)))
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Shared<P>)) -> Self {
         Arc::make_mut(&mut self.0).change(change);
         self
     }

@@ -6,13 +6,14 @@ use std::{fmt, mem, sync::Arc};
 use crate::{
     decision::{Decision, Outcome, Receipts},
     keys::Key,
-    limiter::{Acquire, AnyLimiter, Charge, Holds},
+    limiter::{Acquire, AnyLimiter, Charge, Holds, IntoLimiter},
     middleware::{
         extractor::KeyExtractor,
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Rule},
         settle::RequestHolds,
     },
+    observe::Reason,
 };
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
@@ -31,20 +32,14 @@ pub struct Pricing<H> {
 }
 
 /// The origin of charges.
-enum ChargeSource<H> {
+pub(crate) enum ChargeSource<H> {
     Key(AnyLimiter, Arc<dyn KeyExtractor<H>>),
     Rule(Arc<dyn DynRule<H>>),
 }
 
-/// The charge of a request, or the rule that has to be awaited for it.
-pub(crate) enum Resolved<H> {
-    Charge(Result<Charge, RequestError>),
-    Lookup(Arc<dyn DynRule<H>>),
-}
-
 impl<H: 'static> Pricing<H> {
-    pub(crate) fn by_key(limiter: AnyLimiter, key: impl KeyExtractor<H>) -> Self {
-        Self::new(ChargeSource::Key(limiter, Arc::new(key)))
+    pub(crate) fn by_key(limiter: impl IntoLimiter, key: impl KeyExtractor<H>) -> Self {
+        Self::new(ChargeSource::Key(limiter.into_limiter(), Arc::new(key)))
     }
 
     pub(crate) fn by_rule(rule: impl Rule<H>) -> Self
@@ -75,7 +70,10 @@ impl<H: 'static> Pricing<H> {
 
     /// Returns the limiter of a layer with a key extractor.
     pub(crate) fn limiter(&self) -> Option<&AnyLimiter> {
-        self.key().map(|(limiter, _)| limiter)
+        match &self.source {
+            ChargeSource::Key(limiter, _) => Some(limiter),
+            ChargeSource::Rule(_) => None,
+        }
     }
 
     pub(crate) fn set_cost(&mut self, cost: impl Fn(&H) -> u64 + Send + Sync + 'static) {
@@ -98,27 +96,9 @@ impl<H: 'static> Pricing<H> {
         forbidden.or_else(|| find(&self.exempt).map(|matched| matched.map(|_| Charge::exempt())))
     }
 
-    /// Returns the limiter and the key extractor, if there is no rule.
     #[inline]
-    pub(crate) fn key(&self) -> Option<(&AnyLimiter, &dyn KeyExtractor<H>)> {
-        match &self.source {
-            ChargeSource::Key(limiter, extractor) => Some((limiter, &**extractor)),
-            ChargeSource::Rule(_) => None,
-        }
-    }
-
-    /// Returns the charge of a request by the rule, or by the key extractor if there is none.
-    pub(crate) fn resolve(&self, head: &H) -> Resolved<H> {
-        let charge = match &self.source {
-            ChargeSource::Key(limiter, extractor) => {
-                extractor.extract(head).map(|key| Charge::new(limiter, key))
-            }
-            ChargeSource::Rule(rule) => match rule.charge_now(head) {
-                Some(charge) => charge,
-                None => return Resolved::Lookup(rule.clone()),
-            },
-        };
-        Resolved::Charge(self.complete(head, charge))
+    pub(crate) fn source(&self) -> &ChargeSource<H> {
+        &self.source
     }
 
     /// Applies the settings for missing keys and for costs to the result of a key extractor or
@@ -144,7 +124,8 @@ impl<H: 'static> Pricing<H> {
         match (self.missing_key, &self.source) {
             (MissingKey::Reject, _) => Err(error),
             (MissingKey::RejectWith(status), _) => {
-                Err(RequestError::with_status(status, error.to_string()))
+                let (message, reason) = (error.to_string().into(), Reason::MissingKey);
+                Err(RequestError::WithStatus { status, message, reason })
             }
             (MissingKey::Exempt, _) => Ok(Charge::exempt()),
             (MissingKey::Share, ChargeSource::Key(limiter, _)) => {

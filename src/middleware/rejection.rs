@@ -86,9 +86,38 @@ impl Rejection {
             Self::Request(RequestError::MissingKey(_)) => (Reason::MissingKey, None),
             Self::Request(RequestError::Invalid(_)) => (Reason::Invalid, None),
             Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
-            Self::Request(RequestError::WithStatus { .. }) => (Reason::Forbidden, None),
+            Self::Request(RequestError::WithStatus { reason, .. }) => (*reason, None),
         };
         Event::Rejected { reason, limiter }
+    }
+
+    /// Returns what happened, as in the title of a response.
+    pub(crate) fn title(&self) -> &'static str {
+        match self {
+            Self::Denied(decision) if decision.is_blocked() => "This client is blocked",
+            Self::Denied(decision) if decision.quota().is_concurrent() => {
+                "Too many concurrent requests"
+            }
+            Self::Denied(_) => "Rate limit exceeded",
+            Self::CostAboveQuota { .. } => "The request is too large",
+            Self::Request(error) => error.status().canonical_reason().unwrap_or_default(),
+            Self::Store(_) => "The service cannot accept this request right now",
+        }
+    }
+
+    /// Returns what the client can do, or what is wrong with its request.
+    pub(crate) fn detail(&self) -> Cow<'_, str> {
+        match self {
+            Self::Denied(decision) => match decision.retry_after_secs() {
+                Some(seconds) => format!("Try again in {seconds} s.").into(),
+                None => "Try again when earlier requests have ended.".into(),
+            },
+            Self::CostAboveQuota { cost, max, .. } => {
+                format!("It counts as {cost}, and at most {max} are allowed.").into()
+            }
+            Self::Request(error) => error.message().into(),
+            Self::Store(_) => "Try again later.".into(),
+        }
     }
 
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
@@ -101,27 +130,12 @@ impl Rejection {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Denied(decision) => {
-                let reason = match decision.is_blocked() {
-                    true => "this client is blocked",
-                    false if decision.quota().is_concurrent() => "too many concurrent requests",
-                    false => "rate limit exceeded",
-                };
-                match decision.retry_after_secs() {
-                    Some(seconds) => write!(f, "{reason}; try again in {seconds} s"),
-                    None => write!(f, "{reason}; try again when earlier requests have ended"),
-                }
-            }
-            Self::CostAboveQuota { cost, max, .. } => {
-                write!(
-                    f,
-                    "the request is too large: it counts as {cost}, and at most {max} are allowed"
-                )
-            }
-            Self::Request(error) => write!(f, "{error}"),
-            Self::Store(_) => f.write_str("the service cannot accept this request right now"),
+        if let Self::Request(error) = self {
+            return write!(f, "{error}");
         }
+        let (title, detail) = (self.title(), self.detail());
+        let lower = |sentence: &str| sentence[..1].to_ascii_lowercase() + &sentence[1..];
+        write!(f, "{}; {}", lower(title), lower(detail.trim_end_matches('.')))
     }
 }
 
@@ -170,6 +184,9 @@ pub enum RequestError {
         status: StatusCode,
         /// The detail of the response.
         message: Cow<'static, str>,
+        /// The reason that observers get: `MissingKey` by [`MissingKey::reject_with`], else
+        /// `Forbidden`.
+        reason: Reason,
     },
 }
 
@@ -192,7 +209,7 @@ impl RequestError {
     /// Makes an error for a client that is not let in at all: the response is 403 with this
     /// message.
     pub fn forbidden(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::WithStatus { status: StatusCode::FORBIDDEN, message: message.into() }
+        Self::with_status(StatusCode::FORBIDDEN, message)
     }
 
     /// Makes an error for a request that is rejected for another reason than its quota: the
@@ -233,7 +250,7 @@ impl RequestError {
     /// service has answered.
     pub fn with_status(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
         match is_error(status) {
-            true => Self::WithStatus { status, message: message.into() },
+            true => Self::WithStatus { status, message: message.into(), reason: Reason::Forbidden },
             false => Self::misconfigured(wrong_status(status)),
         }
     }
@@ -246,16 +263,20 @@ impl RequestError {
             Self::WithStatus { status, .. } => *status,
         }
     }
-}
 
-impl fmt::Display for RequestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn message(&self) -> &str {
         match self {
             Self::MissingKey(message)
             | Self::Invalid(message)
             | Self::Misconfigured(message)
-            | Self::WithStatus { message, .. } => f.write_str(message),
+            | Self::WithStatus { message, .. } => message,
         }
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message())
     }
 }
 

@@ -40,8 +40,8 @@ impl Settle {
     /// [`Error::HoldEnded`] if they were settled before, or if the request has ended.
     pub fn settle(&self, limiter: &str, used: u64) -> Result<(), Error> {
         // Ended without the lock: observers can call anything.
-        let parts = lock(&self.0).holds.take(limiter)?;
-        parts.into_iter().for_each(|part| part.end(used));
+        let named = lock(&self.0).holds.take(limiter)?;
+        named.end(|_| used);
         Ok(())
     }
 
@@ -135,13 +135,8 @@ impl RequestHolds {
 
     /// Ends the hold of the limiter of this name: see [`Settle::settle`].
     pub(crate) fn settle(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
-        match &mut self.holds {
-            Ownership::Sole(holds) => {
-                holds.take(limiter)?.into_iter().for_each(|part| part.end(used));
-                Ok(())
-            }
-            Ownership::Shared(handle) => handle.settle(limiter, used),
-        }
+        self.with(|holds| holds.take(limiter))?.end(|_| used);
+        Ok(())
     }
 
     /// Returns whether the end of the request has anything to end.
@@ -160,12 +155,19 @@ impl RequestHolds {
     /// returns for the number of units held. Units that count at a time stay held.
     #[inline]
     pub(crate) fn end_spent(&mut self, used: impl Fn(u64) -> u64) {
-        let spent = match &mut self.holds {
-            Ownership::Sole(holds) if !holds.has_spent() => return,
-            Ownership::Sole(holds) => holds.take_spent(),
-            Ownership::Shared(Settle(shared)) => lock(shared).holds.take_spent(),
-        };
-        spent.end(used);
+        if let Some(spent) = self.with(|holds| holds.has_spent().then(|| holds.take_spent())) {
+            spent.end(used);
+        }
+    }
+
+    /// Takes something out of the holds, which is to be ended without the lock: observers can call
+    /// anything.
+    #[inline]
+    fn with<T>(&mut self, take: impl FnOnce(&mut Holds) -> T) -> T {
+        match &mut self.holds {
+            Ownership::Sole(holds) => take(holds),
+            Ownership::Shared(Settle(shared)) => take(&mut lock(shared).holds),
+        }
     }
 }
 

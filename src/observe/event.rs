@@ -304,11 +304,11 @@ pub enum Reason {
     Denied,
     /// The request costs more than the quota can ever grant.
     CostAboveQuota,
-    /// The request has no key.
+    /// The request has no key, whatever the status of the rejection.
     MissingKey,
     /// The request is invalid.
     Invalid,
-    /// The client is forbidden, by a list or a rule, or requests without a key are.
+    /// The client is forbidden, by a list or a rule.
     Forbidden,
     /// The service is misconfigured.
     Misconfigured,

@@ -1,12 +1,6 @@
 //! Acquires permits, immediately or within a timeout. The rate is set elsewhere.
 
-use std::{
-    future::poll_fn,
-    pin::Pin,
-    sync::atomic::Ordering::Relaxed,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{future::poll_fn, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -136,7 +130,8 @@ impl RateLimiter {
         let start = std::time::Instant::now();
         let answer = StoreFuture::pending(self.clone().acquire_in_steps(deadline, permits, id));
         let mut attempt = Attempt { limiter: self, permits, id, answer: Some(answer) };
-        let reply = poll_fn(|cx| attempt.poll(cx)).await;
+        let reply = attempt.answer.as_mut().expect("it is there until the reply").await;
+        attempt.answer = None;
         let result = reply.and_then(|reply| self.outcome(permits, id, &reply));
         match &result {
             Ok(Outcome { decision, .. }) => {
@@ -252,15 +247,6 @@ struct Attempt<'a> {
     answer: Option<StoreFuture<AcquireReply>>,
 }
 
-impl Attempt<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<AcquireReply, Error>> {
-        let answer = self.answer.as_mut().expect("polled after completion");
-        let reply = ready!(Pin::new(answer).poll(cx));
-        self.answer = None;
-        Poll::Ready(reply)
-    }
-}
-
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if let Some(answer) = self.answer.take() {
@@ -274,7 +260,7 @@ mod tests {
     use std::{
         collections::VecDeque,
         sync::{Arc, Mutex},
-        task::Waker,
+        task::{Context, Waker},
     };
 
     use tokio::{task::JoinSet, time::sleep};

@@ -6,6 +6,8 @@ use std::{
     sync::OnceLock,
 };
 
+use crate::keys::hex;
+
 pub(super) type Id = [u8; 16];
 
 pub(super) fn random() -> u64 {
@@ -26,7 +28,7 @@ pub(super) fn process_id() -> &'static str {
         let mut bytes = id_of(random());
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hex(&bytes);
         [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
     })
 }

@@ -22,12 +22,11 @@ impl ChargeTarget for RateLimiter {
     }
 
     fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome> {
-        let (limiter, deadline) = match self.for_key(key) {
-            _ if action != Action::Check => return StoreFuture::ready(Err(Error::Unsupported)),
-            Ok(limiter) => (limiter, self.store.start_deadline()),
-            Err(error) => return StoreFuture::ready(Err(error.into())),
-        };
-        StoreFuture::pending(async move { limiter.attempt(deadline, cost, random()).await })
+        if action != Action::Check {
+            return StoreFuture::ready(Err(Error::Unsupported));
+        }
+        let (limiter, deadline) = (self.for_key(key), self.store.start_deadline());
+        StoreFuture::pending(async move { limiter?.attempt(deadline, cost, random()).await })
     }
 
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64) {
@@ -38,12 +37,9 @@ impl ChargeTarget for RateLimiter {
     }
 
     fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()> {
-        let (limiter, deadline) = match self.for_key(key) {
-            Ok(limiter) => (limiter, self.store.start_deadline()),
-            Err(error) => return StoreFuture::ready(Err(error.into())),
-        };
+        let (limiter, deadline) = (self.for_key(key), self.store.start_deadline());
         StoreFuture::pending(async move {
-            ok_without_rate(limiter.release_taken(deadline, units, 0, b"").await)
+            ok_without_rate(limiter?.release_taken(deadline, units, 0, b"").await)
         })
     }
 

@@ -231,7 +231,7 @@ async fn each_rejection_has_a_status() {
             RateLimitLayer::new(without_redis, key::Global),
             "ada",
             Code::Unavailable,
-            "the service cannot accept this request right now",
+            "the service cannot accept this request right now; try again later",
             Some("1000"),
         ),
         (by_user.clone(), "", Code::InvalidArgument, "header user is missing or empty", None),
@@ -248,7 +248,7 @@ async fn each_rejection_has_a_status() {
             by_user.cost(|_: &Parts| 2),
             "ada",
             Code::ResourceExhausted,
-            "the request is too large: it counts as 2, and at most 1 are allowed",
+            "the request is too large; it counts as 2, and at most 1 are allowed",
             Some("-1"),
         ),
     ] {

@@ -260,7 +260,7 @@ async fn rejections_have_reasons() {
     assert_eq!(rejected(layer(1), get(&[])).await, ["rejected missing_key -"]);
     let unauthorized = MissingKey::reject_with(StatusCode::UNAUTHORIZED);
     let layer = layer(1).missing_key(unauthorized);
-    assert_eq!(rejected(layer.clone(), get(&[])).await, ["rejected forbidden -"]);
+    assert_eq!(rejected(layer.clone(), get(&[])).await, ["rejected missing_key -"]);
     assert_eq!(rejected(layer.forbid(|_| true), alice()).await, ["rejected forbidden -"]);
     let by_ip = RateLimitLayer::new(&limiter, key::PeerIp);
     assert_eq!(rejected(by_ip, get(&[])).await, ["rejected misconfigured -"]);

@@ -106,7 +106,7 @@ impl MeteredHolds {
         let length = head.headers.get(CONTENT_LENGTH);
         let left = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let is_complete = is_tunnel || has_no_body || left == Some(0);
-        let meter = Some(Mutex::new(make_meter.call(head)));
+        let meter = Some(Mutex::new(make_meter(head)));
         Self { holds, meter, left, is_complete: AtomicBool::new(is_complete) }
     }
 

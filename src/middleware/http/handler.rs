@@ -32,7 +32,7 @@ impl Rejection {
     /// ```
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
-        let headers = HeaderWriter::default().for_rejection(self, &Charge::exempt());
+        let headers = HeaderWriter::new(None).for_rejection(self, &Charge::exempt());
         problem::response(headers, self)
     }
 }
@@ -67,7 +67,7 @@ impl Decision {
     /// ```
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
-        let writer = HeaderWriter::default();
+        let writer = HeaderWriter::new(None);
         if !self.is_allowed() {
             return writer.for_rejection(&Rejection::Denied(self.clone()), &Charge::exempt());
         }

@@ -185,18 +185,11 @@ pub(crate) struct HeaderWriter {
     denial: Option<HeaderMap>,
 }
 
-impl Default for HeaderWriter {
-    fn default() -> Self {
-        Self::new(None)
-    }
-}
-
 impl HeaderWriter {
-    pub(crate) fn for_limiter(limiter: &AnyLimiter) -> Self {
-        Self::new(limiter.quota().map(|quota| (quota, policy(limiter.name(), quota))))
-    }
-
-    fn new(policy: Option<(Quota, HeaderValue)>) -> Self {
+    /// `limiter`: that of all requests, if they have the same one.
+    pub(crate) fn new(limiter: Option<&AnyLimiter>) -> Self {
+        let policy =
+            limiter.and_then(|it| it.quota().map(|quota| (quota, policy(it.name(), quota))));
         let mut writer = Self { dialects: Box::default(), policy, denial: None };
         writer.set_dialects([Headers::RateLimit]);
         writer
@@ -357,7 +350,9 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
     let Some(decision) = report.decision else { return };
     let [limit_name, remaining_name, reset_name] = names;
     let other = headers.get(remaining_name).and_then(|other| other.to_str().ok()?.parse().ok());
-    let own = remaining(decision);
+    // The rates of Redisson go up to 2^53, which has 16 digits. The other numbers are shorter: a
+    // limit has 10 digits, and times are below 10^15 s.
+    let own = decision.remaining().min(LARGEST_INTEGER);
     if other.is_some_and(|other: u64| other <= own) {
         return;
     }
@@ -375,13 +370,6 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
     }
 }
 
-/// Returns what remains, bounded to what a header can report: the rates of Redisson go up to 2^53,
-/// which has 16 digits. The other numbers are shorter: a limit has 10 digits, and times are below
-/// 10^15 s.
-fn remaining(decision: &Decision) -> u64 {
-    decision.remaining().min(LARGEST_INTEGER)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,7 +382,7 @@ mod tests {
         let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
         let rejection = Rejection::Denied(decisions[1].clone());
         for dialects in [&[][..], &[Headers::RateLimit]] {
-            let mut writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+            let mut writer = HeaderWriter::new(Some(&(&limiter).into_limiter()));
             writer.set_dialects(dialects.iter().copied());
             let prepared = writer.for_denial(&decisions[1]).unwrap();
             let mut expected = writer.for_rejection(&rejection, &Charge::exempt());
@@ -403,7 +391,7 @@ mod tests {
         }
         // The policy is that of another quota.
         limiter.set_quota(Quota::per_hour(2)).unwrap();
-        let writer = HeaderWriter::for_limiter(&(&limiter).into_limiter());
+        let writer = HeaderWriter::new(Some(&(&limiter).into_limiter()));
         assert_eq!(writer.for_denial(&decisions[1]), None);
     }
 }

@@ -152,20 +152,5 @@ impl<M: Meter + ?Sized> Meter for Box<M> {
     }
 }
 
-type ForHead = dyn Fn(&response::Parts) -> Box<dyn Meter> + Send + Sync;
-
 /// The closure of a layer, without its type.
-#[derive(Clone)]
-pub(crate) struct MakeMeter(Arc<ForHead>);
-
-impl MakeMeter {
-    pub(crate) fn new<M: Meter>(
-        meter: impl Fn(&response::Parts) -> M + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(move |head| Box::new(meter(head))))
-    }
-
-    pub(super) fn call(&self, head: &response::Parts) -> Box<dyn Meter> {
-        (self.0)(head)
-    }
-}
+pub(crate) type MakeMeter = Arc<dyn Fn(&response::Parts) -> Box<dyn Meter> + Send + Sync>;

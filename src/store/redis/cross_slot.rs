@@ -63,7 +63,7 @@ impl CrossSlot {
         }
         let charged = mem::take(&mut charged.0);
         let receipt = |&(call, limit): &(usize, usize)| charged[call].1.get(limit).clone();
-        let receipts = Receipts::new(self.call_of.iter().map(receipt).collect());
+        let receipts = Receipts::new(self.call_of.iter().map(receipt));
         let decision = binding.expect("a request has a limit").with_counts(counts);
         Ok(Outcome { decision, receipts })
     }
