@@ -611,10 +611,11 @@ impl Limiter {
         receipt: HoldReceipt,
         algorithm: Kind,
     ) -> KeptHold {
-        let Inner { store, hold_lifetime, observers, .. } = &*self.0;
+        let Inner { store, hold_lifetime, observers, versions, .. } = &*self.0;
         let guard = store.keep_hold(&|| {
-            let limiter = self.clone();
-            let latest = move || limiter.current().settings.clone();
+            // Not the limiter: the store would keep itself alive.
+            let versions = versions.clone();
+            let latest = move || versions.current().settings.clone();
             Hold {
                 settings: self.current().settings.clone(),
                 latest: LatestSettings(Arc::new(latest)),

@@ -174,6 +174,56 @@ fn a_permit_can_be_dropped_while_its_runtime_shuts_down() {
     });
 }
 
+/// A runtime in a thread, which ends when it is dropped.
+fn other_runtime() -> runtime::Runtime {
+    runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// The runtime of the first permit, in which they all are renewed, ends.
+#[tokio::test]
+async fn permits_are_renewed_after_the_end_of_the_runtime_that_renewed_them() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let first = other_runtime();
+    let connecting = async move {
+        let store = support::connected(support::config(&url).denial_ttl(Duration::ZERO)).await;
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        (hold(&limiter, 1).await, limiter)
+    };
+    let (of_first, limiter) = first.spawn(connecting).await.unwrap();
+    let permit = hold(&limiter, 2).await;
+    first.shutdown_background();
+    for _ in 0..3 {
+        tokio::time::sleep(LIFETIME).await; // of a real server
+        assert!(!permit.is_expired());
+    }
+    assert_eq!(state(&limiter).await.held(), 3);
+    drop(of_first);
+    permit.cancel();
+    until_held(&limiter, 0, 9).await;
+}
+
+#[test]
+fn an_end_that_no_runtime_sends_is_reported_when_the_store_is_dropped() {
+    let server = RedisServer::start();
+    let recorder = Recorder::new();
+    let runtime = other_runtime();
+    let (limiter, permit) = runtime.block_on(async {
+        let store = observed(support::forgetful_store(&server).await, recorder.clone());
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        let permit = hold(&limiter, 8).await;
+        (limiter, permit)
+    });
+    drop(runtime);
+    permit.settle(3);
+    assert_eq!(recorder.take_of("hold unsettled"), [""; 0]);
+    drop(limiter);
+    assert_eq!(
+        recorder.take_of("hold unsettled"),
+        ["hold unsettled tokens-token-bucket alice 8 3"]
+    );
+}
+
 #[tokio::test]
 async fn a_server_that_has_lost_its_memory_holds_the_units_again_within_a_renewal() {
     let server = RedisServer::start();
@@ -478,6 +528,45 @@ async fn a_permit_whose_renewals_are_answered_late_does_not_expire() {
         }
     }
     panic!("the next renewal comes too late");
+}
+
+/// The most calls under way at a server.
+const MAX_CALLS: usize = 16;
+
+#[tokio::test]
+async fn the_end_of_a_runtime_loses_no_end_unless_it_was_sent_and_then_reports_it() {
+    let server = RedisServer::start();
+    let gate = Gate::new(&server).await;
+    let recorder = Recorder::new();
+    let store = observed(RedisStore::from_connection(gate.clone()), recorder.clone());
+    let quota = Quota::concurrent(MAX_CALLS as u64 + 2);
+    let places = Limiter::new("places", store, Algorithm::concurrency(), quota);
+    let sending = other_runtime();
+    let of_sending = places.clone();
+    let permits = sending.spawn(async move {
+        let mut permits = vec![];
+        for key in [SLOW; MAX_CALLS].into_iter().chain(["fast"]) {
+            permits.push(of_sending.hold(key, 1).await.unwrap().unwrap());
+        }
+        permits
+    });
+    let mut permits = permits.await.unwrap();
+    let fast = permits.pop();
+    let _other = places.hold("other", 1).await.unwrap().unwrap();
+    gate.is_open.send_replace(false);
+    for (sent, permit) in (1..).zip(permits) {
+        drop(permit);
+        until("its end is sent", async || gate.kept() == sent).await;
+    }
+    drop(fast); // there is no room for a call
+    assert_eq!(places.peek("fast").await.unwrap().held(), 1);
+    sending.shutdown_background();
+    until("the end is sent by the other runtime", async || {
+        places.peek("fast").await.unwrap().held() == 0
+    })
+    .await;
+    let lost = recorder.take_of("hold unsettled");
+    assert_eq!(lost, [&*format!("hold unsettled places {SLOW} 1 1"); MAX_CALLS]);
 }
 
 #[tokio::test]
