@@ -5,6 +5,7 @@ use std::{
     array,
     cell::RefCell,
     future, mem,
+    pin::pin,
     process::Stdio,
     sync::{
         Arc,
@@ -528,6 +529,39 @@ async fn a_permit_whose_renewals_are_answered_late_does_not_expire() {
         }
     }
     panic!("the next renewal comes too late");
+}
+
+#[tokio::test]
+async fn a_flush_waits_for_the_answers_to_requests_that_have_gone() {
+    let server = RedisServer::start();
+    let gate = Gate::new(&server).await;
+    let store = RedisStore::from_connection(gate.clone());
+    let [tokens, others] = [Algorithm::FixedWindow, Algorithm::SlidingLog]
+        .map(|algorithm| limiter(&store, algorithm).hold_lifetime(600 * LIFETIME));
+    let both = Charge::new_n(&tokens, SLOW, 1).also_n(&others, 1);
+    let wait = Duration::from_secs(86_400);
+    gate.is_open.send_replace(false);
+    // One is dropped, and two fail at their deadlines.
+    let dropped = tokens.check_within_n(SLOW, 8, wait);
+    tokio::select! {
+        biased;
+        _ = dropped => panic!("it has no answer"),
+        () = until("it is sent", async || gate.kept() == 1) => {}
+    }
+    tokens.hold(SLOW, 1).await.unwrap_err();
+    both.try_acquire(wait).await.unwrap_err();
+    let mut flush = pin!(store.flush());
+    tokio::select! {
+        biased;
+        () = &mut flush => panic!("it does not wait"),
+        () = tokio::task::yield_now() => {}
+    }
+    gate.is_open.send_replace(true);
+    flush.await;
+    for limiter in [tokens, others] {
+        let state = limiter.peek(SLOW).await.unwrap();
+        assert_eq!((state.held(), state.remaining()), (0, 10), "{}", limiter.name());
+    }
 }
 
 /// The most calls under way at a server.

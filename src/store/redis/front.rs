@@ -32,7 +32,7 @@ use super::{
     transport::{Client, Deadline},
 };
 use crate::{
-    store::{LimitRequest, Settings},
+    store::{LimitRequest, Settings, denials::Denials},
     sync::lock,
 };
 
@@ -109,10 +109,11 @@ pub(super) enum Entrance {
 }
 
 impl Front {
-    pub(super) fn new(client: Client) -> Self {
+    /// `denials` are those of the store.
+    pub(super) fn new(client: Client, denials: Denials) -> Self {
         let is_clustered = AtomicBool::new(client.is_cluster());
         let (lanes, hasher) = (Mutex::default(), RandomState::default());
-        let late_calls = LateCalls::default();
+        let late_calls = LateCalls::new(denials);
         Self(Arc::new(FrontInner { client, lanes, hasher, is_clustered, late_calls }))
     }
 

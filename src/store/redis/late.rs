@@ -22,7 +22,10 @@ use crate::{
     decision::{Outcome, Receipts},
     keys::Key,
     observe::Observers,
-    store::{LimitRequest, Settings, StoreRequest},
+    store::{
+        LimitRequest, Settings, StoreRequest,
+        denials::{Denials, OpenChange},
+    },
 };
 
 /// The number of calls of a store that are awaited after their deadlines. Each holds a task, its
@@ -33,24 +36,32 @@ const MAX_LATE: usize = 1_000;
 
 /// The calls of a store that are awaited after their deadlines. The count guards no other memory,
 /// so it is `Relaxed`; `fetch_update` alone keeps it within the bound.
-#[derive(Clone, Default)]
-pub(super) struct LateCalls(Arc<AtomicUsize>);
+#[derive(Clone)]
+pub(super) struct LateCalls(Arc<AtomicUsize>, Denials);
 
 /// One of these calls.
-pub(super) struct LateCall(LateCalls);
+pub(super) struct LateCall {
+    count: Arc<AtomicUsize>,
+    /// A flush waits for what its answer returns.
+    _open: OpenChange,
+}
 
 impl LateCalls {
+    pub(super) fn new(denials: Denials) -> Self {
+        Self(Arc::default(), denials)
+    }
+
     /// Adds a call, if there are not too many.
     pub(super) fn begin(&self) -> Option<LateCall> {
         let more = |count| (count < MAX_LATE).then_some(count + 1);
         self.0.fetch_update(Relaxed, Relaxed, more).ok()?;
-        Some(LateCall(self.clone()))
+        Some(LateCall { count: self.0.clone(), _open: self.1.begin_call() })
     }
 }
 
 impl Drop for LateCall {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Relaxed);
+        self.count.fetch_sub(1, Relaxed);
     }
 }
 
@@ -149,11 +160,13 @@ impl Drop for LateAnswer {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn a_bounded_number_of_calls_is_awaited_and_each_that_ends_makes_room() {
-        let late = LateCalls::default();
+        let late = LateCalls::new(Denials::new(Duration::ZERO));
         let mut calls: Vec<_> = (0..MAX_LATE).map(|_| late.begin().unwrap()).collect();
         assert!(late.begin().is_none() && late.clone().begin().is_none());
         calls.pop();
