@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     algorithm::Action,
-    decision::{Decision, KeyState, Outcome, Receipts},
+    decision::{Decision, KeyState, Outcome, Receipt, Receipts},
     error::Error,
     keys::Key,
     store::{LimitRequest, Released, StoreFuture, StoreRequest},
@@ -243,6 +243,10 @@ impl Charge {
     pub async fn check(&self) -> Result<Decision, Error> {
         self.check_costs()?;
         let outcome = self.decide(Action::Check, MaxWait::DEFAULT).await?;
+        if let Err(error) = self.check_spent(&outcome.receipts) {
+            self.release_in_background(&outcome.receipts);
+            return Err(error);
+        }
         Ok(outcome.decision)
     }
 
@@ -436,6 +440,16 @@ impl Charge {
                 Err(Error::HasEstimate { limiter: part.limiter.name().to_owned() })
             }
             Some(part) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns an error if an admitted request, which has no permit, holds units: a limit counts
+    /// them at a time since the costs were checked.
+    pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
+        let is_held = |index: usize| matches!(receipts.get(index), Receipt::Hold(..));
+        match self.parts().enumerate().find(|(index, _)| is_held(*index)) {
+            Some((_, part)) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned() }),
             None => Ok(()),
         }
     }
