@@ -489,7 +489,7 @@ impl Limiter {
         let AnyStore::Memory(store) = &self.0.store else { return None };
         let version = self.current();
         let settings = &version.settings;
-        let reply = store.hold_fast(settings, key.as_bytes(), units)?;
+        let reply = store.decide_hold(settings, key.as_bytes(), units)?;
         let outcome = Outcome::new(settings.policy(units), reply, Action::Check, 0.0);
         let observers = &self.0.observers;
         if (!observers.is_empty() || !reply.admitted && log::records_denials())
