@@ -11,6 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -103,7 +104,7 @@ async fn a_process_that_dies_frees_its_units_after_one_lifetime() {
     for algorithm in ALGORITHMS {
         let limiter = limiter(&store, algorithm);
         let (url, name) = (server.url(), limiter.name().to_owned());
-        let dying = std::thread::spawn(move || {
+        let dying = thread::spawn(move || {
             let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let permit = runtime.block_on(async {
                 let store = support::connected(support::config(&url)).await;
@@ -126,7 +127,7 @@ async fn after_a_flush_all_that_was_returned_is_back() {
     let server = RedisServer::start();
     let store = support::forgetful_store(&server).await;
     let url = server.url();
-    let exiting = std::thread::spawn(move || {
+    let exiting = thread::spawn(move || {
         let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let store = support::connected(support::config(&url)).await;
@@ -188,20 +189,27 @@ async fn permits_are_renewed_after_the_end_of_the_runtime_that_renewed_them() {
     let first = other_runtime();
     let connecting = async move {
         let store = support::connected(support::config(&url).denial_ttl(Duration::ZERO)).await;
-        let limiter = limiter(&store, Algorithm::token_bucket());
+        // A hold expires after a quarter of this, if it is not renewed.
+        let limiter = limiter(&store, Algorithm::token_bucket()).hold_lifetime(5 * LIFETIME);
         (hold(&limiter, 1).await, limiter)
     };
     let (of_first, limiter) = first.spawn(connecting).await.unwrap();
+    let holding = limiter.clone();
+    // It does not run meanwhile.
+    let idle = thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        (runtime.block_on(hold(&holding, 1)), runtime)
+    });
+    let (of_idle, idle) = idle.join().unwrap();
     let permit = hold(&limiter, 2).await;
     first.shutdown_background();
-    for _ in 0..3 {
-        tokio::time::sleep(LIFETIME).await; // of a real server
-        assert!(!permit.is_expired());
-    }
-    assert_eq!(state(&limiter).await.held(), 3);
-    drop(of_first);
+    tokio::time::sleep(2 * LIFETIME).await; // of a real server
+    assert!(!permit.is_expired());
+    assert_eq!(state(&limiter).await.held(), 4);
+    drop([of_first, of_idle]);
+    idle.shutdown_background();
     permit.cancel();
-    until_held(&limiter, 0, 9).await;
+    until_held(&limiter, 0, 8).await;
 }
 
 #[test]

@@ -89,7 +89,7 @@ struct Holds {
     /// When each of them is renewed: a task that wakes for an end looks at no other holds.
     renewals: BTreeSet<(Instant, u64)>,
     ended: Vec<Ended>,
-    /// Those in which holds of `live` were taken.
+    /// Those in which holds of `live` were taken, in the order of the last ones.
     runtimes: Vec<Weak<Handle>>,
     next_id: u64,
     has_task: bool,
@@ -270,13 +270,16 @@ impl Holds {
     /// Returns the current runtime, as the holds that are taken in it keep it.
     fn runtime(&mut self) -> Option<Arc<Handle>> {
         let current = Handle::try_current().ok()?;
-        let mut known = self.runtimes.iter().filter_map(Weak::upgrade);
-        Some(known.find(|known| known.id() == current.id()).unwrap_or_else(|| {
-            let new = Arc::new(current);
+        let is_it =
+            |known: &Weak<Handle>| known.upgrade().is_some_and(|it| it.id() == current.id());
+        let index = self.runtimes.iter().position(is_it);
+        let known = index.and_then(|index| self.runtimes.remove(index).upgrade());
+        let runtime = known.unwrap_or_else(|| {
             self.runtimes.retain(|known| known.strong_count() > 0);
-            self.runtimes.push(Arc::downgrade(&new));
-            new
-        }))
+            Arc::new(current)
+        });
+        self.runtimes.push(Arc::downgrade(&runtime));
+        Some(runtime)
     }
 
     /// Returns the number of a new task, if one is needed.
@@ -420,7 +423,11 @@ impl Keeper {
     pub(super) fn start(&self) {
         let KeeperInner { holds, changed, client, .. } = &*self.0;
         changed.notify_one();
-        let of_holds = || lock(holds).runtimes.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        // The last one first: it is the least likely to stand still.
+        let of_holds = || {
+            let holds = lock(holds);
+            holds.runtimes.iter().rev().filter_map(Weak::upgrade).collect::<Vec<_>>()
+        };
         let of_holds = iter::once_with(of_holds).flatten().map(|runtime| (*runtime).clone());
         let others = iter::once_with(|| client.runtime()).flatten().chain(of_holds);
         // If none of them runs, the next call starts it.
