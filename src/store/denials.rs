@@ -42,7 +42,7 @@ use self::{
 use super::{LimitRequest, Settings, StoreRequest};
 use crate::{
     algorithm::{Action, Algorithm},
-    decision::{Decision, Outcome},
+    decision::Decision,
     keys::Key,
     sync::lock,
 };
@@ -68,6 +68,8 @@ pub(crate) struct Denials {
 struct Memory {
     shards: Box<[Mutex<DenialShard>]>,
     hasher: RandomState,
+    /// When it was made: the entries count their instants from it.
+    start: Instant,
     /// The changes whose calls have not been executed yet, and the calls that may begin one.
     open_changes: AtomicUsize,
     /// Notified when there are none.
@@ -81,7 +83,7 @@ struct DenialShard {
     young: HashTable<KeyDenials>,
     old: HashTable<KeyDenials>,
     /// Set by the first entry, so that a shard without denials is never rotated.
-    young_since: Option<Instant>,
+    young_since: Option<u64>,
     blocks: Blocks,
     /// The number of changes. A denial that was sent before a change is not remembered after it.
     /// One count for all keys of a shard: a change of another key loses a denial, which costs one
@@ -156,22 +158,19 @@ impl Denials {
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let (open_changes, no_changes) = (AtomicUsize::new(0), Notify::new());
-        let memory = Memory { shards, hasher: RandomState::default(), open_changes, no_changes };
+        let (hasher, start) = (RandomState::default(), Instant::now());
+        let memory = Memory { shards, hasher, start, open_changes, no_changes };
         Self { memory: Arc::new(memory), ttl: ttl.min(LONGEST_TTL) }
     }
 
     /// Finds a denial that holds for the request. Otherwise the request is to be sent after this.
-    pub(crate) fn look_up(
-        &self,
-        request: &StoreRequest<'_>,
-        now: impl FnOnce() -> Instant,
-    ) -> Lookup {
+    pub(crate) fn look_up(&self, request: &StoreRequest<'_>, now: Instant) -> Lookup {
         let Self { memory, ttl } = self;
         let undecided = |changes| Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         match (request.action, request.limits) {
             // No denial is remembered that they could change, and they end no block.
             (Action::Spend | Action::Peek, _) if ttl.is_zero() => return undecided(vec![]),
-            (Action::Check, limits) => return self.look_up_check(limits, now()),
+            (Action::Check, limits) => return self.look_up_check(limits, now),
             _ => {}
         }
         let is_change = |limit: &&LimitRequest<'_>| match request.action {
@@ -184,7 +183,7 @@ impl Denials {
         let change =
             |limit: &LimitRequest<'_>| memory.change(limit.settings, limit.key, ends_block);
         let changes = changes.map(change).collect();
-        let block_sent = matches!(request.action, Action::Block { .. }).then(now);
+        let block_sent = matches!(request.action, Action::Block { .. }).then_some(now);
         Lookup::Undecided(Undecided { check: None, changes, block_sent })
     }
 
@@ -193,9 +192,10 @@ impl Denials {
     fn look_up_check(&self, limits: &[LimitRequest<'_>], now: Instant) -> Lookup {
         let Self { memory, ttl } = self;
         let (mut denial, mut first, mut rest) = (None, None, vec![]);
+        let nanos = memory.nanos(now);
         let mut has_other_quota = false;
         for limit in limits {
-            match memory.find(limit, now, !ttl.is_zero()) {
+            match memory.find(limit, nanos, !ttl.is_zero()) {
                 Found::Denial(found) => denial = longest(denial, found),
                 Found::OtherQuota => has_other_quota = true,
                 Found::None(checked) if first.is_none() => first = Some(checked),
@@ -259,8 +259,13 @@ impl Memory {
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
     }
 
+    /// Returns the nanoseconds until an instant.
+    fn nanos(&self, instant: Instant) -> u64 {
+        instant.saturating_duration_since(self.start).as_nanos() as u64
+    }
+
     /// Finds a denial, if the request `uses` those that are remembered.
-    fn find(&self, limit: &LimitRequest<'_>, now: Instant, uses: bool) -> Found {
+    fn find(&self, limit: &LimitRequest<'_>, now: u64, uses: bool) -> Found {
         let LimitRequest { settings, key, max_wait, .. } = *limit;
         let hash = self.hash(settings.name, key);
         let shard = self.shard(hash);
@@ -313,6 +318,9 @@ impl Memory {
 
 impl DenialShard {
     fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&KeyDenials> {
+        if self.young.is_empty() && self.old.is_empty() {
+            return None; // most services deny few requests
+        }
         let is_it = |entry: &KeyDenials| entry.is(limiter, key);
         self.young.find(hash, is_it).or_else(|| self.old.find(hash, is_it))
     }
@@ -329,8 +337,8 @@ impl DenialShard {
     fn insert(&mut self, hash: u64, entry: KeyDenials, memory: &Memory, ttl: Duration) {
         let now = entry.received();
         let since = *self.young_since.get_or_insert(now);
-        let age = now.saturating_duration_since(since);
-        if self.young.len() == MAX_YOUNG || age >= ttl {
+        let age = now.saturating_sub(since);
+        if self.young.len() == MAX_YOUNG || u128::from(age) >= ttl.as_nanos() {
             self.old = mem::take(&mut self.young);
             self.young_since = Some(now);
         }
@@ -340,24 +348,22 @@ impl DenialShard {
 }
 
 impl Undecided {
-    /// Remembers the decision if it is a denial, and returns the outcome.
-    pub(crate) fn resolve(self, outcome: Outcome, now: impl FnOnce() -> Instant) -> Outcome {
-        let decision = &outcome.decision;
+    /// Ends the changes, and remembers the decision if it is a denial.
+    pub(crate) fn resolve(&mut self, decision: &Decision, now: impl FnOnce() -> Instant) {
         let Self { check, changes, block_sent } = self;
-        if let (Some(sent), [change]) = (block_sent, &*changes) {
+        if let (Some(sent), [change]) = (*block_sent, &**changes) {
             change.note_block(sent, decision);
         }
-        drop(changes); // before the denial is remembered, which they would drop
+        changes.clear(); // before the denial is remembered, which they would drop
         if let Some(check) = check {
             check.learn(decision, now);
         }
-        outcome
     }
 }
 
 impl Check {
     /// Remembers a denial, and a block, and forgets the blocks that are over.
-    fn learn(self, decision: &Decision, received: impl FnOnce() -> Instant) {
+    fn learn(&self, decision: &Decision, received: impl FnOnce() -> Instant) {
         let all = || iter::once(&self.first).chain(&self.rest);
         let knows_block = all().any(|limit| limit.block.is_some());
         if decision.is_allowed() && !decision.is_blocked() && !knows_block {
@@ -369,7 +375,7 @@ impl Check {
             limit.forget_block(&self.memory, decision, is_named, received);
         }
         if let Some(limit) = named {
-            limit.remember(&self, decision, received);
+            limit.remember(self, decision, received);
         }
     }
 
@@ -420,9 +426,11 @@ impl CheckedLimit {
         if decision.held() > 0 {
             return;
         }
-        let times = [*sent, received];
+        let times = [*sent, received].map(|instant| memory.nanos(instant));
         let denial = Denial::new(shapes, decision, max_wait, times, *ttl);
-        if let Some(denial) = denial.filter(|it| it.denies(decision.cost(), max_wait, received)) {
+        if let Some(denial) =
+            denial.filter(|it| it.left(decision.cost(), max_wait, times[1]).is_some())
+        {
             let decision = decision.clone().without_counts();
             let mut entry = KeyDenials::new(self.key.clone(), algorithm, decision, denial);
             if let Some(older) = shard.remove(hash, self.limiter, &self.key) {

@@ -44,6 +44,9 @@ impl Block {
 
 impl Blocks {
     pub(super) fn find(&self, hash: u64, limiter: &'static str, key: &Key<'_>) -> Option<&Block> {
+        if self.table.is_empty() {
+            return None;
+        }
         self.table.find(hash, |block| block.is(limiter, key))
     }
 

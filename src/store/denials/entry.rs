@@ -8,8 +8,6 @@
 
 use std::{iter, mem, ptr, time::Duration};
 
-use tokio::time::Instant;
-
 use crate::{
     algorithm::Algorithm,
     decision::Decision,
@@ -21,13 +19,14 @@ use crate::{
 /// with more of them costs one call per TTL for each further cost.
 const MAX_DENIALS: usize = 4;
 
-/// A key with its denials.
+/// A key with its denials. Its instants are in nanoseconds since the memory was made: a lookup then
+/// reads them all without the arithmetic of `Duration`.
 pub(super) struct KeyDenials {
     pub(super) key: Key<'static>,
     algorithm: Algorithm,
     /// The last denial, which reports the count of the key, and when it was received.
     last: Decision,
-    received: Instant,
+    received: u64,
     /// Ordered by cost. None of them denies all that another one denies.
     denials: DenialList,
 }
@@ -38,7 +37,8 @@ struct DenialList {
     rest: Box<[Denial]>,
 }
 
-/// A proof that requests of a cost are denied. The times are in microseconds after the decision.
+/// A proof that requests of a cost are denied. The times that are not instants are in microseconds
+/// after the decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Denial {
     /// The least cost that it denies.
@@ -47,10 +47,10 @@ pub(super) struct Denial {
     conforms: f64,
     /// When there is room for it to wait; 0 if that is unknown, or if there is always room.
     room: f64,
-    sent: Instant,
-    received: Instant,
+    sent: u64,
+    received: u64,
     /// When it is forgotten.
-    ends: Instant,
+    ends: u64,
 }
 
 impl Denial {
@@ -60,7 +60,7 @@ impl Denial {
         shapes: bool,
         denied: &Decision,
         max_wait: f64,
-        [sent, received]: [Instant; 2],
+        [sent, received]: [u64; 2],
         ttl: Duration,
     ) -> Option<Self> {
         let micros = |time: Duration| time.as_micros() as f64;
@@ -75,7 +75,8 @@ impl Denial {
             (wait + max_wait, 0.0)
         };
         let cost = if by_block { 0 } else { denied.cost() };
-        Some(Self { cost, conforms, room, sent, received, ends: sent + ttl })
+        let ends = sent + ttl.as_nanos() as u64;
+        Some(Self { cost, conforms, room, sent, received, ends })
     }
 
     /// Returns the time from the decision until a request that may wait as long can be allowed.
@@ -83,28 +84,25 @@ impl Denial {
         (self.conforms - max_wait).max(self.room).max(0.0)
     }
 
-    /// Returns the instant that is `rest` after the decision, or 0.1 % earlier: the clock of the
-    /// store may be faster than the clock of the process. It counts from the instant at which the
-    /// check was sent, because the store decided at that instant or later.
-    fn after(&self, rest: f64) -> Instant {
-        let rest = Duration::from_micros(rest as u64);
-        self.sent + (rest - rest / 1_000)
+    /// Returns the microseconds until the instant that is `rest` after the decision, or 0.1 %
+    /// earlier: the clock of the store may be faster than the clock of the process. It counts from
+    /// the instant at which the check was sent, because the store decided at that instant or later.
+    fn left_of(&self, rest: f64, now: u64) -> f64 {
+        0.999 * rest - now.saturating_sub(self.sent) as f64 / 1e3
     }
 
-    fn until(&self, max_wait: f64) -> Instant {
-        self.after(self.rest(max_wait)).min(self.ends)
-    }
-
-    pub(super) fn denies(&self, cost: u64, max_wait: f64, now: Instant) -> bool {
-        cost >= self.cost && now < self.until(max_wait)
+    /// Returns the microseconds for which it still denies a request, if it does.
+    pub(super) fn left(&self, cost: u64, max_wait: f64, now: u64) -> Option<f64> {
+        let left = self.left_of(self.rest(max_wait), now);
+        (cost >= self.cost && now < self.ends && left > 0.0).then_some(left)
     }
 
     /// Returns whether it denies whatever the other one denies.
-    fn covers(&self, other: &Self) -> bool {
+    fn covers(&self, other: &Self, now: u64) -> bool {
         self.cost <= other.cost
             && self.ends >= other.ends
-            && self.after(self.conforms) >= other.after(other.conforms)
-            && (other.room == 0.0 || self.after(self.room) >= other.after(other.room))
+            && self.left_of(self.conforms, now) >= other.left_of(other.conforms, now)
+            && (other.room == 0.0 || self.left_of(self.room, now) >= other.left_of(other.room, now))
     }
 
     /// Returns whether it is a newer answer to the question that the other one has answered.
@@ -121,12 +119,14 @@ impl DenialList {
 
     /// Adds a denial. If there are too many, it removes the denial that ends first, but keeps the
     /// denial of the least cost, which denies most requests.
-    fn add(&mut self, denial: Denial, now: Instant) {
-        if self.iter().any(|known| known.covers(&denial)) {
+    fn add(&mut self, denial: Denial, now: u64) {
+        if self.iter().any(|known| known.covers(&denial, now)) {
             return;
         }
         let mut all: Vec<_> = self.iter().copied().collect();
-        all.retain(|known| known.ends > now && !denial.covers(known) && !denial.replaces(known));
+        all.retain(|known| {
+            known.ends > now && !denial.covers(known, now) && !denial.replaces(known)
+        });
         all.push(denial);
         all.sort_unstable_by_key(|denial| denial.cost);
         if all.len() > MAX_DENIALS {
@@ -153,7 +153,7 @@ impl KeyDenials {
         self.last.limiter()
     }
 
-    pub(super) fn received(&self) -> Instant {
+    pub(super) fn received(&self) -> u64 {
         self.received
     }
 
@@ -177,12 +177,17 @@ impl KeyDenials {
 
     /// Returns the denial of a request, of the longest that holds: it is exact for the request that
     /// was denied.
-    pub(super) fn find(&self, limit: &LimitRequest<'_>, now: Instant) -> Option<Decision> {
+    pub(super) fn find(&self, limit: &LimitRequest<'_>, now: u64) -> Option<Decision> {
         let LimitRequest { cost, max_wait, .. } = *limit;
         // At most four, so a scan is cheaper than any order beside that of the costs.
-        let all = self.denials.iter().filter(|denial| denial.denies(cost, max_wait, now));
-        let denial = all.max_by_key(|denial| denial.until(max_wait))?;
-        let age = |received| now.saturating_duration_since(received).as_micros() as u64;
+        let left = |denial: &Denial| denial.left(cost, max_wait, now);
+        let all = self.denials.iter().filter_map(|denial| Some((left(denial)?, denial)));
+        // A fold, which passes the end of the chain more cheaply than `max_by`.
+        let longest = |known: Option<(f64, _)>, found: (f64, _)| {
+            Some(known.filter(|known| known.0 > found.0).unwrap_or(found))
+        };
+        let (_, denial) = all.fold(None, longest)?;
+        let age = |received| now.saturating_sub(received) / 1_000;
         let wait = (denial.rest(max_wait) as u64).saturating_sub(age(denial.received));
         Some(self.last.remembered(age(self.received), cost, wait))
     }

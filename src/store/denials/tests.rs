@@ -45,8 +45,9 @@ const ALGORITHMS: [Algorithm; 8] = [
 ];
 
 impl Undecided {
-    fn resolve_with(self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
-        self.resolve(Outcome::of_nothing(decision), now).decision
+    fn resolve_with(mut self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
+        self.resolve(&decision, now);
+        decision
     }
 }
 
@@ -76,7 +77,7 @@ impl<'a> Request<'a> {
             max_wait,
             hold: None,
         }];
-        denials.look_up(&StoreRequest { action, limits }, || now)
+        denials.look_up(&StoreRequest { action, limits }, now)
     }
 
     fn send(self, denials: &Denials, now: Instant) -> Undecided {
@@ -475,7 +476,7 @@ fn look_up_all(
             hold: None,
         });
     }
-    denials.look_up(&StoreRequest { action, limits: &limits }, || now)
+    denials.look_up(&StoreRequest { action, limits: &limits }, now)
 }
 
 fn send_all(denials: &Denials, requests: &[Request<'_>], now: Instant) -> Undecided {

@@ -3,10 +3,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{holds::Keeper, key_name::key_name, monitor::Monitor, release, transport::Client};
+use super::{
+    holds::Keeper,
+    key_name::key_name,
+    monitor::Monitor,
+    release,
+    transport::{Client, TransportError},
+};
 use crate::{
     algorithm::{Release, units as count},
     decision::Receipt,
+    error::Error,
     keys::Key,
     observe::{Event, Observers},
     store::{Hold, LatestSettings, Settings, denials::Denials},
@@ -30,6 +37,15 @@ impl Backend {
     /// Returns the name of a key in Redis.
     pub(super) fn key(&self, settings: &Settings, key: &Key<'_>) -> String {
         key_name(&self.prefix, settings, key)
+    }
+
+    /// Returns what reports the failure of a decision of a limiter, and makes its error.
+    pub(super) fn failed(
+        &self,
+        limiter: &'static str,
+    ) -> impl FnOnce(TransportError) -> Error + use<> {
+        let (client, monitor) = (self.client.clone(), self.monitor.clone());
+        move |error| monitor.failed(&client, limiter, error).into()
     }
 
     /// Releases in the background the units that a decision has spent for one limit: its caller has

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     algorithm::Lifetime,
     decision::Outcome,
+    error::Error,
     keys::Key,
     observe::Observers,
     store::{LimitRequest, Settings},
@@ -232,22 +233,24 @@ impl CheckBatch {
         mut indexes: Vec<usize>,
         may_linger: bool,
     ) -> Option<BatchCall> {
-        let deadlines = indexes.iter().map(|index| callers[*index].deadline);
-        let first = deadlines.clone().min_by_key(|it| it.end())?;
-        let last = deadlines.max_by_key(|it| it.end())?;
-        let mut may_wait = false;
+        let mut first = callers[*indexes.first()?].deadline;
+        let (mut last, mut may_wait) = (first, false);
         for &index in &indexes {
             let caller = &mut callers[index];
-            may_wait |= self.hold.is_some() || caller.max_wait > 0.0;
+            may_wait |= self.is_returned(caller);
             caller.is_sent = true;
-            if caller.deadline.end() + MAX_DELAY >= last.end() {
-                caller.end = End::OfBatch;
+            if caller.deadline.end() < first.end() {
+                first = caller.deadline;
+            } else if caller.deadline.end() > last.end() {
+                last = caller.deadline;
             }
         }
         let lingers = may_wait && may_linger;
-        // A call that lingers ends up to 30 s late: too late for any caller.
-        if lingers {
-            indexes.iter().for_each(|index| callers[*index].end = End::Deadline);
+        let ends_with_call = last.end() - MAX_DELAY;
+        for &index in &indexes {
+            // A call that lingers ends up to 30 s late: too late for any caller.
+            let is_in_time = !lingers && callers[index].deadline.end() >= ends_with_call;
+            callers[index].end = if is_in_time { End::OfBatch } else { End::Deadline };
         }
         // Stable: the checks of a key stay in the order of their arrival.
         indexes.sort_by_key(|index| callers[*index].key);
@@ -278,7 +281,7 @@ impl CheckBatch {
             let is_returned = self.is_returned(caller);
             let result = match found {
                 Ok(found) => Ok(reply.outcome(policy, *found)),
-                Err(error) => Err(client.at_server(slot, error.clone())),
+                Err(error) => Err(client.at_server(slot, TransportError::of_redis(error.clone()))),
             };
             match caller.complete(result) {
                 Delivery::Accepted(waker) => wakers.extend(waker),
@@ -436,6 +439,14 @@ pub(super) struct Queued {
     batch: Arc<CheckBatch>,
     index: usize,
     is_done: bool,
+}
+
+impl Queued {
+    /// Reports the failure of the check, and returns its error.
+    pub(super) fn failed(&self, error: TransportError) -> Error {
+        let CheckBatch { backend, settings, .. } = &*self.batch;
+        backend.failed(settings.name)(error)
+    }
 }
 
 impl Future for Queued {

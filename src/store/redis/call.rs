@@ -1,5 +1,7 @@
 //! Decisions as script calls: one call for the limits of a request, or for several requests.
 
+use redis::RedisError;
+
 use super::{
     backend::Backend,
     holds::first_lifetime,
@@ -93,13 +95,12 @@ pub(super) async fn execute_each(
     let command = Command::script(&command, &script.text).ready().on_handover(on_handover);
     let (reply, connection) = client.execute(deadline, command).await?;
     let (now, replies) = checks.read(&reply).map_err(TransportError::of_redis)?;
-    let replies = replies.into_iter().map(|reply| reply.map_err(TransportError::of_redis));
-    Ok(EachReply { replies: replies.collect(), age: connection.age(now) })
+    Ok(EachReply { replies, age: connection.age(now) })
 }
 
 /// The replies to several checks.
 pub(super) struct EachReply {
-    pub(super) replies: Vec<Result<EngineReply, TransportError>>,
+    pub(super) replies: Vec<Result<EngineReply, RedisError>>,
     /// The time since the server decided, in microseconds.
     age: f64,
 }

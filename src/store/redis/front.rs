@@ -138,19 +138,20 @@ impl Front {
         if !client.is_available_for(id.slot, deadline) {
             return Entrance::Alone(None);
         }
-        let mut may_be_alone = false;
+        let new_lane = || Lane::new(runtime.clone(), request.settings.clone());
         let mut lanes = lock(&self.0.lanes);
+        let mut lane = lanes.entry(id).or_insert_with(new_lane);
         // A call for a request that may wait outlives its caller. Under load, no check asks for the
         // connection, which takes locks and the time.
-        if !request.is_returned() && lanes.get(&id).is_none_or(Lane::is_free) {
+        if !request.is_returned() && lane.is_free() {
             drop(lanes); // the connection has locks of its own
-            may_be_alone = client.is_ready(id.slot, id.channel);
+            let is_ready = client.is_ready(id.slot, id.channel);
             lanes = lock(&self.0.lanes);
-        }
-        let lane = lanes.entry(id).or_insert_with(|| Lane::new(runtime, request.settings.clone()));
-        if may_be_alone && lane.is_free() {
-            (lane.calls, lane.is_starting) = (1, true);
-            return Entrance::Alone(Some(Turn::new(self.clone(), id, false)));
+            lane = lanes.entry(id).or_insert_with(new_lane);
+            if is_ready && lane.is_free() {
+                (lane.calls, lane.is_starting) = (1, true);
+                return Entrance::Alone(Some(Turn::new(self.clone(), id, false)));
+            }
         }
         let queued = lane.push(request, hash, backend, deadline);
         let schedules = lane.schedules();

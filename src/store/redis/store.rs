@@ -341,24 +341,24 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        let undecided = match self.backend.denials.look_up(request, Instant::now) {
+        let mut undecided = match self.backend.denials.look_up(request, Instant::now()) {
             Lookup::Denied(decision) => {
                 return StoreFuture::cached(Outcome::of_nothing(decision));
             }
             Lookup::Undecided(undecided) => undecided,
         };
-        let (client, monitor) = (self.backend.client.clone(), self.backend.monitor.clone());
         let deadline = self.start_deadline();
         let limiter = request.limits[0].settings.name;
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) if limit.hold.is_none() => {
                 match self.front.enter(limit, &self.backend, deadline) {
                     Entrance::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
-                    Entrance::Queued(queued) => {
+                    Entrance::Queued(mut queued) => {
                         return StoreFuture::pending(async move {
-                            let outcome =
-                                queued.await.map_err(|it| monitor.failed(&client, limiter, it))?;
-                            Ok(undecided.resolve(outcome, Instant::now))
+                            let outcome = (&mut queued).await;
+                            let outcome = outcome.map_err(|error| queued.failed(error))?;
+                            undecided.resolve(&outcome.decision, Instant::now);
+                            Ok(outcome)
                         });
                     }
                 }
@@ -366,17 +366,18 @@ impl Store for RedisStore {
             (Action::Check, [limit]) => {
                 let hold = SingleHold::new(&self.backend, &self.front, limit);
                 if let Entrance::Queued(queued) = hold.enter(deadline) {
+                    let failed = self.backend.failed(limiter);
                     return StoreFuture::pending(async move {
-                        let outcome = hold.decide(queued, deadline).await;
-                        let outcome =
-                            outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
-                        Ok(undecided.resolve(outcome, Instant::now))
+                        let outcome = hold.decide(queued, deadline).await.map_err(failed)?;
+                        undecided.resolve(&outcome.decision, Instant::now);
+                        Ok(outcome)
                     });
                 }
                 None
             }
             _ => None,
         };
+        let failed = self.backend.failed(limiter);
         let first = request.limits[0].key;
         if !self.backend.client.is_cluster()
             || request.limits.iter().all(|limit| limit.key == first)
@@ -389,12 +390,13 @@ impl Store for RedisStore {
                 return StoreFuture::pending(async move {
                     let execute = || call.execute(deadline);
                     let outcome = open.decide(execute(), || Some(execute()), deadline).await;
-                    let outcome =
-                        outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
-                    Ok(undecided.resolve(outcome, Instant::now))
+                    let outcome = outcome.map_err(failed)?;
+                    undecided.resolve(&outcome.decision, Instant::now);
+                    Ok(outcome)
                 });
             }
             let call = ScriptCall::new(&self.backend, request);
+            let client = self.backend.client.clone();
             return StoreFuture::pending(async move {
                 let turn = turn; // kept during the call
                 let outcome = match &turn {
@@ -405,8 +407,9 @@ impl Store for RedisStore {
                     }
                     None => call.execute(&client, deadline).await,
                 };
-                let outcome = outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
-                Ok(undecided.resolve(outcome, Instant::now))
+                let outcome = outcome.map_err(failed)?;
+                undecided.resolve(&outcome.decision, Instant::now);
+                Ok(outcome)
             });
         }
         let calls = CrossSlot::new(&self.backend, request, &self.front.late_calls());
@@ -419,8 +422,9 @@ impl Store for RedisStore {
                 }
                 false => calls.execute_all(deadline).await,
             };
-            let outcome = outcome.map_err(|error| monitor.failed(&client, limiter, error))?;
-            Ok(undecided.resolve(outcome, Instant::now))
+            let outcome = outcome.map_err(failed)?;
+            undecided.resolve(&outcome.decision, Instant::now);
+            Ok(outcome)
         })
     }
 
@@ -448,12 +452,12 @@ impl Store for RedisStore {
         let mut del = redis::cmd("DEL");
         let key = self.backend.key(settings, key);
         del.arg(&key);
-        let (client, monitor) = (self.backend.client.clone(), self.backend.monitor.clone());
-        let (limiter, deadline) = (settings.name, self.start_deadline());
+        let (client, deadline) = (self.backend.client.clone(), self.start_deadline());
+        let failed = self.backend.failed(settings.name);
         StoreFuture::pending(async move {
             let reply = client.execute(deadline, Command::new(&del)).await;
             drop(change);
-            let ((), _) = reply.map_err(|error| monitor.failed(&client, limiter, error))?;
+            let ((), _) = reply.map_err(failed)?;
             Ok(())
         })
     }

@@ -24,7 +24,6 @@ const MAX_WITHIN: Duration = Duration::from_secs(30 * 365 * 86_400);
 /// The time within which a call gets its reply, however many commands it takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    start: Instant,
     within: Duration,
     end: Instant,
     /// The time until which a command is sent.
@@ -37,17 +36,9 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// Starts now.
     pub(crate) fn new(within: Duration) -> Self {
-        let start = Instant::now();
-        let end = start + within.min(MAX_WITHIN);
-        Self {
-            start,
-            within,
-            end,
-            sent_until: end,
-            is_background: false,
-            is_shared: false,
-            lingers: false,
-        }
+        let end = Instant::now() + within.min(MAX_WITHIN);
+        let (sent_until, is_background, is_shared, lingers) = (end, false, false, false);
+        Self { within, end, sent_until, is_background, is_shared, lingers }
     }
 
     /// Starts now, for a call that no request waits for: its failures say nothing about requests.
@@ -128,7 +119,7 @@ impl Deadline {
     }
 
     pub(crate) fn start(self) -> Instant {
-        self.start
+        self.end - self.within.min(MAX_WITHIN)
     }
 
     pub(crate) fn end(self) -> Instant {
