@@ -110,8 +110,6 @@ pub(crate) struct Undecided {
 
 /// A check whose denial can be remembered.
 struct Check {
-    memory: Arc<Memory>,
-    ttl: Duration,
     sent: Instant,
     first: CheckedLimit,
     rest: Vec<CheckedLimit>,
@@ -196,6 +194,8 @@ impl Denials {
         let mut has_other_quota = false;
         for limit in limits {
             match memory.find(limit, nanos, !ttl.is_zero()) {
+                // Returned at once: a decision that is moved waits for its parts to be written.
+                Found::Denial(found) if limits.len() == 1 => return Lookup::Denied(found),
                 Found::Denial(found) => denial = longest(denial, found),
                 Found::OtherQuota => has_other_quota = true,
                 Found::None(checked) if first.is_none() => first = Some(checked),
@@ -211,8 +211,7 @@ impl Denials {
             let changes = changes.collect();
             return Lookup::Undecided(Undecided { changes, ..Undecided::default() });
         }
-        let (memory, ttl) = (memory.clone(), *ttl);
-        let check = first.map(|first| Check { memory, ttl, sent: now, first, rest });
+        let check = first.map(|first| Check { sent: now, first, rest });
         Lookup::Undecided(Undecided { check, ..Undecided::default() })
     }
 
@@ -349,21 +348,26 @@ impl DenialShard {
 
 impl Undecided {
     /// Ends the changes, and remembers the decision if it is a denial.
-    pub(crate) fn resolve(&mut self, decision: &Decision, now: impl FnOnce() -> Instant) {
+    pub(crate) fn resolve(
+        &mut self,
+        denials: &Denials,
+        decision: &Decision,
+        now: impl FnOnce() -> Instant,
+    ) {
         let Self { check, changes, block_sent } = self;
         if let (Some(sent), [change]) = (*block_sent, &**changes) {
             change.note_block(sent, decision);
         }
         changes.clear(); // before the denial is remembered, which they would drop
         if let Some(check) = check {
-            check.learn(decision, now);
+            check.learn(denials, decision, now);
         }
     }
 }
 
 impl Check {
     /// Remembers a denial, and a block, and forgets the blocks that are over.
-    fn learn(&self, decision: &Decision, received: impl FnOnce() -> Instant) {
+    fn learn(&self, denials: &Denials, decision: &Decision, received: impl FnOnce() -> Instant) {
         let all = || iter::once(&self.first).chain(&self.rest);
         let knows_block = all().any(|limit| limit.block.is_some());
         if decision.is_allowed() && !decision.is_blocked() && !knows_block {
@@ -372,10 +376,10 @@ impl Check {
         let (received, named) = (received(), self.named(decision));
         for limit in all().filter(|limit| limit.block.is_some()) {
             let is_named = named.is_some_and(|named| ptr::eq(named, limit));
-            limit.forget_block(&self.memory, decision, is_named, received);
+            limit.forget_block(&denials.memory, decision, is_named, received);
         }
         if let Some(limit) = named {
-            limit.remember(self, decision, received);
+            limit.remember(denials, decision, [self.sent, received]);
         }
     }
 
@@ -410,9 +414,9 @@ impl CheckedLimit {
     }
 
     /// Remembers a denial, and a block, by this limit.
-    fn remember(&self, check: &Check, decision: &Decision, received: Instant) {
+    fn remember(&self, denials: &Denials, decision: &Decision, [sent, received]: [Instant; 2]) {
         let Self { hash, algorithm, shapes, max_wait, changes, .. } = *self;
-        let Check { memory, ttl, sent, .. } = check;
+        let Denials { memory, ttl } = denials;
         let mut shard = memory.shard(hash);
         // The store may have decided before the change. Denied for longer than the quota says, the
         // client would wait in vain (law 3); not remembered costs one call.
@@ -420,13 +424,13 @@ impl CheckedLimit {
             return;
         }
         if decision.is_blocked() {
-            shard.blocks.insert(hash, self.limiter, &self.key, block_end(*sent, decision));
+            shard.blocks.insert(hash, self.limiter, &self.key, block_end(sent, decision));
         }
         // A hold that ends elsewhere can return units at any time.
         if decision.held() > 0 {
             return;
         }
-        let times = [*sent, received].map(|instant| memory.nanos(instant));
+        let times = [sent, received].map(|instant| memory.nanos(instant));
         let denial = Denial::new(shapes, decision, max_wait, times, *ttl);
         if let Some(denial) =
             denial.filter(|it| it.left(decision.cost(), max_wait, times[1]).is_some())

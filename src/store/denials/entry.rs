@@ -163,7 +163,7 @@ impl KeyDenials {
     }
 
     pub(super) fn is_of(&self, settings: &Settings) -> bool {
-        (self.algorithm, self.last.quota()) == (settings.algorithm, settings.quota)
+        self.algorithm == settings.algorithm && self.last.quota() == settings.quota
     }
 
     /// Adds the denials of an older entry of the same key and quota.

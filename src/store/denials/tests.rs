@@ -45,8 +45,13 @@ const ALGORITHMS: [Algorithm; 8] = [
 ];
 
 impl Undecided {
-    fn resolve_with(mut self, decision: Decision, now: impl FnOnce() -> Instant) -> Decision {
-        self.resolve(&decision, now);
+    fn resolve_with(
+        mut self,
+        denials: &Denials,
+        decision: Decision,
+        now: impl FnOnce() -> Instant,
+    ) -> Decision {
+        self.resolve(denials, &decision, now);
         decision
     }
 }
@@ -128,7 +133,7 @@ impl<'a> Request<'a> {
 
     /// The request is denied at once.
     fn deny(self, denials: &Denials, wait: Duration, now: Instant) {
-        let _ = self.send(denials, now).resolve_with(self.denial(wait), || now);
+        let _ = self.send(denials, now).resolve_with(denials, self.denial(wait), || now);
     }
 }
 
@@ -139,7 +144,7 @@ fn a_denial_holds_until_the_denied_request_would_be_allowed_by_the_slowest_clock
     let wait = 1_000 * MILLISECOND;
     let undecided = request.send(&denials, start);
     let received = start + 40 * MILLISECOND;
-    let denial = undecided.resolve_with(request.denial(wait), || received);
+    let denial = undecided.resolve_with(&denials, request.denial(wait), || received);
     assert_eq!((denial.source(), denial.retry_after()), (Source::Store, Some(wait)));
 
     let cached = request.find(&denials, received).unwrap();
@@ -162,12 +167,12 @@ fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
     let (denials, settings, start) = (Denials::new(300 * MILLISECOND), bucket(), Instant::now());
     let request = Request::new(&settings);
     let undecided = request.send(&denials, start);
-    let _ = undecided.resolve_with(request.denial(HOUR), || start + 100 * MILLISECOND);
+    let _ = undecided.resolve_with(&denials, request.denial(HOUR), || start + 100 * MILLISECOND);
     assert!(request.find(&denials, start + 299 * MILLISECOND).is_some());
     assert!(request.find(&denials, start + 300 * MILLISECOND).is_none());
 
     let late = request.send(&denials, start + HOUR);
-    let _ = late.resolve_with(request.denial(HOUR), || start + HOUR + 300 * MILLISECOND);
+    let _ = late.resolve_with(&denials, request.denial(HOUR), || start + HOUR + 300 * MILLISECOND);
     assert!(request.find(&denials, start + HOUR + 300 * MILLISECOND).is_none());
 
     let denials = Denials::new(Duration::ZERO);
@@ -214,7 +219,8 @@ fn a_leaky_bucket_denies_until_there_is_room_and_a_request_may_wait_as_long() {
         let request = Request { max_wait: max_wait * SECOND, ..Request::new(&settings) };
         let reply =
             EngineReply { reset: 40.0 * SECOND, ..request.denied(seconds * 1_000 * MILLISECOND) };
-        let _ = request.send(&denials, start).resolve_with(request.decision(reply), || start);
+        let _ =
+            request.send(&denials, start).resolve_with(&denials, request.decision(reply), || start);
         move |max_wait: f64, millis: u32| {
             let request = Request { max_wait: max_wait * SECOND, ..request };
             let denial = request.find(&denials, start + millis * MILLISECOND)?;
@@ -250,7 +256,7 @@ fn denials_of_several_costs_are_remembered_and_the_longest_is_returned() {
     let mut sent = sent.collect::<Vec<_>>().into_iter();
     let mut receive = |count| {
         for (undecided, denial, sent) in sent.by_ref().take(count) {
-            let _ = undecided.resolve_with(denial, || sent);
+            let _ = undecided.resolve_with(&denials, denial, || sent);
         }
     };
     receive(4);
@@ -276,7 +282,7 @@ fn beyond_four_denials_of_a_key_the_oldest_makes_room_but_not_that_of_the_least_
         .map(|(millis, cost)| (request(cost).send(&denials, now + millis * MILLISECOND), cost));
     for (undecided, cost) in sent.collect::<Vec<_>>() {
         let denial = request(cost).denial(cost * 1_000 * MILLISECOND);
-        let _ = undecided.resolve_with(denial, || now);
+        let _ = undecided.resolve_with(&denials, denial, || now);
     }
     let found = [1, 2, 3, 4, 5, 6]
         .map(|cost| request(cost).find(&denials, now).unwrap().retry_after().unwrap().as_secs());
@@ -313,7 +319,7 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
                         denied += u64::from(!reply.admitted && reply.wait > 100.0);
                         let policy = settings.policy(cost.into());
                         let decision = Decision::new(policy, reply, 0.0);
-                        let _ = undecided.resolve_with(decision, || world.instant());
+                        let _ = undecided.resolve_with(&world.denials, decision, || world.instant());
                     }
                 }
             }
@@ -332,7 +338,7 @@ fn a_denial_by_a_block_denies_every_cost() {
     let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
     let request = Request { cost: 5, max_wait: 20.0 * SECOND, ..Request::new(&settings) };
     let undecided = request.send(&denials, now);
-    let _ = undecided.resolve_with(request.blocked(30_000 * MILLISECOND), || now);
+    let _ = undecided.resolve_with(&denials, request.blocked(30_000 * MILLISECOND), || now);
     for (cost, max_wait, retry_after) in [(5, 20.0, 10), (1, 0.0, 30), (9, 29.0, 1)] {
         let request = Request { cost, max_wait: max_wait * SECOND, ..request };
         let denial = request.find(&denials, now).unwrap();
@@ -378,7 +384,7 @@ fn a_block_is_forgotten_after_a_decision_that_was_sent_later_and_does_not_find_i
                     Free if is_allowed => request.allowed(MILLISECOND),
                     Free => request.denial(HOUR),
                 };
-                let _ = sent.pop_front().unwrap().resolve_with(decision, || now);
+                let _ = sent.pop_front().unwrap().resolve_with(&denials, decision, || now);
             }
             let known = denials.blocked_until(&settings, &Key::from("key")).is_some();
             assert_eq!(known, knows, "{events:?}, {is_allowed}");
@@ -394,16 +400,17 @@ fn of_several_limits_an_allowed_decision_ends_each_block_after_which_the_request
     for (delay, forgotten) in [(MILLISECOND, true), (2 * HOUR, false)] {
         let denials = Denials::new(Duration::ZERO);
         for request in requests {
-            let _ = request.send(&denials, now).resolve_with(request.blocked(HOUR), || now);
+            let _ =
+                request.send(&denials, now).resolve_with(&denials, request.blocked(HOUR), || now);
         }
         let known = |settings: &Settings| denials.blocked_until(settings, &Key::from("key"));
         assert_eq!((known(&first), known(&second)), (ends, ends));
         // It is about the first limit alone.
         let denied = send_all(&denials, &requests, now);
-        let _ = denied.resolve_with(requests[0].denial(HOUR), || now);
+        let _ = denied.resolve_with(&denials, requests[0].denial(HOUR), || now);
         assert_eq!((known(&first), known(&second)), (None, ends));
         let allowed = send_all(&denials, &requests, now);
-        let _ = allowed.resolve_with(requests[0].allowed(delay), || now);
+        let _ = allowed.resolve_with(&denials, requests[0].allowed(delay), || now);
         assert_eq!(known(&second).is_none(), forgotten);
     }
 }
@@ -436,7 +443,7 @@ fn a_request_with_another_quota_or_algorithm_drops_the_denial() {
             };
             // The store may decide it before the change.
             request.deny(&denials, HOUR, now);
-            let _ = change.resolve_with(Request::new(other).denial(HOUR), || now);
+            let _ = change.resolve_with(&denials, Request::new(other).denial(HOUR), || now);
             assert!(request.find(&denials, now).is_none(), "{action:?}");
         }
     }
@@ -497,7 +504,7 @@ fn of_several_limits_the_one_that_denies_is_remembered() {
     let now = Instant::now();
     let (one, two) = (Request::new(&first), Request { cost: 5, ..Request::new(&second) });
     let denials = Denials::new(HOUR);
-    let _ = send_all(&denials, &[one, two], now).resolve_with(two.denial(HOUR), || now);
+    let _ = send_all(&denials, &[one, two], now).resolve_with(&denials, two.denial(HOUR), || now);
     let find = |requests: &[_]| match look_up_all(&denials, Action::Check, requests, now) {
         Lookup::Denied(denial) => Some((denial.limiter(), denial.cost(), denial.source())),
         Lookup::Undecided(_) => None,
@@ -552,13 +559,13 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
     let changed = [Request::new(&larger), requests[1]];
     let undecided = send_all(&denials, &changed, now);
     assert!(requests[0].find(&denials, now).is_none(), "the quota is applied");
-    let _ = undecided.resolve_with(requests[1].denial(HOUR), || now);
+    let _ = undecided.resolve_with(&denials, requests[1].denial(HOUR), || now);
     assert!(requests[1].find(&denials, now).is_none());
     // A reset of the limit that denies.
     let denials = Denials::new(HOUR);
     let undecided = send_all(&denials, &requests, now);
     drop(denials.begin_return(&second, &Key::from("key")));
-    let _ = undecided.resolve_with(requests[1].denial(HOUR), || now);
+    let _ = undecided.resolve_with(&denials, requests[1].denial(HOUR), || now);
     assert!(requests[1].find(&denials, now).is_none());
 }
 
@@ -566,7 +573,8 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
 fn a_denial_that_names_a_limiter_of_two_limits_is_not_remembered() {
     let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
     let requests = [Request::new(&settings), Request { key: "other", ..Request::new(&settings) }];
-    let _ = send_all(&denials, &requests, now).resolve_with(requests[0].denial(HOUR), || now);
+    let _ =
+        send_all(&denials, &requests, now).resolve_with(&denials, requests[0].denial(HOUR), || now);
     assert!(requests.iter().all(|request| request.find(&denials, now).is_none()));
 }
 
@@ -597,7 +605,7 @@ fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
                 Send => undecided = Some(request.send(&denials, now)),
                 Receive => {
                     let denial = request.denial(HOUR);
-                    let _ = undecided.take().unwrap().resolve_with(denial, || now);
+                    let _ = undecided.take().unwrap().resolve_with(&denials, denial, || now);
                 }
                 Begin => change = Some(denials.begin_return(&settings, &Key::from("key"))),
                 End => drop(change.take()),
@@ -836,7 +844,7 @@ impl World {
     /// Receives the answer to the last check.
     fn receive(&mut self) {
         if let Some((undecided, decision)) = self.in_flight.pop() {
-            let _ = undecided.resolve_with(decision, || self.instant());
+            let _ = undecided.resolve_with(&self.denials, decision, || self.instant());
         }
     }
 
@@ -1059,7 +1067,7 @@ impl Several {
                 self.states = states;
                 self.now += latency;
                 let now = self.instant();
-                let _ = undecided.resolve_with(decision, || now);
+                let _ = undecided.resolve_with(&self.denials, decision, || now);
             }
         }
     }

@@ -28,7 +28,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Observers,
-    store::{LimitRequest, Settings},
+    store::{LimitRequest, Settings, denials::Denials},
     sync::lock,
 };
 
@@ -442,6 +442,10 @@ pub(super) struct Queued {
 }
 
 impl Queued {
+    pub(super) fn denials(&self) -> &Denials {
+        &self.batch.backend.denials
+    }
+
     /// Reports the failure of the check, and returns its error.
     pub(super) fn failed(&self, error: TransportError) -> Error {
         let CheckBatch { backend, settings, .. } = &*self.batch;

@@ -13,7 +13,7 @@ use crate::{
     decision::Outcome,
     keys::Key,
     observe::Observers,
-    store::{LimitRequest, Settings},
+    store::{LimitRequest, Settings, denials::Denials},
 };
 
 /// A request that holds units of one key.
@@ -42,6 +42,10 @@ impl SingleHold {
             lifetime: hold,
             open: backend.holds.open_ends(slice::from_ref(limit)),
         }
+    }
+
+    pub(super) fn denials(&self) -> &Denials {
+        &self.backend.denials
     }
 
     pub(super) fn enter(&self, deadline: Deadline) -> Entrance {

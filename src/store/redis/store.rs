@@ -341,13 +341,14 @@ impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        let mut undecided = match self.backend.denials.look_up(request, Instant::now()) {
+        let start = Instant::now();
+        let mut undecided = match self.backend.denials.look_up(request, start) {
             Lookup::Denied(decision) => {
                 return StoreFuture::cached(Outcome::of_nothing(decision));
             }
             Lookup::Undecided(undecided) => undecided,
         };
-        let deadline = self.start_deadline();
+        let deadline = Deadline::starting(start.into(), self.deadline);
         let limiter = request.limits[0].settings.name;
         let turn = match (request.action, request.limits) {
             (Action::Check, [limit]) if limit.hold.is_none() => {
@@ -357,7 +358,7 @@ impl Store for RedisStore {
                         return StoreFuture::pending(async move {
                             let outcome = (&mut queued).await;
                             let outcome = outcome.map_err(|error| queued.failed(error))?;
-                            undecided.resolve(&outcome.decision, Instant::now);
+                            undecided.resolve(queued.denials(), &outcome.decision, Instant::now);
                             Ok(outcome)
                         });
                     }
@@ -369,7 +370,7 @@ impl Store for RedisStore {
                     let failed = self.backend.failed(limiter);
                     return StoreFuture::pending(async move {
                         let outcome = hold.decide(queued, deadline).await.map_err(failed)?;
-                        undecided.resolve(&outcome.decision, Instant::now);
+                        undecided.resolve(hold.denials(), &outcome.decision, Instant::now);
                         Ok(outcome)
                     });
                 }
@@ -377,7 +378,7 @@ impl Store for RedisStore {
             }
             _ => None,
         };
-        let failed = self.backend.failed(limiter);
+        let (denials, failed) = (self.backend.denials.clone(), self.backend.failed(limiter));
         let first = request.limits[0].key;
         if !self.backend.client.is_cluster()
             || request.limits.iter().all(|limit| limit.key == first)
@@ -391,7 +392,7 @@ impl Store for RedisStore {
                     let execute = || call.execute(deadline);
                     let outcome = open.decide(execute(), || Some(execute()), deadline).await;
                     let outcome = outcome.map_err(failed)?;
-                    undecided.resolve(&outcome.decision, Instant::now);
+                    undecided.resolve(&denials, &outcome.decision, Instant::now);
                     Ok(outcome)
                 });
             }
@@ -408,7 +409,7 @@ impl Store for RedisStore {
                     None => call.execute(&client, deadline).await,
                 };
                 let outcome = outcome.map_err(failed)?;
-                undecided.resolve(&outcome.decision, Instant::now);
+                undecided.resolve(&denials, &outcome.decision, Instant::now);
                 Ok(outcome)
             });
         }
@@ -423,7 +424,7 @@ impl Store for RedisStore {
                 false => calls.execute_all(deadline).await,
             };
             let outcome = outcome.map_err(failed)?;
-            undecided.resolve(&outcome.decision, Instant::now);
+            undecided.resolve(&denials, &outcome.decision, Instant::now);
             Ok(outcome)
         })
     }

@@ -36,7 +36,11 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// Starts now.
     pub(crate) fn new(within: Duration) -> Self {
-        let end = Instant::now() + within.min(MAX_WITHIN);
+        Self::starting(Instant::now(), within)
+    }
+
+    pub(crate) fn starting(start: Instant, within: Duration) -> Self {
+        let end = start + within.min(MAX_WITHIN);
         let (sent_until, is_background, is_shared, lingers) = (end, false, false, false);
         Self { within, end, sent_until, is_background, is_shared, lingers }
     }
