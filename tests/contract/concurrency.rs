@@ -364,7 +364,7 @@ async fn a_check_keeps_no_place_of_a_limit_that_begins_to_count_places_during_th
     let (sender, begun) = mpsc::channel();
     let changed = limiter.clone();
     let changing = thread::spawn(move || begun.iter().for_each(|()| places.apply_to(&changed)));
-    for round in 0..200 {
+    for round in 0..4_000 {
         rate.apply_to(&limiter);
         sender.send(()).unwrap();
         let key = format!("user-{round}");
