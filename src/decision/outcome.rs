@@ -110,12 +110,6 @@ impl Receipts {
         }
     }
 
-    /// Returns whether units of a limit are held.
-    pub(crate) fn have_holds(&self) -> bool {
-        let each = self.each.iter().flat_map(|each| each.iter());
-        each.chain([&self.shared]).any(|receipt| matches!(receipt, Receipt::Hold(..)))
-    }
-
     /// Forgets the holds, which are kept elsewhere.
     pub(crate) fn remove_holds(&mut self) {
         let each = self.each.iter_mut().flat_map(|each| each.iter_mut());

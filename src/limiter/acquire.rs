@@ -593,13 +593,11 @@ impl Acquire {
         Ok(decision)
     }
 
-    /// Returns an error if an admitted request, which has no permit, holds units: a limit counts
-    /// them at a time since it has begun to wait. The drop returns what it has taken.
-    fn check_spent(&self) -> Result<(), Error> {
+    /// Returns an error if an admitted request, which has no permit, holds units. The drop returns
+    /// what it has taken.
+    pub(super) fn check_spent(&self) -> Result<(), Error> {
         match &self.phase {
-            Phase::Admitted(outcome, _) if outcome.receipts.have_holds() => {
-                self.charge.check_costs()
-            }
+            Phase::Admitted(outcome, _) => self.charge.check_spent(&outcome.receipts),
             _ => Ok(()),
         }
     }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     algorithm::Action,
-    decision::{Decision, KeyState, Outcome, Receipts},
+    decision::{Decision, KeyState, Outcome, Receipt, Receipts},
     error::Error,
     keys::Key,
     store::{LimitRequest, Released, StoreFuture, StoreRequest},
@@ -243,6 +243,10 @@ impl Charge {
     pub async fn check(&self) -> Result<Decision, Error> {
         self.check_costs()?;
         let outcome = self.decide(Action::Check, MaxWait::DEFAULT).await?;
+        if let Err(error) = self.check_spent(&outcome.receipts) {
+            self.release_in_background(&outcome.receipts);
+            return Err(error);
+        }
         Ok(outcome.decision)
     }
 
@@ -440,6 +444,16 @@ impl Charge {
         }
     }
 
+    /// Returns an error if an admitted request, which has no permit, holds units: a limit counts
+    /// them at a time since the costs were checked.
+    pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
+        let is_held = |index: usize| matches!(receipts.get(index), Receipt::Hold(..));
+        match self.parts().enumerate().find(|(index, _)| is_held(*index)) {
+            Some((_, part)) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned() }),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
         self.parts().map(|part| &part.key)
     }
@@ -501,34 +515,38 @@ impl Charge {
             [] if !first.holds() => {
                 first.limiter.decide(action, &first.key, first.cost(), max_wait)
             }
-            rest => {
+            [] if action == Action::Check => {
                 let can_wait = self.can_wait_for_holds(max_wait);
-                if rest.is_empty()
-                    && action == Action::Check
-                    && let Some(outcome) =
-                        first.limiter.hold_fast(&first.key, first.cost(), can_wait)
-                {
-                    return StoreFuture::ready(Ok(outcome));
+                match first.limiter.hold_fast(&first.key, first.cost(), can_wait) {
+                    Some(outcome) => StoreFuture::ready(Ok(outcome)),
+                    None => self.decide_carefully(action, max_wait),
                 }
-                let answer = self.decide_together(&first.limiter, action, max_wait, can_wait);
-                answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
             }
+            _ => self.decide_carefully(action, max_wait),
         }
     }
 
-    /// Decides about several limits, or about one whose units are held. `first` is the limiter of
-    /// the first.
-    fn decide_together(
+    /// Decides about several limits, or about one whose units are held and about which
+    /// [`hold_fast`](AnyLimiter::hold_fast) has not decided.
+    pub(crate) fn decide_carefully(
         &self,
-        first: &AnyLimiter,
         action: Action,
         max_wait: MaxWait,
-        can_wait: bool,
+    ) -> StoreFuture<Outcome> {
+        let answer = self.decide_together(action, max_wait);
+        answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
+    }
+
+    fn decide_together(
+        &self,
+        action: Action,
+        max_wait: MaxWait,
     ) -> Result<StoreFuture<Outcome>, Error> {
+        let can_wait = self.can_wait_for_holds(max_wait);
         if let Some(part) = self.parts().find(|part| part.holds() && !part.limiter.can_hold()) {
             return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
         }
-        let limiter = first.own()?;
+        let limiter = self.limiters().next().ok_or(Error::NoLimits)?.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().as_dyn().names();
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.

@@ -226,6 +226,10 @@ impl<'s, 'k, K> Check<'s, 'k, K> {
             };
             match Charge::new_n(self.limiter, &*key, self.n).recover_by_limiter(error) {
                 Ok(Recovered::Fallback(charge)) => {
+                    // It may count units at a time by now.
+                    if let Err(error) = charge.check_costs() {
+                        return self.done(Err(error));
+                    }
                     *answer = charge.decide(Action::Check, MaxWait::DEFAULT);
                     *falls_back = true;
                 }

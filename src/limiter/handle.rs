@@ -489,7 +489,7 @@ impl Limiter {
         let AnyStore::Memory(store) = &self.0.store else { return None };
         let version = self.current();
         let settings = &version.settings;
-        let reply = store.hold_fast(settings, key.as_bytes(), units)?;
+        let reply = store.decide_hold(settings, key.as_bytes(), units)?;
         let outcome = Outcome::new(settings.policy(units), reply, Action::Check, 0.0);
         let observers = &self.0.observers;
         if (!observers.is_empty() || !reply.admitted && log::records_denials())
@@ -611,10 +611,11 @@ impl Limiter {
         receipt: HoldReceipt,
         algorithm: Kind,
     ) -> KeptHold {
-        let Inner { store, hold_lifetime, observers, .. } = &*self.0;
+        let Inner { store, hold_lifetime, observers, versions, .. } = &*self.0;
         let guard = store.keep_hold(&|| {
-            let limiter = self.clone();
-            let latest = move || limiter.current().settings.clone();
+            // Not the limiter: the store would keep itself alive.
+            let versions = versions.clone();
+            let latest = move || versions.current().settings.clone();
             Hold {
                 settings: self.current().settings.clone(),
                 latest: LatestSettings(Arc::new(latest)),

@@ -7,7 +7,12 @@ use super::{
     acquire::Acquire, charge::Charge, handle::Limiter, max_wait::MaxWait, permit::Permit,
     recovery::Recovered,
 };
-use crate::{algorithm::micros, decision::Decision, error::Error, keys::Key};
+use crate::{
+    algorithm::{Action, micros},
+    decision::Decision,
+    error::Error,
+    keys::Key,
+};
 
 impl Limiter {
     /// Holds `n` units of the quota of `key`, if they are left: an estimate of a cost that is known
@@ -67,7 +72,10 @@ impl Limiter {
         if let Some(outcome) = self.hold_fast(&key, n, false) {
             return Ok(Permit::of_one(self, key, n, outcome));
         }
-        Charge::new(self, key).estimate(n).hold_or_recover(MaxWait::NONE).await
+        let (charge, max_wait) = (Charge::new(self, key).estimate(n), MaxWait::NONE);
+        let answer = charge.decide_carefully(Action::Check, max_wait);
+        let acquire = Acquire::new(charge.clone(), answer, max_wait);
+        charge.hold_or_recover(acquire, max_wait).await
     }
 
     /// Holds `n` units like [`hold`](Limiter::hold), and waits for them for up to `max_wait`.
@@ -121,7 +129,8 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Result<Permit, Decision>, Error> {
         let charge = Charge::new(self, key).estimate(n);
-        charge.hold_or_recover(MaxWait::UpTo(micros(max_wait))).await
+        let max_wait = MaxWait::UpTo(micros(max_wait));
+        charge.hold_or_recover(charge.begin_hold(max_wait)?, max_wait).await
     }
 }
 
@@ -201,8 +210,11 @@ impl Charge {
     }
 
     /// Holds, and applies the failure policy of the limiter if its store fails.
-    async fn hold_or_recover(&self, max_wait: MaxWait) -> Result<Result<Permit, Decision>, Error> {
-        let mut acquire = self.begin_hold(max_wait)?;
+    async fn hold_or_recover(
+        &self,
+        mut acquire: Acquire,
+        max_wait: MaxWait,
+    ) -> Result<Result<Permit, Decision>, Error> {
         let result = poll_fn(|cx| acquire.poll(cx)).await;
         let rest = max_wait.at_most(acquire.remaining_wait());
         match result {

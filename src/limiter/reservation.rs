@@ -143,6 +143,7 @@ impl Reservation {
         let answer = charge.decide(Action::Check, max_wait);
         let mut acquire = Acquire::new(charge, answer, max_wait);
         let decision = poll_fn(|cx| acquire.poll_decision(cx)).await?;
+        acquire.check_spent()?;
         Ok(Self::new(acquire, decision))
     }
 

@@ -210,7 +210,7 @@ impl<P: ProtocolBase> Shared<P> {
             Some(outcome) if outcome.decision.is_allowed() => outcome,
             known => {
                 state.charge = charge(key);
-                let decide = || state.charge.decide(Action::Check, max_wait);
+                let decide = || state.charge.decide_carefully(Action::Check, max_wait);
                 let answer = known.map_or_else(decide, |denied| StoreFuture::ready(Ok(denied)));
                 let proceeds = |it: &Outcome| it.decision.proceeds_immediately();
                 return match can_wait && !answer.now().is_some_and(proceeds) {

@@ -70,7 +70,7 @@ struct Memory {
     hasher: RandomState,
     /// When it was made: the entries count their instants from it.
     start: Instant,
-    /// The changes whose calls have not been executed yet.
+    /// The changes whose calls have not been executed yet, and the calls that may begin one.
     open_changes: AtomicUsize,
     /// Notified when there are none.
     no_changes: Notify,
@@ -141,12 +141,15 @@ enum Found {
 /// change itself is dropped, because its call has been executed. Denials that the store decided in
 /// between may or may not be older than the change.
 pub(crate) struct Change {
-    memory: Arc<Memory>,
+    open: OpenChange,
     hash: u64,
     limiter: &'static str,
     key: Key<'static>,
     ends_block: bool,
 }
+
+/// A change that is not executed yet, or a call that may begin one.
+pub(crate) struct OpenChange(Arc<Memory>);
 
 impl Denials {
     /// Remembers denials for at most `ttl`; none if it is zero.
@@ -222,7 +225,12 @@ impl Denials {
         self.memory.change(settings, key, true)
     }
 
-    /// Waits until all changes that have begun are executed or given up.
+    /// Begins a call whose answer may begin a change.
+    pub(crate) fn begin_call(&self) -> OpenChange {
+        self.memory.open_change()
+    }
+
+    /// Waits until all changes that have begun are executed or given up, and those of such calls.
     pub(crate) async fn changes_done(&self) {
         let Memory { open_changes, no_changes, .. } = &*self.memory;
         let notified = no_changes.notified();
@@ -286,12 +294,16 @@ impl Memory {
     }
 
     fn change(self: &Arc<Self>, settings: &Settings, key: &Key<'_>, ends_block: bool) -> Change {
-        let (memory, limiter) = (self.clone(), settings.name);
+        let (open, limiter) = (self.open_change(), settings.name);
         let hash = self.hash(limiter, key);
-        memory.open_changes.fetch_add(1, SeqCst);
-        let change = Change { memory, hash, limiter, key: key.clone().into_owned(), ends_block };
+        let change = Change { open, hash, limiter, key: key.clone().into_owned(), ends_block };
         change.apply();
         change
+    }
+
+    fn open_change(self: &Arc<Self>) -> OpenChange {
+        self.open_changes.fetch_add(1, SeqCst);
+        OpenChange(self.clone())
     }
 
     /// Returns whether a denial of the key is remembered that another quota made.
@@ -449,7 +461,7 @@ fn longest(known: Option<Decision>, found: Decision) -> Option<Decision> {
 
 impl Change {
     fn apply(&self) {
-        let mut shard = self.memory.shard(self.hash);
+        let mut shard = self.open.0.shard(self.hash);
         shard.changes += 1;
         shard.remove(self.hash, self.limiter, &self.key);
         if self.ends_block {
@@ -460,7 +472,7 @@ impl Change {
     fn note_block(&self, sent: Instant, blocked: &Decision) {
         if blocked.is_blocked() {
             let until = block_end(sent, blocked);
-            let mut shard = self.memory.shard(self.hash);
+            let mut shard = self.open.0.shard(self.hash);
             shard.blocks.insert(self.hash, self.limiter, &self.key, until);
         }
     }
@@ -469,8 +481,13 @@ impl Change {
 impl Drop for Change {
     fn drop(&mut self) {
         self.apply();
-        if self.memory.open_changes.fetch_sub(1, SeqCst) == 1 {
-            self.memory.no_changes.notify_waiters();
+    }
+}
+
+impl Drop for OpenChange {
+    fn drop(&mut self) {
+        if self.0.open_changes.fetch_sub(1, SeqCst) == 1 {
+            self.0.no_changes.notify_waiters();
         }
     }
 }

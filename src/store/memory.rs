@@ -330,7 +330,7 @@ impl MemoryStore {
     /// Holds units of a key that counts units at a time, if these settings counted it last. Returns
     /// `None` in all other cases, and has changed nothing then.
     #[inline]
-    pub(crate) fn hold_fast(
+    pub(crate) fn decide_hold(
         &self,
         settings: &Arc<Settings>,
         key: &[u8],
@@ -344,7 +344,7 @@ impl MemoryStore {
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
         let (entry, epochs) = shard.find_to_hold(hash, settings, key)?;
-        entry.hold_fast(settings, units, now, epochs)
+        entry.step_hold(settings, units, now, epochs)
     }
 
     /// Ends a hold, and wakes the requests that wait for its units.
@@ -369,7 +369,7 @@ impl MemoryStore {
             let mut shard = self.shard(hash);
             let now = shard.instant(self.0.clock.now(), &self.0.clock);
             let entry = shard.find(hash, settings, key.as_bytes());
-            entry.map(|entry| entry.end_hold(hold, now as f64))
+            entry.map(|entry| entry.step_end(hold, now as f64))
         };
         if found.is_none() {
             self.spend_of_lost(hold);

@@ -2,9 +2,11 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::SeqCst},
+        mpsc,
     },
+    thread,
     time::Duration,
 };
 
@@ -14,11 +16,18 @@ use tokio::{
 };
 use tower_ratelimit::{
     Algorithm, Charge, Error, FailurePolicy, Limiter, MemoryStore, Permit, Quota,
-    config::{ConfigError, Limits},
+    config::{ConfigError, Limit, Limits},
+    observe::{Event, Observer},
     store::{AnyStore, ErrorKind, Source, Store, WhenFull},
 };
 
-use crate::support::{self, load::until, memory_store, recorder::Recorder, server::RedisServer};
+use crate::support::{
+    self,
+    load::until,
+    memory_store,
+    recorder::{Recorder, observed},
+    server::RedisServer,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -340,4 +349,59 @@ async fn a_request_that_waits_to_spend_takes_no_place_of_a_limit_that_begins_to_
     assert!(matches!(error, Error::OnlyHolds { limiter, .. } if limiter == "two"));
     assert_eq!(two.peek("all").await.unwrap().held(), 0);
     assert!(one.check("alice").await.unwrap().is_allowed(), "its unit is returned");
+}
+
+/// The settings of a limit that counts places, and those of one that counts requests.
+fn places_and_rate() -> [Limit; 2] {
+    let places = "algorithm = 'concurrency'\nquota = '4 concurrent'";
+    [places, "algorithm = 'token-bucket'\nquota = '4/day'"].map(|it| toml::from_str(it).unwrap())
+}
+
+#[tokio::test]
+async fn a_check_keeps_no_place_of_a_limit_that_begins_to_count_places_during_the_call() {
+    let [places, rate] = places_and_rate();
+    let limiter = rate.limiter("streams", MemoryStore::new()).unwrap();
+    let (sender, begun) = mpsc::channel();
+    let changed = limiter.clone();
+    let changing = thread::spawn(move || begun.iter().for_each(|()| places.apply_to(&changed)));
+    for round in 0..4_000 {
+        rate.apply_to(&limiter);
+        sender.send(()).unwrap();
+        let key = format!("user-{round}");
+        let error = loop {
+            let charge = Charge::new(&limiter, &key);
+            let kept = async || Ok(limiter.check_within(&key, SECOND).await?.keep());
+            let result = if round % 2 == 0 { charge.check().await } else { kept().await };
+            if let Err(error) = result {
+                break error;
+            }
+        };
+        assert!(matches!(error, Error::OnlyHolds { .. }), "{error}");
+        assert_eq!(limiter.peek(&key).await.unwrap().held(), 0, "round {round}");
+    }
+    drop(sender);
+    changing.join().unwrap();
+}
+
+/// Lets a limiter count places once its store has failed.
+struct ChangedByFailure(OnceLock<Limiter>);
+
+impl Observer for ChangedByFailure {
+    fn on_event(&self, event: &Event<'_>) {
+        if let (Event::StoreFailed { .. }, Some(limiter)) = (event, self.0.get()) {
+            places_and_rate()[0].apply_to(limiter);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_fallback_of_a_check_keeps_no_place() {
+    let changing = Arc::new(ChangedByFailure(OnceLock::new()));
+    let store = observed(support::lazy("redis://127.0.0.1:1"), changing.clone());
+    let limiter = places_and_rate()[1].limiter("streams", store).unwrap();
+    let limiter = limiter.on_failure(FailurePolicy::Local { share: 1.0 });
+    changing.0.set(limiter.clone()).ok().unwrap();
+    let error = limiter.check("alice").await.unwrap_err();
+    assert!(matches!(error, Error::OnlyHolds { .. }), "{error}");
+    assert!(hold(&limiter, 4).await.is_some());
 }

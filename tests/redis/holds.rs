@@ -5,11 +5,13 @@ use std::{
     array,
     cell::RefCell,
     future, mem,
+    pin::pin,
     process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -120,7 +122,7 @@ async fn a_process_that_dies_frees_its_units_after_one_lifetime() {
     for algorithm in ALGORITHMS {
         let limiter = limiter(&store, algorithm);
         let (url, name) = (server.url(), limiter.name().to_owned());
-        let dying = std::thread::spawn(move || {
+        let dying = thread::spawn(move || {
             let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let permit = runtime.block_on(async {
                 let store = support::connected(support::config(&url)).await;
@@ -143,7 +145,7 @@ async fn after_a_flush_all_that_was_returned_is_back() {
     let server = RedisServer::start();
     let store = support::forgetful_store(&server).await;
     let url = server.url();
-    let exiting = std::thread::spawn(move || {
+    let exiting = thread::spawn(move || {
         let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let store = support::connected(support::config(&url)).await;
@@ -190,6 +192,63 @@ fn a_permit_can_be_dropped_while_its_runtime_shuts_down() {
         hold(&limiter, 1).await.cancel(); // sends the ends, too
         until_held(&limiter, 0, 2).await;
     });
+}
+
+/// A runtime in a thread, which ends when it is dropped.
+fn other_runtime() -> runtime::Runtime {
+    runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// The runtime of the first permit, in which they all are renewed, ends.
+#[tokio::test]
+async fn permits_are_renewed_after_the_end_of_the_runtime_that_renewed_them() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let first = other_runtime();
+    let connecting = async move {
+        let store = support::connected(support::config(&url).denial_ttl(Duration::ZERO)).await;
+        // A hold expires after a quarter of this, if it is not renewed.
+        let limiter = limiter(&store, Algorithm::token_bucket()).hold_lifetime(5 * LIFETIME);
+        (hold(&limiter, 1).await, limiter)
+    };
+    let (of_first, limiter) = first.spawn(connecting).await.unwrap();
+    let holding = limiter.clone();
+    // It does not run meanwhile.
+    let idle = thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        (runtime.block_on(hold(&holding, 1)), runtime)
+    });
+    let (of_idle, idle) = idle.join().unwrap();
+    let permit = hold(&limiter, 2).await;
+    first.shutdown_background();
+    tokio::time::sleep(2 * LIFETIME).await; // of a real server
+    assert!(!permit.is_expired());
+    assert_eq!(state(&limiter).await.held(), 4);
+    drop([of_first, of_idle]);
+    idle.shutdown_background();
+    permit.cancel();
+    until_held(&limiter, 0, 8).await;
+}
+
+#[test]
+fn an_end_that_no_runtime_sends_is_reported_when_the_store_is_dropped() {
+    let server = RedisServer::start();
+    let recorder = Recorder::new();
+    let runtime = other_runtime();
+    let (limiter, permit) = runtime.block_on(async {
+        let store = observed(support::forgetful_store(&server).await, recorder.clone());
+        let limiter = limiter(&store, Algorithm::token_bucket());
+        let permit = hold(&limiter, 8).await;
+        (limiter, permit)
+    });
+    drop(runtime);
+    permit.settle(3);
+    assert_eq!(recorder.take_of("hold unsettled"), [""; 0]);
+    drop(limiter);
+    assert_eq!(
+        recorder.take_of("hold unsettled"),
+        ["hold unsettled tokens-token-bucket alice 8 3"]
+    );
 }
 
 #[tokio::test]
@@ -497,6 +556,78 @@ async fn a_permit_whose_renewals_are_answered_late_does_not_expire() {
         }
     }
     panic!("the next renewal comes too late");
+}
+
+#[tokio::test]
+async fn a_flush_waits_for_the_answers_to_requests_that_have_gone() {
+    let server = RedisServer::start();
+    let gate = Gate::new(&server).await;
+    let store = RedisStore::from_connection(gate.clone());
+    let [tokens, others] = [Algorithm::FixedWindow, Algorithm::SlidingLog]
+        .map(|algorithm| limiter(&store, algorithm).hold_lifetime(600 * LIFETIME));
+    let both = Charge::new_n(&tokens, SLOW, 1).also_n(&others, 1);
+    let wait = Duration::from_secs(86_400);
+    gate.is_open.send_replace(false);
+    // One is dropped, and two fail at their deadlines.
+    let dropped = tokens.check_within_n(SLOW, 8, wait);
+    tokio::select! {
+        biased;
+        _ = dropped => panic!("it has no answer"),
+        () = until("it is sent", async || gate.kept() == 1) => {}
+    }
+    tokens.hold(SLOW, 1).await.unwrap_err();
+    both.try_acquire(wait).await.unwrap_err();
+    let mut flush = pin!(store.flush());
+    tokio::select! {
+        biased;
+        () = &mut flush => panic!("it does not wait"),
+        () = tokio::task::yield_now() => {}
+    }
+    gate.is_open.send_replace(true);
+    flush.await;
+    for limiter in [tokens, others] {
+        let state = limiter.peek(SLOW).await.unwrap();
+        assert_eq!((state.held(), state.remaining()), (0, 10), "{}", limiter.name());
+    }
+}
+
+/// The most calls under way at a server.
+const MAX_CALLS: usize = 16;
+
+#[tokio::test]
+async fn the_end_of_a_runtime_loses_no_end_unless_it_was_sent_and_then_reports_it() {
+    let server = RedisServer::start();
+    let gate = Gate::new(&server).await;
+    let recorder = Recorder::new();
+    let store = observed(RedisStore::from_connection(gate.clone()), recorder.clone());
+    let quota = Quota::concurrent(MAX_CALLS as u64 + 2);
+    let places = Limiter::new("places", store, Algorithm::concurrency(), quota);
+    let sending = other_runtime();
+    let of_sending = places.clone();
+    let permits = sending.spawn(async move {
+        let mut permits = vec![];
+        for key in [SLOW; MAX_CALLS].into_iter().chain(["fast"]) {
+            permits.push(of_sending.hold(key, 1).await.unwrap().unwrap());
+        }
+        permits
+    });
+    let mut permits = permits.await.unwrap();
+    let fast = permits.pop();
+    let _other = places.hold("other", 1).await.unwrap().unwrap();
+    gate.is_open.send_replace(false);
+    for (sent, permit) in (1..).zip(permits) {
+        drop(permit);
+        until("its end is sent", async || gate.kept() == sent).await;
+    }
+    drop(fast); // there is no room for a call
+    assert_eq!(places.peek("fast").await.unwrap().held(), 1);
+    sending.shutdown_background();
+    until("the end is sent by the other runtime", async || {
+        places.peek("fast").await.unwrap().held() == 0
+    })
+    .await;
+    let lost = recorder.take_of("hold unsettled");
+    assert_eq!(lost, [&*format!("hold unsettled places {SLOW} 1 1"); MAX_CALLS]);
 }
 
 #[tokio::test]

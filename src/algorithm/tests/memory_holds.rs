@@ -134,7 +134,7 @@ impl Both {
     }
 
     fn hold(&mut self, settings: &Arc<Settings>, units: u64) {
-        let fast = self.store.hold_fast(settings, b"key", units);
+        let fast = self.store.decide_hold(settings, b"key", units);
         if units == 0 || count(units) > settings.params.max_cost() {
             assert_eq!(fast, None, "the limiter returns an error");
             return;

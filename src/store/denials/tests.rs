@@ -319,7 +319,8 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
                         denied += u64::from(!reply.admitted && reply.wait > 100.0);
                         let policy = settings.policy(cost.into());
                         let decision = Decision::new(policy, reply, 0.0);
-                        let _ = undecided.resolve_with(&world.denials, decision, || world.instant());
+                        let denials = &world.denials;
+                        let _ = undecided.resolve_with(denials, decision, || world.instant());
                     }
                 }
             }

@@ -132,7 +132,7 @@ impl Entry {
     /// Holds units as [`decide`](Entry::decide) does, of a key that counts units at a time; `None`
     /// in uncommon cases: if other settings have counted the key, or if it is blocked.
     #[inline]
-    pub(super) fn hold_fast(
+    pub(super) fn step_hold(
         &mut self,
         settings: &Arc<Settings>,
         units: u64,
@@ -151,7 +151,7 @@ impl Entry {
     }
 
     /// Ends a hold of units that count at a time. Returns false if
-    /// [`end_hold`](Entry::end_hold) has to.
+    /// [`step_end`](Entry::step_end) has to.
     #[inline]
     pub(super) fn end_fast(&mut self, receipt: HoldReceipt, units: u64) -> bool {
         match &mut self.counts {
@@ -195,7 +195,7 @@ impl Entry {
     }
 
     /// Ends a hold. If another algorithm has counted the key since, it does not know the hold.
-    pub(super) fn end_hold(&mut self, hold: &EndedHold<'_>, now: f64) -> HoldReply {
+    pub(super) fn step_end(&mut self, hold: &EndedHold<'_>, now: f64) -> HoldReply {
         let params = self.settings.params;
         if params.kind() != hold.algorithm {
             return HoldReply::Lost;

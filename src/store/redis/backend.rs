@@ -26,7 +26,7 @@ use crate::{
     observe::{Event, Observers},
     store::{
         Hold, LatestSettings, Settings,
-        denials::{Denials, Undecided},
+        denials::{Denials, OpenChange, Undecided},
     },
 };
 
@@ -72,9 +72,11 @@ impl Backend {
         key_name(&self.prefix, settings, key)
     }
 
-    /// Begins a call that is awaited after its deadline, if there are not too many.
-    pub(super) fn begin_late_call(&self) -> Option<OwnedSemaphorePermit> {
-        self.late_calls.clone().try_acquire_owned().ok()
+    /// Begins a call that is awaited after its deadline, if there are not too many. A flush waits
+    /// for what its answer returns.
+    pub(super) fn begin_late_call(&self) -> Option<(OwnedSemaphorePermit, OpenChange)> {
+        let permit = self.late_calls.clone().try_acquire_owned().ok()?;
+        Some((permit, self.denials.begin_call()))
     }
 
     /// Reports the failure of a decision, or ends the changes of a request that is decided and

@@ -3,11 +3,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fmt, mem,
+    fmt, iter, mem,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 
@@ -88,8 +89,12 @@ struct Holds {
     /// When each of them is renewed: a task that wakes for an end looks at no other holds.
     renewals: BTreeSet<(Instant, u64)>,
     ended: Vec<Ended>,
+    /// Those in which holds of `live` were taken, in the order of the last ones.
+    runtimes: Vec<Weak<Handle>>,
     next_id: u64,
     has_task: bool,
+    /// The number of the task that is being spawned.
+    starting: u64,
     /// The number of the last task, and the time at which it was first woken since it last looked
     /// for work: one whose runtime stands still is replaced.
     generation: u64,
@@ -105,9 +110,11 @@ struct Live {
     /// The time at which it is renewed, and at which it has expired.
     due: Instant,
     expires: Instant,
+    /// The runtime in which it was taken.
+    _runtime: Option<Arc<Handle>>,
 }
 
-/// A hold whose permit has ended.
+/// A hold whose permit has ended. If it is dropped without an answer, that is reported.
 struct Ended {
     id: u64,
     hold: Hold,
@@ -117,6 +124,8 @@ struct Ended {
     is_renewed: bool,
     /// It is not sent later: the units have been spent then.
     expires: Instant,
+    /// True once the server has executed it in time.
+    is_settled: bool,
     open: OpenEnd,
     /// Lets later checks ask the server, as units may be returned.
     _change: Change,
@@ -128,17 +137,19 @@ impl Ended {
     fn is_too_late(&self, now: Instant) -> bool {
         self.expires <= now && self.used <= self.hold.units
     }
+}
 
-    /// Reports that all units count as used, instead of those that were. Units that count at a time
-    /// stay held instead, until the hold expires.
-    fn report_unsettled(&self) {
-        let Self { hold, used, expires, .. } = self;
+/// Reports that all units count as used, instead of those that were. Units that count at a time
+/// stay held instead, until the hold expires.
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let Self { hold, used, expires, is_settled, .. } = self;
         let (key, held, used) = (&hold.key, hold.units, *used);
         let matters = match hold.settings.params.spends() {
             true => used != held,
             false => Instant::now() < *expires,
         };
-        if matters {
+        if !*is_settled && matters {
             let limiter = hold.settings.name;
             hold.observers.report(&Event::HoldUnsettled { limiter, key, held, used });
         }
@@ -256,6 +267,21 @@ impl Holds {
         Some(Due { late, ended, renewals, next: self.renewals.first().map(|(at, _)| *at) })
     }
 
+    /// Returns the current runtime, as the holds that are taken in it keep it.
+    fn runtime(&mut self) -> Option<Arc<Handle>> {
+        let current = Handle::try_current().ok()?;
+        let is_it =
+            |known: &Weak<Handle>| known.upgrade().is_some_and(|it| it.id() == current.id());
+        let index = self.runtimes.iter().position(is_it);
+        let known = index.and_then(|index| self.runtimes.remove(index).upgrade());
+        let runtime = known.unwrap_or_else(|| {
+            self.runtimes.retain(|known| known.strong_count() > 0);
+            Arc::new(current)
+        });
+        self.runtimes.push(Arc::downgrade(&runtime));
+        Some(runtime)
+    }
+
     /// Returns the number of a new task, if one is needed.
     fn next_task(&mut self) -> Option<u64> {
         let now = Instant::now();
@@ -268,7 +294,23 @@ impl Holds {
         }
         (self.has_task, self.woken) = (true, None);
         self.generation += 1;
+        self.starting = self.generation;
         Some(self.generation)
+    }
+
+    /// Returns false if there is no task after one was spawned: its runtime has ended.
+    fn has_started(&mut self) -> bool {
+        self.starting = 0;
+        self.has_task
+    }
+
+    /// Ends a task that is dropped. Returns whether another one has to do its work.
+    fn drop_task(&mut self, generation: u64) -> bool {
+        if self.generation != generation {
+            return false;
+        }
+        self.has_task = false;
+        self.starting != generation && !(self.live.is_empty() && self.ended.is_empty())
     }
 
     fn expired(&mut self, id: u64) {
@@ -305,9 +347,10 @@ impl Keeper {
         let lives = hold.lifetime / FIRST_PART;
         let now = Instant::now();
         let (due, expires) = (now + lives / RENEWED_AFTER, now + lives);
-        let live = Live { hold, is_renewed: false, taken: now, due, expires };
         let id = {
             let holds = &mut *lock(&self.0.holds);
+            let _runtime = holds.runtime();
+            let live = Live { hold, is_renewed: false, taken: now, due, expires, _runtime };
             holds.next_id += 1;
             holds.renewals.insert((live.due, holds.next_id));
             holds.live.insert(holds.next_id, live);
@@ -341,25 +384,23 @@ impl Keeper {
         if !hold.settings.params.spends() || queues.is_waited_for(key) {
             ends.hurry();
         }
-        self.queue(Ended { id, hold, used, is_renewed: false, expires, open, _change: change });
+        let (is_renewed, is_settled, _change) = (false, false, change);
+        self.queue(Ended { id, hold, used, is_renewed, expires, is_settled, open, _change });
         self.start();
     }
 
     /// Queues an end, unless too many wait. A hold is not renewed any more.
     fn queue(&self, mut end: Ended) {
-        let left = {
-            let holds = &mut *lock(&self.0.holds);
-            // Under the same lock: the answer to a renewal finds the hold before, or its end.
-            if let Some(Live { hold, is_renewed, expires, .. }) = holds.take(end.id) {
-                end = Ended { hold, is_renewed, expires, ..end };
-            }
-            if holds.ended.len() < MAX_ENDED {
-                holds.ended.push(end);
-                return;
-            }
-            end
-        };
-        left.report_unsettled();
+        let mut holds = lock(&self.0.holds);
+        // Under the same lock: the answer to a renewal finds the hold before, or its end.
+        if let Some(Live { hold, is_renewed, expires, .. }) = holds.take(end.id) {
+            (end.hold, end.is_renewed, end.expires) = (hold, is_renewed, expires);
+        }
+        if holds.ended.len() < MAX_ENDED {
+            return holds.ended.push(end);
+        }
+        drop(holds);
+        drop(end); // not under the lock
     }
 
     /// Returns the ends of holds that Redis may not know yet, of the keys of which a request holds
@@ -380,14 +421,23 @@ impl Keeper {
 
     /// Wakes the task, or starts one.
     pub(super) fn start(&self) {
-        self.0.changed.notify_one();
-        let Some(runtime) = Handle::try_current().ok().or_else(|| self.0.client.runtime()) else {
-            return; // the next call starts it
+        let KeeperInner { holds, changed, client, .. } = &*self.0;
+        changed.notify_one();
+        // The last one first: it is the least likely to stand still.
+        let of_holds = || {
+            let holds = lock(holds);
+            holds.runtimes.iter().rev().filter_map(Weak::upgrade).collect::<Vec<_>>()
         };
-        // A runtime that shuts down drops the task at once, which takes the lock.
-        let generation = lock(&self.0.holds).next_task();
-        if let Some(generation) = generation {
+        let of_holds = iter::once_with(of_holds).flatten().map(|runtime| (*runtime).clone());
+        let others = iter::once_with(|| client.runtime()).flatten().chain(of_holds);
+        // If none of them runs, the next call starts it.
+        for runtime in Handle::try_current().into_iter().chain(others) {
+            let Some(generation) = lock(holds).next_task() else { return };
+            // A runtime that shuts down drops the task at once, which takes the lock.
             runtime.spawn(run(Task { keeper: self.clone(), generation, is_done: false }));
+            if lock(holds).has_started() {
+                return;
+            }
         }
     }
 
@@ -395,7 +445,7 @@ impl Keeper {
     /// nothing if another task has replaced this one.
     fn take_due(&self, generation: u64) -> Option<(Vec<Sent>, Option<Instant>)> {
         let Due { late, ended, renewals, next } = lock(&self.0.holds).take_due(generation)?;
-        late.iter().for_each(Ended::report_unsettled);
+        drop(late);
         let renewal = |(id, hold)| Sent::Renewal(Renewal { id, hold, keeper: self.clone() });
         let ends = ended.into_iter().map(Sent::End);
         let mut due: Vec<_> = ends.chain(renewals.into_iter().map(renewal)).collect();
@@ -404,10 +454,14 @@ impl Keeper {
     }
 
     /// Does what the answer to a change demands.
-    fn answered(&self, sent: Sent, began: Instant, reply: HoldReply) {
-        let returned = match &sent {
+    fn answered(&self, mut sent: Sent, began: Instant, reply: HoldReply) {
+        let returned = match &mut sent {
             Sent::Renewal(..) => None,
-            Sent::End(end) => Some(end.open.key()),
+            Sent::End(end) => {
+                let is_late = matches!(reply, HoldReply::Expired) && end.used < end.hold.units;
+                end.is_settled = !is_late;
+                Some(end.open.key())
+            }
         };
         let hold = sent.hold();
         let Hold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
@@ -424,7 +478,6 @@ impl Keeper {
                 lock(&self.0.holds).expired(*id);
                 observers.report(&Event::HoldExpired { limiter, key, held });
             }
-            (Sent::End(end), HoldReply::Expired) if end.used < held => end.report_unsettled(),
             (_, HoldReply::Lost) => observers.report(&lost),
             _ => {}
         }
@@ -447,7 +500,7 @@ impl Keeper {
                 holds.renew_at(id, now + pause.max(PAUSE));
             }
             // Repeated, an end would take the units of another hold.
-            Sent::End(end) if may_have_run => end.report_unsettled(),
+            Sent::End(_) if may_have_run => {}
             Sent::End(end) => {
                 self.queue(end);
                 self.start();
@@ -465,7 +518,7 @@ fn lifetime(lifetime: Duration) -> Lifetime {
     Lifetime::new(lifetime.as_micros() as u64)
 }
 
-/// The task of a keeper. If its runtime ends, the next call starts another one.
+/// The task of a keeper. If its runtime ends, another one that has holds goes on with the work.
 struct Task {
     keeper: Keeper,
     generation: u64,
@@ -489,9 +542,10 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        let holds = &mut *lock(&self.keeper.0.holds);
-        if !self.is_done && holds.generation == self.generation {
-            holds.has_task = false;
+        let has_work = !self.is_done && lock(&self.keeper.0.holds).drop_task(self.generation);
+        // After a panic, the next call starts one: the task could panic again at once.
+        if has_work && !thread::panicking() {
+            self.keeper.start();
         }
     }
 }
@@ -504,7 +558,7 @@ impl NodeSlots {
     /// Returns those of the node to which a call goes.
     fn of(&mut self, keeper: &Keeper, call: &Call) -> Arc<Semaphore> {
         let KeeperInner { client, prefix, .. } = &*keeper.0;
-        let hold = call.values().flatten().next().map(Sent::hold);
+        let hold = call.keys.values().flatten().next().map(Sent::hold);
         let name = hold.map(|hold| key_name(prefix, &hold.settings, &hold.key));
         let node = client.node_id(name.map_or(0, |name| client.slot_of(&name)));
         let new = || Arc::new(Semaphore::new(MAX_CALLS));
@@ -533,14 +587,14 @@ async fn run(mut task: Task) {
         }
         let by_key = keeper.0.client.is_cluster() || keeper.0.is_clustered.load(Relaxed);
         let mut round = JoinSet::new();
-        for call in calls(due, by_key) {
-            let (keeper, slots) = (keeper.clone(), slots.of(keeper, &call));
+        for call in calls(keeper, due, by_key) {
+            let slots = slots.of(keeper, &call);
             // A node that does not answer must not delay the calls to others. One server gets a
             // call with the changes that come while its slots are taken.
             let slot = if by_key { None } else { slots.clone().acquire_owned().await.ok() };
             round.spawn(async move {
                 let _slot = if slot.is_some() { slot } else { slots.acquire_owned().await.ok() };
-                send(&keeper, call).await;
+                send(call).await;
             });
         }
         drop(timeout(ROUND, async { while round.join_next().await.is_some() {} }).await);
@@ -548,41 +602,54 @@ async fn run(mut task: Task) {
     }
 }
 
-/// The changes of some keys, which one call carries.
-type Call = BTreeMap<String, Vec<Sent>>;
+/// The changes of some keys, which one call carries. Those that are left when it is dropped have
+/// failed: also if it is dropped with its runtime.
+struct Call {
+    keeper: Keeper,
+    keys: BTreeMap<String, Vec<Sent>>,
+    /// True if the server may have executed the changes that are left.
+    may_have_run: bool,
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        for sent in mem::take(&mut self.keys).into_values().flatten() {
+            self.keeper.failed(sent, self.may_have_run);
+        }
+    }
+}
 
 /// Divides changes into calls: each of keys of one limiter, and in a cluster of one key.
-fn calls(due: Vec<Sent>, by_key: bool) -> Vec<Call> {
+fn calls(keeper: &Keeper, due: Vec<Sent>, by_key: bool) -> Vec<Call> {
     let mut limiters: HashMap<usize, Vec<Sent>> = HashMap::new();
     for sent in due {
         limiters.entry(Arc::as_ptr(&sent.hold().settings) as usize).or_default().push(sent);
     }
     let max_keys = if by_key { 1 } else { MAX_KEYS };
     let mut calls = vec![];
+    let mut add = |keys| calls.push(Call { keeper: keeper.clone(), keys, may_have_run: false });
     for all in limiters.into_values() {
-        let (mut call, mut count) = (Call::new(), 0);
+        let (mut keys, mut count) = (BTreeMap::<_, Vec<_>>::new(), 0);
         for sent in all {
             let key = sent.hold().key.as_str().to_owned();
-            if call.len() == max_keys && !call.contains_key(&key) || count == MAX_CHANGES {
-                calls.push(mem::take(&mut call));
+            if keys.len() == max_keys && !keys.contains_key(&key) || count == MAX_CHANGES {
+                add(mem::take(&mut keys));
                 count = 0;
             }
-            call.entry(key).or_default().push(sent);
+            keys.entry(key).or_default().push(sent);
             count += 1;
         }
-        calls.push(call);
+        add(keys);
     }
     calls
 }
 
 /// Executes a call.
-async fn send(keeper: &Keeper, call: Call) {
-    let began = Instant::now();
-    let Some(settings) = call.values().flatten().next().map(|sent| sent.hold().settings.clone())
-    else {
-        return;
-    };
-    let keys = call.values().map(|sent| {
+async fn send(mut call: Call) {
+    let (began, keeper) = (Instant::now(), call.keeper.clone());
+    let first = call.keys.values().flatten().next();
+    let Some(settings) = first.map(|sent| sent.hold().settings.clone()) else { return };
+    let keys = call.keys.values().map(|sent| {
         let key = key_name(&keeper.0.prefix, &settings, &sent[0].hold().key);
         (key, sent.iter().map(Sent::change).collect())
     });
@@ -590,58 +657,34 @@ async fn send(keeper: &Keeper, call: Call) {
     let keys = keys.iter().map(|(key, changes)| (&**key, &**changes));
     let (command, script) = script::change_holds(&settings.params, keys);
     let command = Command::script(&command, &script.text);
+    call.may_have_run = true;
     let reply = keeper.0.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
     let results =
         reply.and_then(|(reply, _)| script::read_changes(&reply).map_err(TransportError::of_redis));
-    let mut failed = Failed { keeper: keeper.clone(), again: vec![] };
     match results {
         Ok(results) => {
-            for (sent, result) in call.into_values().zip(results) {
-                match result {
+            call.may_have_run = false;
+            for ((key, sent), result) in mem::take(&mut call.keys).into_iter().zip(results) {
+                match result.map_err(TransportError::of_redis) {
                     Ok(replies) => {
                         let both = sent.into_iter().zip(replies);
                         both.for_each(|(sent, reply)| keeper.answered(sent, began, reply));
                     }
-                    Err(error) => {
-                        let may_have_run = TransportError::of_redis(error).may_have_run();
-                        failed.add(sent, may_have_run);
+                    Err(error) if error.may_have_run() => {
+                        sent.into_iter().for_each(|sent| keeper.failed(sent, true));
                     }
+                    Err(_) => _ = call.keys.insert(key, sent),
                 }
             }
         }
         Err(error) => {
             let is_split = error.server_kind() == Some(ServerErrorKind::CrossSlot);
             keeper.0.is_clustered.fetch_or(is_split, Relaxed);
-            let may_have_run = error.may_have_run() && !is_split;
-            failed.add(call.into_values().flatten(), may_have_run);
+            call.may_have_run = error.may_have_run() && !is_split;
         }
     }
-    if !failed.again.is_empty() {
+    if !call.may_have_run && !call.keys.is_empty() {
         sleep(PAUSE).await;
-    }
-}
-
-/// The changes of a call that has failed. The drop lets those be sent again that have not run: also
-/// if it is the drop of the runtime.
-struct Failed {
-    keeper: Keeper,
-    again: Vec<Sent>,
-}
-
-impl Failed {
-    fn add(&mut self, changes: impl IntoIterator<Item = Sent>, may_have_run: bool) {
-        match may_have_run {
-            true => changes.into_iter().for_each(|sent| self.keeper.failed(sent, true)),
-            false => self.again.extend(changes),
-        }
-    }
-}
-
-impl Drop for Failed {
-    fn drop(&mut self) {
-        for sent in mem::take(&mut self.again) {
-            self.keeper.failed(sent, false);
-        }
     }
 }
 

@@ -228,12 +228,13 @@ impl RedisStore {
     }
 
     /// Waits until the units that were returned before this call are back in Redis: units of ended
-    /// permits, and of requests that were dropped while they waited. A process that exits without
-    /// it can lose the last ones. The units of a permit then count as used when its hold expires.
+    /// permits, and of requests that were dropped while they waited, also for their answer. A
+    /// process that exits without it can lose the last ones. The units of a permit then count as
+    /// used when its hold expires.
     ///
     /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
-    /// waits until the holds expire, and up to an hour for units of dropped requests. It does not
-    /// wait for checks that were dropped before their answer.
+    /// waits until the holds expire, up to 30 s for the answers to such requests, and up to an hour
+    /// for units of dropped requests.
     ///
     /// # Cancel safety
     ///
@@ -471,7 +472,11 @@ impl Store for RedisStore {
     fn spawn_background(&self, task: BackgroundTask) {
         if let Some(runtime) = Handle::try_current().ok().or_else(|| self.backend.client.runtime())
         {
-            runtime.spawn(task);
+            let open = self.backend.denials.begin_call();
+            runtime.spawn(async move {
+                task.await;
+                drop(open);
+            });
         }
     }
 

@@ -17,6 +17,7 @@ mod login;
 mod queue;
 mod server_state;
 mod session;
+mod silence;
 #[cfg(feature = "tls-rustls-no-provider")]
 mod tls;
 mod traffic;

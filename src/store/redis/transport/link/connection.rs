@@ -24,6 +24,7 @@ use super::{
     line::{IDLE, Line},
     queue::{CommandQueue, Outcome, Position},
     session::Session,
+    silence::Silence,
 };
 use crate::sync::lock;
 
@@ -33,6 +34,8 @@ pub(crate) struct Connection {
     /// The runtime in which the connection was made.
     runtime: Handle,
     state: Arc<Mutex<ConnectionState>>,
+    /// Ended by the line. So a reply counts whose caller is gone.
+    silence: Silence,
     has_one_clock: bool,
     /// The start of the last call.
     called: Instant,
@@ -43,8 +46,6 @@ struct ConnectionState {
     made: Instant,
     /// The time of the last command.
     used: Instant,
-    /// The time of the first command since the last reply.
-    unanswered_since: Option<Instant>,
     clock_offset: ClockOffset,
 }
 
@@ -180,8 +181,9 @@ impl Connection {
         clock_offset: Option<ClockOffset>,
         queue: &Arc<CommandQueue>,
     ) -> Self {
+        let silence = Silence::default();
         let link = match opened {
-            Opened::Session(session) => Link::Line(Line::new(session, queue)),
+            Opened::Session(session) => Link::Line(Line::new(session, queue, silence.clone())),
             Opened::Given(connection) => Link::Given(connection),
         };
         Self {
@@ -189,6 +191,7 @@ impl Connection {
             runtime: Handle::current(),
             has_one_clock: clock_offset.is_some(),
             state: Arc::new(Mutex::new(ConnectionState::new(clock_offset))),
+            silence,
             called: Instant::now(),
         }
     }
@@ -210,13 +213,13 @@ impl Connection {
             self.notice_end_while_idle().await;
         }
         let sent = Instant::now();
-        lock(&self.state).unanswered_since.get_or_insert(sent);
+        self.silence.begin(sent);
         let reply = self.send(command, deadline, position).await?.and_then(without_error);
         let partial_error = reply.as_ref().ok().and_then(partial_error);
         let result = reply.and_then(read);
         let replied = Replied { result, partial_error, latency: sent.elapsed() };
-        if replied.error().is_none_or(is_reply) {
-            lock(&self.state).unanswered_since = None;
+        if matches!(self.link, Link::Given(_)) && replied.error().is_none_or(is_reply) {
+            self.silence.end();
         }
         Some(replied)
     }
@@ -281,7 +284,7 @@ impl Connection {
 
     /// Returns the time for which commands have waited without any reply.
     pub(crate) fn silence(&self) -> Duration {
-        lock(&self.state).unanswered_since.map_or(Duration::ZERO, |since| since.elapsed())
+        self.silence.time()
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {
@@ -297,6 +300,6 @@ impl ConnectionState {
     fn new(clock_offset: Option<ClockOffset>) -> Self {
         let now = Instant::now();
         let clock_offset = clock_offset.unwrap_or_else(ClockOffset::new);
-        Self { made: now, used: now, unanswered_since: None, clock_offset }
+        Self { made: now, used: now, clock_offset }
     }
 }

@@ -26,6 +26,7 @@ use super::{
     deadline::Deadline,
     queue::{CommandQueue, Outcome, Position, Request},
     session::{DriverFuture, Session},
+    silence::Silence,
     traffic::Traffic,
 };
 
@@ -67,7 +68,7 @@ impl Drop for WriterTask {
 impl Line {
     /// Begins a line over a session, which takes the commands of the queue from now on. A task owns
     /// the session.
-    pub(crate) fn new(session: Session, queue: &Arc<CommandQueue>) -> Self {
+    pub(super) fn new(session: Session, queue: &Arc<CommandQueue>, silence: Silence) -> Self {
         let driver = session.take_driver();
         session.traffic.bound();
         let (number, has_ended) = (queue.begin_line(), Arc::<AtomicBool>::default());
@@ -75,6 +76,7 @@ impl Line {
             commands: session.commands.clone(),
             driver,
             traffic: session.traffic.clone(),
+            silence,
             number,
             queue: queue.clone(),
             has_ended: has_ended.clone(),
@@ -109,6 +111,7 @@ struct Writer {
     commands: MultiplexedConnection,
     driver: DriverFuture,
     traffic: Arc<Traffic>,
+    silence: Silence,
     /// The number of the line.
     number: u64,
     queue: Arc<CommandQueue>,
@@ -170,6 +173,7 @@ impl Writer {
             && let Some(exchange) = self.under_way.pop_front()
         {
             self.traffic.end_reply();
+            self.silence.end();
             self.was_answered = true;
             self.answer(exchange, reply);
         }
@@ -216,6 +220,9 @@ impl Writer {
         }
         for Repeated { request, has_text } in next {
             self.hand_over(cx, request, has_text);
+        }
+        if has_next && self.under_way.is_empty() {
+            self.silence.end(); // all of them were too late, or their callers are gone
         }
         has_next
     }

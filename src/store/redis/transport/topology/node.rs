@@ -459,7 +459,12 @@ impl Sending {
             };
             self.was_sent = true;
             let replied = connection.execute(command, deadline, &mut position);
-            let Some(replied) = deadline.wait_for(replied).await? else {
+            let Some(replied) = deadline.wait_for(replied).await else {
+                // It can still be in the queue.
+                self.was_sent = position.is_none_or(|position| !channel.withdraw(position));
+                return None;
+            };
+            let Some(replied) = replied else {
                 self.was_sent = false;
                 return None;
             };
@@ -527,3 +532,6 @@ impl Executor for Arc<Node> {
         Node::runtime(self)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -46,7 +46,7 @@ impl Setup {
         let login = RedisConnectionInfo::default().set_skip_set_lib_name();
         let endpoint = Endpoint::new(place, login, None);
         let session = endpoint.open(CONNECT_TIMEOUT, None, None);
-        let line = Line::new(session.await.unwrap(), &queue);
+        let line = Line::new(session.await.unwrap(), &queue, Silence::default());
         Self { line, queue, seen, _server: server }
     }
 
