@@ -1,5 +1,7 @@
 -- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
--- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path.
+-- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path. What stands
+-- behind ENGINE in state.lua goes in front of the model: for a call that creates no engine, a
+-- variable that the engine captures is dearer than all else that is done for one key.
 -- lifetime  before the items, to hold: {lifetime, grid}, doubles
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
@@ -64,12 +66,10 @@ if action == 'release' then
 end
 
 -- FAST
--- Ends and renews holds.
-local function change(changes, i)
-  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-end
-
 if action == 'holds' then
+  local function change(changes, i)
+    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+  end
   local position, reply = 1, {now}
   for i = 1, #KEYS do
     local count, changes = nil, {}

@@ -15,7 +15,6 @@
 local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
 local BEYOND, BEYOND_SIZE = '<BI7I7I7I6I4I3I7', 42
 local form -- 76, or 77 for the second one; none for a new key
-local shapes, period, new_period = true, 1, 1
 local limit, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
 local at, debt, beyond, last, excess, unit, lump
@@ -28,3 +27,5 @@ local function encode(waits)
   end
   return struct.pack(STATE, 76, at, debt, last, unit, lump, excess, exponent)
 end
+-- ENGINE
+local shapes, period, new_period = true, 1, 1

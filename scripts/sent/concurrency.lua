@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line 91aeea5d7cd2d2d35308aa29584abdd2717b1314
+-- EVALSHA names the text below this line 1f120b7595eff2b7ff20778d2615b2e9c768b422
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -77,12 +77,12 @@ local lifetime, grid = 0, 0
 if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
-local size, size_text = 0, '0'
 fast_action = 'hold'
 local limit = struct.unpack('<d', params, 2)
 
 local function create_engine()
   local cost, max_wait
+local size, size_text = 0, '0'
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -964,11 +964,10 @@ function change_fast(i, changes)
   end
   return table.concat(results)
 end
-local function change(changes, i)
-  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-end
-
 if action == 'holds' then
+  local function change(changes, i)
+    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+  end
   local position, reply = 1, {now}
   for i = 1, #KEYS do
     local count, changes = nil, {}

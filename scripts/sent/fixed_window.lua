@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 558cda243d9a8c98f75ee29a13b6b6a89c6cf0b5
+-- EVALSHA names the text below this line 95ed587f00b71a074757a94538bf509419dcd8bd
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -77,12 +77,13 @@ local lifetime, grid = 0, 0
 if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
-local STATE, size, size_text = '<BI7I7I7I6', 28, '28'
+local STATE, size = '<BI7I7I7I6', 28
 local limit, window = struct.unpack('<dd', params, 2)
-local start, last, count, length
 
 local function create_engine()
   local cost, max_wait
+local size_text = '28'
+local start, last, count, length
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -928,11 +929,10 @@ local function fast(_, i, runs)
     return found, count > before and count, is_open
   end
 end
-local function change(changes, i)
-  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-end
-
 if action == 'holds' then
+  local function change(changes, i)
+    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+  end
   local position, reply = 1, {now}
   for i = 1, #KEYS do
     local count, changes = nil, {}

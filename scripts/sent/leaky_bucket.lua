@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 2a5d46812e6a80503ee625fb450c0efb24f47930
+-- EVALSHA names the text below this line 398e62430311eefb0a26d0f25bea0b1d5b8c33e3
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -80,7 +80,6 @@ end
 local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
 local BEYOND, BEYOND_SIZE = '<BI7I7I7I6I4I3I7', 42
 local form
-local shapes, period, new_period = true, 1, 1
 local limit, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
 local at, debt, beyond, last, excess, unit, lump
@@ -95,6 +94,7 @@ end
 
 local function create_engine()
   local cost, max_wait
+local shapes, period, new_period = true, 1, 1
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -1150,11 +1150,10 @@ local function fast(key, _, runs)
     return string.sub(value, 1, size), debt > before, value, newest, entries, expires, old_grain
   end
 end
-local function change(changes, i)
-  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-end
-
 if action == 'holds' then
+  local function change(changes, i)
+    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+  end
   local position, reply = 1, {now}
   for i = 1, #KEYS do
     local count, changes = nil, {}

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line f5796b55d280a801422ed35b2226bffd8e18d4bb
+-- EVALSHA names the text below this line 0a8d9cf0f201a15078ff8af21b4681edac753e21
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -74,14 +74,10 @@ local function replace(key, found, state, expires)
 end
 local function token_bucket(key, params, cost, max_wait, lifetime, grid, is_plain)
   local block
-local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
-local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
+local SHORT = '<BI7I7I6I4B'
 local limit, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, beyond, excess, unit, period, lump, last
-local form
-local shapes = false
   if is_plain then
     local function read_all()
       return {call('GETRANGE', key, '0', '-1')}
@@ -138,6 +134,11 @@ end
     end
   end
 
+local LONG, size, size_text = '<BI7I7I6I6I4I7I3', 41, '41'
+local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
+local at, debt, beyond, excess, unit, period, lump, last
+local form
+local shapes = false
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14

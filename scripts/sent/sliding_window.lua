@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line 0831622da0b4e63d323618d7768c04dab9e1630f
+-- EVALSHA names the text below this line c7bf0f648c250d4dc41ce48752d97ffae615817b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1122,11 +1122,10 @@ local function fast(_, i, runs)
     return found, used > inside and used, slot, by, used - inside
   end
 end
-local function change(changes, i)
-  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-end
-
 if action == 'holds' then
+  local function change(changes, i)
+    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+  end
   local position, reply = 1, {now}
   for i = 1, #KEYS do
     local count, changes = nil, {}

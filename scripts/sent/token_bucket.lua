@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 987f4adb85d7c4ce6065bbb97dce01388c093d60
+-- EVALSHA names the text below this line ab095b57ed7aff83ee9096c3e840b8b83fb3eba7
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -77,17 +77,18 @@ local lifetime, grid = 0, 0
 if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
-local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
-local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
+local SHORT = '<BI7I7I6I4B'
 local limit, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-local at, debt, beyond, excess, unit, period, lump, last
-local form
-local shapes = false
 
 local function create_engine()
   local cost, max_wait
+local LONG, size, size_text = '<BI7I7I6I6I4I7I3', 41, '41'
+local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
+local at, debt, beyond, excess, unit, period, lump, last
+local form
+local shapes = false
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -1114,11 +1115,10 @@ end
 if new_period ~= 1 or overdraft > 0 then
   fast = nil
 end
-local function change(changes, i)
-  return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-end
-
 if action == 'holds' then
+  local function change(changes, i)
+    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
+  end
   local position, reply = 1, {now}
   for i = 1, #KEYS do
     local count, changes = nil, {}

@@ -17,11 +17,13 @@
 -- `limit` is the burst. `debt` and `lump` are in parts of a token, `unit` parts to a token.
 -- `max_debt` is the most that is counted in parts; `beyond` are whole units beyond it (see
 -- debt.lua). 2^exponent us is the power of two that is at most the time of a whole refill.
-local SHORT, LONG, size, size_text = '<BI7I7I6I4B', '<BI7I7I6I6I4I7I3', 41, '41'
-local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3' -- of the same size as LONG
+local SHORT = '<BI7I7I6I4B'
 local limit, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
+-- ENGINE
+local LONG, size, size_text = '<BI7I7I6I6I4I7I3', 41, '41'
+local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3' -- of the same size as LONG
 local at, debt, beyond, excess, unit, period, lump, last
 local form -- the letter of the state that was found
 local shapes = false

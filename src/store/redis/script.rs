@@ -50,7 +50,9 @@ fn combined(set: usize) -> String {
 }
 
 fn compose(text: &str, source: &ScriptSource) -> String {
-    let text = text.replace("-- STATE\n", source.state).replace("-- MODEL\n", source.model);
+    let (state, of_engine) = source.state.split_once("-- ENGINE\n").unwrap_or((source.state, ""));
+    let model = [of_engine, source.model].concat();
+    let text = text.replace("-- STATE\n", state).replace("-- MODEL\n", &model);
     text.replace("-- FAST\n", source.fast)
 }
 
