@@ -105,15 +105,14 @@ end
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 -- Decides about the keys behind `index`, which is the key at work.
 local function decide_keys()
-  while index < #KEYS do
-    index = index + 1
-    key = KEYS[index]
+  local is_fast, keys = fast and action == fast_action, KEYS
+  for i = index + 1, #keys do
+    index, key, block = i, keys[i], nil
     if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
-    block = nil
-    local found = fast and action == fast_action and apply(fast(key, index, runs))
-    reply[index + 1] = found or engine().decide_all(runs)
+    local found = is_fast and apply(fast(key, i, runs))
+    reply[i + 1] = found or engine().decide_all(runs)
   end
 end
 

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 95ed587f00b71a074757a94538bf509419dcd8bd
+-- EVALSHA names the text below this line 410160300d2cd3ca8334af0416d00c46e42f0964
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -965,15 +965,14 @@ end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 local function decide_keys()
-  while index < #KEYS do
-    index = index + 1
-    key = KEYS[index]
+  local is_fast, keys = fast and action == fast_action, KEYS
+  for i = index + 1, #keys do
+    index, key, block = i, keys[i], nil
     if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
-    block = nil
-    local found = fast and action == fast_action and apply(fast(key, index, runs))
-    reply[index + 1] = found or engine().decide_all(runs)
+    local found = is_fast and apply(fast(key, i, runs))
+    reply[i + 1] = found or engine().decide_all(runs)
   end
 end
 

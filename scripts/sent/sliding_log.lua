@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line 39d00369681e81a282df60657f52a69a6078fdb7
+-- EVALSHA names the text below this line 60b16ba68fd865970d1b210412e4153b82ae6eda
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1137,15 +1137,14 @@ end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 local function decide_keys()
-  while index < #KEYS do
-    index = index + 1
-    key = KEYS[index]
+  local is_fast, keys = fast and action == fast_action, KEYS
+  for i = index + 1, #keys do
+    index, key, block = i, keys[i], nil
     if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
-    block = nil
-    local found = fast and action == fast_action and apply(fast(key, index, runs))
-    reply[index + 1] = found or engine().decide_all(runs)
+    local found = is_fast and apply(fast(key, i, runs))
+    reply[i + 1] = found or engine().decide_all(runs)
   end
 end
 

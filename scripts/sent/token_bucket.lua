@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line ab095b57ed7aff83ee9096c3e840b8b83fb3eba7
+-- EVALSHA names the text below this line c71738248b89c26f948b5ced5c5329597b5b58d6
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1151,15 +1151,14 @@ end
 
 local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
 local function decide_keys()
-  while index < #KEYS do
-    index = index + 1
-    key = KEYS[index]
+  local is_fast, keys = fast and action == fast_action, KEYS
+  for i = index + 1, #keys do
+    index, key, block = i, keys[i], nil
     if not blocks and position <= #items then
       runs, position = read_runs(position)
     end
-    block = nil
-    local found = fast and action == fast_action and apply(fast(key, index, runs))
-    reply[index + 1] = found or engine().decide_all(runs)
+    local found = is_fast and apply(fast(key, i, runs))
+    reply[i + 1] = found or engine().decide_all(runs)
   end
 end
 
