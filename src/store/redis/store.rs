@@ -502,3 +502,22 @@ impl Store for RedisStore {
         &self.names
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+
+    use super::*;
+
+    #[test]
+    fn a_bounded_number_of_calls_is_awaited_and_each_that_ends_makes_room() {
+        let store = RedisStore::lazy("redis://127.0.0.1/").unwrap();
+        let begin = || store.backend.begin_late_call();
+        let mut calls: Vec<_> = iter::from_fn(begin).collect();
+        assert_eq!(calls.len(), 1_000);
+        assert!(store.clone().backend.begin_late_call().is_none());
+        calls.pop();
+        let last = begin();
+        assert!(last.is_some() && begin().is_none());
+    }
+}

@@ -16,7 +16,7 @@ use super::{
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A server that answers `hang` when it is told, and does not know the script `unknown`.
+/// A server that answers `hang` on a signal of the test, and does not know the script `unknown`.
 struct Setup {
     node: Arc<Node>,
     seen: Arc<Mutex<Vec<String>>>,
