@@ -1,5 +1,5 @@
 //! Errors of settings: of algorithms, limiters, configuration files and networks. Errors of quotas
-//! are in `quota.rs`.
+//! are in `quota.rs`. They name settings as code does; those of a file are named as in the file.
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
@@ -68,6 +68,13 @@ pub enum ConfigError {
         /// The text that was given.
         network: String,
     },
+    /// The networks of the trusted proxies contain all public addresses of one version: every
+    /// client would be a trusted proxy, and could choose its key.
+    #[non_exhaustive]
+    AllTrusted {
+        /// `IPv4` or `IPv6`.
+        version: &'static str,
+    },
     /// The sum of burst and overdraft is above 2^46, or takes more than 100 years to refill.
     #[non_exhaustive]
     Overdraft {
@@ -128,18 +135,24 @@ impl fmt::Display for ConfigError {
             ),
             Self::BurstWithoutBucket { algorithm, quota } => write!(
                 f,
-                "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
-                 burst; omit the burst, or use token-bucket or leaky-bucket"
+                "the quota `{}` does not fit `{}`: a window admits up to its limit at once and has \
+                 no other burst; omit `burst`, or use `Algorithm::token_bucket()` or \
+                 `Algorithm::leaky_bucket()`",
+                quota.in_code(),
+                in_code(algorithm)
             ),
             Self::Concurrent { algorithm, quota } if quota.is_concurrent() => write!(
                 f,
-                "quota \"{quota}\": a {algorithm} counts units per window; use the algorithm \
-                 concurrency, or a quota such as 10/s"
+                "the quota `{}` does not fit `{}`, which counts units per window; use \
+                 `Algorithm::concurrency()`, or a quota such as `Quota::per_second(10)`",
+                quota.in_code(),
+                in_code(algorithm)
             ),
             Self::Concurrent { quota, .. } => write!(
                 f,
-                "quota \"{quota}\": concurrency counts units at a time; use a quota such as \"10 \
-                 concurrent\", or another algorithm"
+                "the quota `{}` does not fit `Algorithm::concurrency()`, which counts units at a \
+                 time; use a quota such as `Quota::concurrent(10)`, or another algorithm",
+                quota.in_code()
             ),
             Self::Buckets { buckets } => {
                 write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")
@@ -151,12 +164,15 @@ impl fmt::Display for ConfigError {
                      10.0.0.0/8"
                 )
             }
-            Self::Overdraft { overdraft, quota } => write!(
+            Self::AllTrusted { version } => write!(
                 f,
-                "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
-                 burst it must be at most 2^46 and refill within 100 years; use at most {}",
-                quota.max_overdraft()
+                "trusted proxies: every client with {version} would be one, and could choose its \
+                 key; name only the networks of the proxies, such as 10.0.0.0/8"
             ),
+            Self::Overdraft { overdraft, quota } => {
+                let text = format!("`{}`", quota.in_code());
+                f.write_str(&large_overdraft(*overdraft, quota, &text))
+            }
             Self::Slots { .. }
             | Self::Rate { .. }
             | Self::Interval { .. }
@@ -165,7 +181,43 @@ impl fmt::Display for ConfigError {
     }
 }
 
+fn large_overdraft(overdraft: u64, quota: &Quota, text: &str) -> String {
+    format!(
+        "an overdraft of {overdraft} is too large for the quota {text}: with the burst it must be \
+         at most 2^46 and refill within 100 years; use at most {}",
+        quota.max_overdraft()
+    )
+}
+
+/// Returns the expression that makes an algorithm, by its name.
+fn in_code(algorithm: &str) -> String {
+    format!("Algorithm::{}()", algorithm.replace('-', "_"))
+}
+
 impl ConfigError {
+    /// Returns the text for a file, where quotas and algorithms are written as text.
+    #[cfg(feature = "serde")]
+    pub(crate) fn in_file(&self) -> String {
+        match self {
+            Self::BurstWithoutBucket { algorithm, quota } => format!(
+                "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
+                 burst; omit the burst, or use token-bucket or leaky-bucket"
+            ),
+            Self::Concurrent { algorithm, quota } if quota.is_concurrent() => format!(
+                "quota \"{quota}\": a {algorithm} counts units per window; use the algorithm \
+                 concurrency, or a quota such as 10/s"
+            ),
+            Self::Concurrent { quota, .. } => format!(
+                "quota \"{quota}\": concurrency counts units at a time; use a quota such as \"10 \
+                 concurrent\", or another algorithm"
+            ),
+            Self::Overdraft { overdraft, quota } => {
+                large_overdraft(*overdraft, quota, &format!("\"{quota}\""))
+            }
+            _ => self.to_string(),
+        }
+    }
+
     /// Writes the errors of a `redisson::RateLimiter`.
     fn fmt_redisson(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

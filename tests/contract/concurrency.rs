@@ -162,14 +162,15 @@ fn a_quota_fits_its_algorithm() {
     let error = new(Algorithm::concurrency(), Quota::per_second(10)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "quota \"10/s\": concurrency counts units at a time; use a quota such as \"10 \
-         concurrent\", or another algorithm"
+        "the quota `Quota::per_second(10)` does not fit `Algorithm::concurrency()`, which counts \
+         units at a time; use a quota such as `Quota::concurrent(10)`, or another algorithm"
     );
     let error = new(Algorithm::token_bucket(), Quota::concurrent(10)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "quota \"10 concurrent\": a token-bucket counts units per window; use the algorithm \
-         concurrency, or a quota such as 10/s"
+        "the quota `Quota::concurrent(10)` does not fit `Algorithm::token_bucket()`, which counts \
+         units per window; use `Algorithm::concurrency()`, or a quota such as \
+         `Quota::per_second(10)`"
     );
     assert!(matches!(error, ConfigError::Concurrent { .. }));
     assert!(Quota::concurrent(10).try_burst(20).is_err());
