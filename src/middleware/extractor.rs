@@ -65,7 +65,7 @@ pub use self::{
     value::Value,
 };
 pub use crate::keys::Key;
-use crate::middleware::rejection::RequestError;
+use crate::middleware::{rejection::RequestError, watch::Suspicion};
 
 /// An extractor of the key from the head of a request (`H`, for HTTP [`http::request::Parts`]).
 ///
@@ -105,6 +105,13 @@ pub trait KeyExtractor<H>: Send + Sync + 'static {
     /// [`RequestError::MissingKey`] if the request has no key, and the other errors if the request
     /// is invalid or the service is misconfigured.
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError>;
+
+    /// Returns a closure that finds the mistake in the set-up of the service because of which many
+    /// requests have one key.
+    #[doc(hidden)]
+    fn suspicion(&self) -> Option<Suspicion<H>> {
+        None
+    }
 }
 
 impl<H, F, T> KeyExtractor<H> for F
@@ -127,6 +134,12 @@ macro_rules! tuple {
             fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
                 let ($first, $($rest),*) = self;
                 Ok($first.extract(head)?$(.and(&$rest.extract(head)?))*)
+            }
+
+            #[allow(non_snake_case)]
+            fn suspicion(&self) -> Option<Suspicion<H>> {
+                let ($first, $($rest),*) = self;
+                $first.suspicion()$(.or_else(|| $rest.suspicion()))*
             }
         }
     )*};

@@ -1,0 +1,88 @@
+//! Watches the first requests of a layer for the commonest mistake with addresses: all clients have
+//! one key, because a proxy is in front of the service.
+
+use std::{
+    fmt,
+    hash::BuildHasher,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use foldhash::fast::FixedState;
+
+use crate::{keys::Key, observe::log};
+
+/// The requests in a row with one key that are suspect.
+const RUN: u32 = 1_000;
+/// The number of requests that are watched. The others cost one comparison.
+const WATCHED: u32 = 100_000;
+
+/// Returns the mistake that explains why many requests have one key, by the head of one of them.
+pub type Suspicion<H> = Arc<dyn Fn(&H) -> Option<String> + Send + Sync>;
+
+/// The requests of one layer, by their keys. Threads may overwrite the counts of each other: the
+/// exact number does not matter.
+pub(crate) struct Watch<H> {
+    suspicion: Suspicion<H>,
+    left: AtomicU32,
+    /// The hash of the last key, and the number of requests in a row that have it.
+    last: AtomicU64,
+    run: AtomicU32,
+    has_warned: AtomicBool,
+}
+
+impl<H> Watch<H> {
+    pub(crate) fn new(suspicion: Suspicion<H>) -> Self {
+        Self {
+            suspicion,
+            left: AtomicU32::new(WATCHED),
+            last: AtomicU64::new(0),
+            run: AtomicU32::new(0),
+            has_warned: AtomicBool::new(false),
+        }
+    }
+
+    /// Counts a request.
+    #[inline]
+    pub(crate) fn see(&self, head: &H, key: &Key<'_>) {
+        let left = self.left.load(Relaxed);
+        if left > 0 {
+            self.count(left, head, key);
+        }
+    }
+
+    #[inline(never)]
+    fn count(&self, left: u32, head: &H, key: &Key<'_>) {
+        self.left.store(left - 1, Relaxed);
+        let hash = FixedState::default().hash_one(key.as_bytes());
+        let is_same = self.last.load(Relaxed) == hash;
+        let run = if is_same { self.run.load(Relaxed) + 1 } else { 1 };
+        if !is_same {
+            self.last.store(hash, Relaxed);
+        }
+        self.run.store(run, Relaxed);
+        if run.is_multiple_of(RUN) {
+            self.suspect(head);
+        }
+    }
+
+    #[cold]
+    fn suspect(&self, head: &H) {
+        let Some(mistake) = (self.suspicion)(head) else { return };
+        if !self.has_warned.swap(true, Relaxed) {
+            log::suspected(&format!(
+                "all clients may share one limit: {RUN} requests in a row had the same key, and \
+                 {mistake}"
+            ));
+        }
+        self.left.store(0, Relaxed);
+    }
+}
+
+impl<H> fmt::Debug for Watch<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("run", &self.run).finish_non_exhaustive()
+    }
+}
