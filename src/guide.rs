@@ -11,7 +11,6 @@ macro_rules! headings {
         "
 [behind-a-proxy]: crate::guide::keys#behind-a-proxy
 [how-large-a-burst]: crate::guide::quotas#how-large-a-burst
-[certificates]: crate::guide::redis_connecting#certificates
 [option-layer]: crate::guide::layers#a-limit-that-can-be-switched-off
 [runtime]: crate::guide::layers#what-needs-a-runtime
 [unix-socket]: crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address

@@ -106,11 +106,7 @@ impl<P: ProtocolBase> Shared<P> {
         limiter: &AnyLimiter,
         extractor: &dyn KeyExtractor<P::Head>,
     ) -> Result<Admitted, Keyed> {
-        let key = extractor.extract(head);
-        if let Ok(key) = &key {
-            self.protocol.pricing().watch(head, key);
-        }
-        let key = match key {
+        let key = match extractor.extract(head) {
             Ok(key) if !self.keeps_charge => key,
             key => return Err(Keyed { key, cost: 1, denial: None }),
         };

@@ -12,7 +12,7 @@ use crate::{
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Rule},
         settle::RequestHolds,
-        watch::Watch,
+        watch::watched,
     },
     observe::Reason,
 };
@@ -26,8 +26,6 @@ type Matcher<H> = Arc<dyn Fn(&H) -> Result<bool, RequestError> + Send + Sync>;
 /// The key extractor or rule of a layer, and its other settings for charges.
 pub struct Pricing<H> {
     source: ChargeSource<H>,
-    /// Of a layer whose key is an address.
-    watch: Option<Arc<Watch<H>>>,
     cost: Option<Cost<H>>,
     forbidden: Vec<Matcher<H>>,
     exempt: Vec<Matcher<H>>,
@@ -42,9 +40,7 @@ pub(crate) enum ChargeSource<H> {
 
 impl<H: 'static> Pricing<H> {
     pub(crate) fn by_key(limiter: impl IntoLimiter, key: impl KeyExtractor<H>) -> Self {
-        let watch = key.suspicion().map(|suspicion| Arc::new(Watch::new(suspicion)));
-        let source = ChargeSource::Key(limiter.into_limiter(), Arc::new(key));
-        Self { watch, ..Self::new(source) }
+        Self::new(ChargeSource::Key(limiter.into_limiter(), watched(key)))
     }
 
     pub(crate) fn by_rule(rule: impl Rule<H>) -> Self
@@ -56,7 +52,7 @@ impl<H: 'static> Pricing<H> {
 
     fn new(source: ChargeSource<H>) -> Self {
         let missing_key = MissingKey::default();
-        Self { source, watch: None, cost: None, forbidden: vec![], exempt: vec![], missing_key }
+        Self { source, cost: None, forbidden: vec![], exempt: vec![], missing_key }
     }
 
     pub(crate) fn forbid<M: IntoMatch>(
@@ -142,14 +138,6 @@ impl<H: 'static> Pricing<H> {
         }
     }
 
-    /// Counts a request with this key in the watch, if there is one.
-    #[inline]
-    pub(crate) fn watch(&self, head: &H, key: &Key<'_>) {
-        if let Some(watch) = &self.watch {
-            watch.see(head, key);
-        }
-    }
-
     /// Returns the cost of a request by key.
     #[inline]
     pub(crate) fn cost(&self, head: &H) -> u64 {
@@ -168,10 +156,9 @@ impl<H> Clone for ChargeSource<H> {
 
 impl<H> Clone for Pricing<H> {
     fn clone(&self) -> Self {
-        let Self { source, watch, cost, forbidden, exempt, missing_key } = self;
+        let Self { source, cost, forbidden, exempt, missing_key } = self;
         Self {
             source: source.clone(),
-            watch: watch.clone(),
             cost: cost.clone(),
             forbidden: forbidden.clone(),
             exempt: exempt.clone(),

@@ -2,7 +2,6 @@
 //! one key, because a proxy is in front of the service.
 
 use std::{
-    fmt,
     hash::BuildHasher,
     sync::{
         Arc,
@@ -12,7 +11,11 @@ use std::{
 
 use foldhash::fast::FixedState;
 
-use crate::{keys::Key, observe::log};
+use crate::{
+    keys::Key,
+    middleware::{extractor::KeyExtractor, rejection::RequestError},
+    observe::log,
+};
 
 /// The requests in a row with one key that are suspect.
 const RUN: u32 = 1_000;
@@ -22,9 +25,23 @@ const WATCHED: u32 = 100_000;
 /// Returns the mistake that explains why many requests have one key, by the head of one of them.
 pub type Suspicion<H> = Arc<dyn Fn(&H) -> Option<String> + Send + Sync>;
 
-/// The requests of one layer, by their keys. Threads may overwrite the counts of each other: the
-/// exact number does not matter.
-pub(crate) struct Watch<H> {
+/// Returns the extractor, which watches the requests if it can be mistaken in the client.
+pub(crate) fn watched<H: 'static>(key: impl KeyExtractor<H>) -> Arc<dyn KeyExtractor<H>> {
+    let Some(suspicion) = key.suspicion() else { return Arc::new(key) };
+    Arc::new(Watched {
+        key,
+        suspicion,
+        left: AtomicU32::new(WATCHED),
+        last: AtomicU64::new(0),
+        run: AtomicU32::new(0),
+        has_warned: AtomicBool::new(false),
+    })
+}
+
+/// An extractor, and the keys of the requests of one layer. Threads may overwrite the counts of each
+/// other: the exact number does not matter.
+struct Watched<K, H> {
+    key: K,
     suspicion: Suspicion<H>,
     left: AtomicU32,
     /// The hash of the last key, and the number of requests in a row that have it.
@@ -33,26 +50,21 @@ pub(crate) struct Watch<H> {
     has_warned: AtomicBool,
 }
 
-impl<H> Watch<H> {
-    pub(crate) fn new(suspicion: Suspicion<H>) -> Self {
-        Self {
-            suspicion,
-            left: AtomicU32::new(WATCHED),
-            last: AtomicU64::new(0),
-            run: AtomicU32::new(0),
-            has_warned: AtomicBool::new(false),
-        }
-    }
-
-    /// Counts a request.
+impl<H: 'static, K: KeyExtractor<H>> KeyExtractor<H> for Watched<K, H> {
     #[inline]
-    pub(crate) fn see(&self, head: &H, key: &Key<'_>) {
+    fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
+        let key = self.key.extract(head);
         let left = self.left.load(Relaxed);
-        if left > 0 {
+        if left > 0
+            && let Ok(key) = &key
+        {
             self.count(left, head, key);
         }
+        key
     }
+}
 
+impl<H, K> Watched<K, H> {
     #[inline(never)]
     fn count(&self, left: u32, head: &H, key: &Key<'_>) {
         self.left.store(left - 1, Relaxed);
@@ -78,11 +90,5 @@ impl<H> Watch<H> {
             ));
         }
         self.left.store(0, Relaxed);
-    }
-}
-
-impl<H> fmt::Debug for Watch<H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").field("run", &self.run).finish_non_exhaustive()
     }
 }

@@ -132,6 +132,10 @@ struct Throttled {
 }
 
 impl Throttle {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Throttled { last: None, count: 0 }))
+    }
+
     /// Counts an occurrence. Returns the number since the last event, if another event is due.
     pub(crate) fn next(&self, period: Duration) -> Option<u64> {
         let Throttled { last, count } = &mut *lock(&self.0);

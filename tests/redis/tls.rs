@@ -130,6 +130,8 @@ async fn each_mistake_in_the_certificate_of_a_server_has_a_remedy_of_its_own() {
             }),
             &["connect by a name that is in the certificate"],
         ),
+        // Only a common name.
+        (signed(&|it| it.subject_alt_names.clear()), &["a subject alternative name"]),
         (
             signed(&|it| it.extended_key_usages = client.to_vec()),
             &["a certificate for servers (extended key usage `serverAuth`)"],

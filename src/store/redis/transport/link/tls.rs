@@ -87,6 +87,9 @@ pub(super) const CHECK_CLIENT: &str = "; check the certificate of `Tls::client_c
 const NO_TLS: &str =
     "; if the port does not expect TLS, write redis:// and leave out `RedisConfig::tls`";
 
+const OTHER_CERTIFICATE: &str = "; `openssl s_client -connect HOST:PORT` shows the certificate: \
+     give the server one that clients accept";
+
 /// Returns what to do about a handshake that failed.
 pub(super) fn remedy(error: &io::Error) -> &'static str {
     use AlertDescription as Alert;
@@ -101,7 +104,8 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
                 "; set the clock of this host, or that of the host that made the certificate"
             }
             Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
-                "; connect by a name that is in the certificate"
+                "; connect by a name that is in the certificate: a subject alternative name, as its \
+                 common name does not count"
             }
             Bad::UnknownIssuer => {
                 "; give the CA that signed the certificate to `Tls::ca_certificates`"
@@ -114,15 +118,8 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
                 "; give the server a certificate for servers (extended key usage `serverAuth`)"
             }
             Bad::Revoked => "; give the server a new certificate",
-            // The error of the crate `webpki`, which is none of the dependencies.
-            Bad::Other(error) if format!("{error:?}").contains("CaUsedAsEndEntity") => {
-                "; the server presents the certificate of a CA: give it one without `CA:TRUE`, \
-                 signed by that CA or by itself, and give the signer to `Tls::ca_certificates`"
-            }
-            _ => {
-                "; `openssl s_client -connect HOST:PORT` shows the certificate: give the server \
-                 one that clients accept"
-            }
+            Bad::Other(error) => of_webpki(&format!("{error:?}")),
+            _ => OTHER_CERTIFICATE,
         },
         Some(Error::AlertReceived(
             Alert::BadCertificate
@@ -144,6 +141,18 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
         ) => "; let the server accept TLS 1.2 or 1.3, with the ciphers of current clients",
         _ => NO_TLS,
     }
+}
+
+/// Returns what to do about an error of the crate `webpki`, which is none of the dependencies.
+fn of_webpki(error: &str) -> &'static str {
+    if error.contains("CaUsedAsEndEntity") {
+        return "; the server presents the certificate of a CA: give it one without `CA:TRUE`, \
+                signed by that CA or by itself, and give the signer to `Tls::ca_certificates`";
+    }
+    if error.contains("UnsupportedCertVersion") {
+        return "; give the server a certificate of version 3, with a subject alternative name";
+    }
+    OTHER_CERTIFICATE
 }
 
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, TransportError> {
