@@ -51,6 +51,7 @@ mod query;
 mod route;
 mod value;
 
+pub(crate) use self::address::Suspicion;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
@@ -65,7 +66,7 @@ pub use self::{
     value::Value,
 };
 pub use crate::keys::Key;
-use crate::middleware::{rejection::RequestError, watch::Suspicion};
+use crate::middleware::rejection::RequestError;
 
 /// An extractor of the key from the head of a request (`H`, for HTTP [`http::request::Parts`]).
 ///

@@ -13,7 +13,10 @@ use foldhash::fast::FixedState;
 
 use crate::{
     keys::Key,
-    middleware::{extractor::KeyExtractor, rejection::RequestError},
+    middleware::{
+        extractor::{KeyExtractor, Suspicion},
+        rejection::RequestError,
+    },
     observe::log,
 };
 
@@ -21,9 +24,6 @@ use crate::{
 const RUN: u32 = 1_000;
 /// The number of requests that are watched. The others cost one comparison.
 const WATCHED: u32 = 100_000;
-
-/// Returns the mistake that explains why many requests have one key, by the head of one of them.
-pub type Suspicion<H> = Arc<dyn Fn(&H) -> Option<String> + Send + Sync>;
 
 /// Returns the extractor, which watches the requests if it can be mistaken in the client.
 pub(crate) fn watched<H: 'static>(key: impl KeyExtractor<H>) -> Arc<dyn KeyExtractor<H>> {
