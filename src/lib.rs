@@ -144,8 +144,8 @@
 
 #[cfg(all(target_family = "wasm", target_os = "unknown"))]
 compile_error!(
-    "tower-ratelimit cannot be built for this target: `std::time::Instant` panics there, and limits \
-     need a clock; build for a target with a clock"
+    "tower-ratelimit cannot be built for this target: `std::time::Instant` panics there, and \
+     limits need a clock; build for a target with a clock"
 );
 
 #[cfg(doctest)]

@@ -669,8 +669,8 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// retry-after is the time after which they would be allowed to wait. For [several
     /// keys](crate::Charge#waiting), it is the time after which they would proceed immediately.
     ///
-    /// Waiting needs a runtime of tokio with timers (`enable_time`, or `enable_all`). Without one, a
-    /// request that has to wait panics.
+    /// Waiting needs a runtime of tokio with timers (`enable_time`, or `enable_all`). Without one,
+    /// a request that has to wait panics.
     ///
     /// Without this setting requests do not wait, except in a leaky bucket, where a request waits
     /// if there is room in the bucket. There, `max_wait` is a further bound. The `grpc-timeout` of

@@ -38,8 +38,8 @@ pub(crate) fn watched<H: 'static>(key: impl KeyExtractor<H>) -> Arc<dyn KeyExtra
     })
 }
 
-/// An extractor, and the keys of the requests of one layer. Threads may overwrite the counts of each
-/// other: the exact number does not matter.
+/// An extractor, and the keys of the requests of one layer. Threads may overwrite the counts of
+/// each other: the exact number does not matter.
 struct Watched<K, H> {
     key: K,
     suspicion: Suspicion<H>,

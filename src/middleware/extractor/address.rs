@@ -186,5 +186,5 @@ const MISSING: &str = "the extensions of the request contain no peer address: se
      enable the feature `axum` of tower-ratelimit and serve the router with \
      `into_make_service_with_connect_info::<SocketAddr>()` of axum 0.8";
 const MISSING_THERE: &str = "the extensions of the request contain no peer address: `peer_addr` \
-     returned `None`; make it read the place where the server stores the address, or return a fixed \
-     one if there is none, as with a Unix socket";
+     returned `None`; make it read the place where the server stores the address, or return a \
+     fixed one if there is none, as with a Unix socket";

@@ -104,8 +104,8 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
                 "; set the clock of this host, or that of the host that made the certificate"
             }
             Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
-                "; connect by a name that is in the certificate: a subject alternative name, as its \
-                 common name does not count"
+                "; connect by a name that is in the certificate: a subject alternative name, as \
+                 its common name does not count"
             }
             Bad::UnknownIssuer => {
                 "; give the CA that signed the certificate to `Tls::ca_certificates`"
