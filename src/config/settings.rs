@@ -103,7 +103,7 @@ impl Settings {
 }
 
 fn text(error: ConfigError) -> String {
-    error.in_file()
+    error.to_string()
 }
 
 /// Returns where a setting belongs that is no field of a limit, but that a reader may expect there.

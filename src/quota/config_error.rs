@@ -1,5 +1,5 @@
 //! Errors of settings: of algorithms, limiters, configuration files and networks. Errors of quotas
-//! are in `quota.rs`. They name settings as code does; those of a file are named as in the file.
+//! are in `quota.rs`. They name settings as a file does, and in a panic as code does.
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
@@ -135,24 +135,18 @@ impl fmt::Display for ConfigError {
             ),
             Self::BurstWithoutBucket { algorithm, quota } => write!(
                 f,
-                "the quota `{}` does not fit `{}`: a window admits up to its limit at once and has \
-                 no other burst; omit `burst`, or use `Algorithm::token_bucket()` or \
-                 `Algorithm::leaky_bucket()`",
-                quota.in_code(),
-                in_code(algorithm)
+                "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
+                 burst; omit the burst, or use token-bucket or leaky-bucket"
             ),
             Self::Concurrent { algorithm, quota } if quota.is_concurrent() => write!(
                 f,
-                "the quota `{}` does not fit `{}`, which counts units per window; use \
-                 `Algorithm::concurrency()`, or a quota such as `Quota::per_second(10)`",
-                quota.in_code(),
-                in_code(algorithm)
+                "quota \"{quota}\": a {algorithm} counts units per window; use the algorithm \
+                 concurrency, or a quota such as 10/s"
             ),
             Self::Concurrent { quota, .. } => write!(
                 f,
-                "the quota `{}` does not fit `Algorithm::concurrency()`, which counts units at a \
-                 time; use a quota such as `Quota::concurrent(10)`, or another algorithm",
-                quota.in_code()
+                "quota \"{quota}\": concurrency counts units at a time; use a quota such as \"10 \
+                 concurrent\", or another algorithm"
             ),
             Self::Buckets { buckets } => {
                 write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")
@@ -169,10 +163,12 @@ impl fmt::Display for ConfigError {
                 "trusted proxies: every client with {version} would be one, and could choose its \
                  key; name only the networks of the proxies, such as 10.0.0.0/8"
             ),
-            Self::Overdraft { overdraft, quota } => {
-                let text = format!("`{}`", quota.in_code());
-                f.write_str(&large_overdraft(*overdraft, quota, &text))
-            }
+            Self::Overdraft { overdraft, quota } => write!(
+                f,
+                "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
+                 burst it must be at most 2^46 and refill within 100 years; use at most {}",
+                quota.max_overdraft()
+            ),
             Self::Slots { .. }
             | Self::Rate { .. }
             | Self::Interval { .. }
@@ -181,38 +177,35 @@ impl fmt::Display for ConfigError {
     }
 }
 
-fn large_overdraft(overdraft: u64, quota: &Quota, text: &str) -> String {
-    format!(
-        "an overdraft of {overdraft} is too large for the quota {text}: with the burst it must be \
-         at most 2^46 and refill within 100 years; use at most {}",
-        quota.max_overdraft()
-    )
-}
-
 /// Returns the expression that makes an algorithm, by its name.
 fn in_code(algorithm: &str) -> String {
     format!("Algorithm::{}()", algorithm.replace('-', "_"))
 }
 
 impl ConfigError {
-    /// Returns the text for a file, where quotas and algorithms are written as text.
-    #[cfg(feature = "serde")]
-    pub(crate) fn in_file(&self) -> String {
+    /// Returns the text for a panic, which names quotas and algorithms as code does.
+    pub(crate) fn in_code(&self) -> String {
         match self {
             Self::BurstWithoutBucket { algorithm, quota } => format!(
-                "quota \"{quota}\": a {algorithm} admits up to its limit at once and has no other \
-                 burst; omit the burst, or use token-bucket or leaky-bucket"
+                "the quota `{}` does not fit `{}`: a window admits up to its limit at once and has \
+                 no other burst; omit `burst`, or use `Algorithm::token_bucket()` or \
+                 `Algorithm::leaky_bucket()`",
+                quota.in_code(),
+                in_code(algorithm)
             ),
             Self::Concurrent { algorithm, quota } if quota.is_concurrent() => format!(
-                "quota \"{quota}\": a {algorithm} counts units per window; use the algorithm \
-                 concurrency, or a quota such as 10/s"
+                "the quota `{}` does not fit `{}`, which counts units per window; use \
+                 `Algorithm::concurrency()`, or a quota such as `Quota::per_second(10)`",
+                quota.in_code(),
+                in_code(algorithm)
             ),
             Self::Concurrent { quota, .. } => format!(
-                "quota \"{quota}\": concurrency counts units at a time; use a quota such as \"10 \
-                 concurrent\", or another algorithm"
+                "the quota `{}` does not fit `Algorithm::concurrency()`, which counts units at a \
+                 time; use a quota such as `Quota::concurrent(10)`, or another algorithm",
+                quota.in_code()
             ),
-            Self::Overdraft { overdraft, quota } => {
-                large_overdraft(*overdraft, quota, &format!("\"{quota}\""))
+            Self::Overdraft { quota, .. } => {
+                self.to_string().replace(&format!("\"{quota}\""), &format!("`{}`", quota.in_code()))
             }
             _ => self.to_string(),
         }
