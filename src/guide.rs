@@ -11,6 +11,9 @@ macro_rules! headings {
         "
 [behind-a-proxy]: crate::guide::keys#behind-a-proxy
 [how-large-a-burst]: crate::guide::quotas#how-large-a-burst
+[option-layer]: crate::guide::layers#a-limit-that-can-be-switched-off
+[runtime]: crate::guide::layers#what-needs-a-runtime
+[unix-socket]: crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address
 [learning]: crate::guide::outgoing#learning-from-the-vendors-answer
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second

@@ -15,7 +15,7 @@
 //!     let layer = RateLimitLayer::per_ip(Quota::per_second(10).burst(20));
 //!     let app = Router::new().route("/", get(async || "hello")).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-//!     // `per_ip` needs the addresses of the clients.
+//!     // `per_ip` needs the addresses of the clients. Behind a proxy, use `key::ClientIp`.
 //!     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
 //! }
 //! ```
@@ -108,6 +108,12 @@
 //! | rule | the closure or type that returns the charge of each request |
 //! | store | keeps the state of all keys, and decides in one atomic step |
 //!
+//! # The runtime
+//!
+//! A check in memory needs no runtime. Waiting needs the timers of tokio, and a [`RedisStore`] its
+//! timers and its I/O: see [the guide](guide::layers#what-needs-a-runtime). The target
+//! `wasm32-unknown-unknown` has no clock, and is not supported.
+//!
 //! # In tests
 //!
 //! The clock of the memory store is `tokio::time::Instant`. With
@@ -135,6 +141,12 @@
     not(all(feature = "axum", feature = "metrics", feature = "redisson", feature = "serde")),
     allow(rustdoc::broken_intra_doc_links)
 )]
+
+#[cfg(all(target_family = "wasm", target_os = "unknown"))]
+compile_error!(
+    "tower-ratelimit cannot be built for this target: `std::time::Instant` panics there, and \
+     limits need a clock; build for a target with a clock"
+);
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -23,6 +23,7 @@ mod rule;
 mod service;
 mod settle;
 mod vendor;
+mod watch;
 
 pub use self::{
     custom::Custom,

@@ -9,7 +9,7 @@ use serde::de::{
 
 use super::{
     limits::{Limit, Limits, refill_name},
-    settings::{FIELDS, Field, Settings},
+    settings::{FIELDS, Field, Settings, place_of},
 };
 use crate::{algorithm::Refill, limiter::check_name, quota::Quota};
 
@@ -127,7 +127,10 @@ impl<'de> Deserialize<'de> for Field {
 
             fn visit_str<E: Error>(self, name: &str) -> Result<Field, E> {
                 let field = Field::ALL.into_iter().find(|field| field.name() == name);
-                field.ok_or_else(|| E::unknown_field(name, FIELDS))
+                field.ok_or_else(|| match place_of(name) {
+                    Some(place) => E::custom(format_args!("unknown field `{name}`: {place}")),
+                    None => E::unknown_field(name, FIELDS),
+                })
             }
         }
 

@@ -105,3 +105,25 @@ impl Settings {
 fn text(error: ConfigError) -> String {
     error.to_string()
 }
+
+/// Returns where a setting belongs that is no field of a limit, but that a reader may expect there.
+pub(super) fn place_of(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase().replace('-', "_");
+    match &*name {
+        "burst" | "burst_size" | "capacity" | "limit" | "max" | "rate" | "requests" | "window"
+        | "period" | "interval" | "per" | "per_second" | "per_minute" | "per_hour" | "per_day" => {
+            Some("it is part of `quota`; write for example quota = \"10/s burst 20\"")
+        }
+        "concurrent" | "concurrency" => {
+            Some("it is part of `quota`; write for example quota = \"10 concurrent\"")
+        }
+        "name" => Some("the name of a limit is the name of its table, such as [limits.api]"),
+        "key" | "cost" | "max_wait" | "dry_run" | "headers" | "on_failure" | "failure_policy" => {
+            Some("it is a setting of the layer; call the method of `RateLimitLayer`")
+        }
+        "store" | "redis" | "url" | "prefix" | "deadline" => {
+            Some("it is a setting of the store; write it into the URL of the store")
+        }
+        _ => None,
+    }
+}

@@ -109,7 +109,7 @@ impl Limiter {
     pub fn new(name: &str, store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
         match Self::try_new(name, store, algorithm, quota) {
             Ok(limiter) => limiter,
-            Err(error) => panic!("{error}"),
+            Err(error) => panic!("{}", error.in_code()),
         }
     }
 

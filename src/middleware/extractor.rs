@@ -51,6 +51,7 @@ mod query;
 mod route;
 mod value;
 
+pub(crate) use self::address::Suspicion;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
@@ -105,6 +106,13 @@ pub trait KeyExtractor<H>: Send + Sync + 'static {
     /// [`RequestError::MissingKey`] if the request has no key, and the other errors if the request
     /// is invalid or the service is misconfigured.
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError>;
+
+    /// Returns a closure that finds the mistake in the set-up of the service because of which many
+    /// requests have one key.
+    #[doc(hidden)]
+    fn suspicion(&self) -> Option<Suspicion<H>> {
+        None
+    }
 }
 
 impl<H, F, T> KeyExtractor<H> for F
@@ -127,6 +135,12 @@ macro_rules! tuple {
             fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
                 let ($first, $($rest),*) = self;
                 Ok($first.extract(head)?$(.and(&$rest.extract(head)?))*)
+            }
+
+            #[allow(non_snake_case)]
+            fn suspicion(&self) -> Option<Suspicion<H>> {
+                let ($first, $($rest),*) = self;
+                $first.suspicion()$(.or_else(|| $rest.suspicion()))*
             }
         }
     )*};

@@ -45,6 +45,7 @@ pub struct Http {
     pricing: Pricing<Parts>,
     pub(crate) headers: HeaderWriter,
     pub(crate) extensions: bool,
+    pub(crate) error_details: bool,
     pub(crate) settle_handle: bool,
     pub(crate) settle_by: Option<MakeMeter>,
     pub(crate) map_rejection: Option<MapRejection>,
@@ -59,6 +60,7 @@ impl Http {
             pricing,
             headers,
             extensions: false,
+            error_details: false,
             settle_handle: false,
             settle_by: None,
             map_rejection: None,
@@ -165,15 +167,22 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
             return Rejected::Now(response);
         }
         let headers = self.headers.for_rejection(&rejection, charge);
-        let respond = if is_grpc { grpc::response } else { problem::response };
+        let respond = |headers| {
+            let respond = if is_grpc { grpc::response } else { problem::response };
+            match self.error_details {
+                true => respond(headers, &rejection.detailed()),
+                false => respond(headers, &rejection),
+            }
+        };
         let Some(map) = &self.map_rejection else {
-            let mut response = respond(headers, &rejection);
+            let mut response = respond(headers);
             self.annotate_rejection(response.extensions_mut(), rejection);
             return Rejected::Now(response.map(ResponseBody::rejection));
         };
         // The status of a gRPC response is in other headers.
         let missing = if is_grpc { HeaderMap::new() } else { headers.clone() };
-        let mut mapped = map.call(&rejection, head, respond(headers, &rejection), missing);
+        let response = respond(headers);
+        let mut mapped = map.call(&rejection, head, response, missing, self.error_details);
         self.annotate_rejection(mapped.extensions_mut(), rejection);
         Rejected::Later(mapped)
     }

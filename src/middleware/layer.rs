@@ -158,9 +158,11 @@ impl RateLimitLayer {
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
     /// The limiter is a token bucket over a new [`MemoryStore`], named `default`. Its key,
-    /// [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with axum, serve the
-    /// router with `into_make_service_with_connect_info::<SocketAddr>()`. Behind a proxy, or for
-    /// other settings, use [`new`](RateLimitLayer::new).
+    /// [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with axum 0.8, serve the
+    /// router with `into_make_service_with_connect_info::<SocketAddr>()`.
+    ///
+    /// **Behind a proxy, all clients would share one quota**: there, use
+    /// [`new`](RateLimitLayer::new) with [`key::ClientIp`](crate::key::ClientIp).
     ///
     /// # Examples
     ///
@@ -288,6 +290,25 @@ impl RateLimitLayer {
         self.set(|shared| shared.protocol.extensions = on)
     }
 
+    /// Sets whether responses name the mistake of a misconfigured service, and how to correct it.
+    /// The default is `false`: the log names it, and clients get a 500 with plain words.
+    ///
+    /// Use it in development. The mistake is a
+    /// [`RequestError::Misconfigured`](crate::http::RequestError::Misconfigured).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip(Quota::per_second(10))
+    ///     .error_details(cfg!(debug_assertions)); // not in release builds
+    /// # let _ = layer;
+    /// ```
+    pub fn error_details(self, on: bool) -> Self {
+        self.set(|shared| shared.protocol.error_details = on)
+    }
+
     /// Sets which responses of the service are charged. The default is all.
     ///
     /// The cost is [held](crate::Limiter::hold) before the service is called, so that concurrent
@@ -296,7 +317,7 @@ impl RateLimitLayer {
     /// disconnects, the request is charged.
     ///
     /// A leaky bucket and a limiter that Redisson shares hold no units: requests are rejected with
-    /// 500 then, and the feature `tracing` logs the mistake.
+    /// 500 then, and the log contains the mistake.
     ///
     /// The headers report the state before the cost is returned.
     ///
@@ -485,7 +506,7 @@ impl RateLimitLayer {
     /// changed, or another one, such as a response of axum.
     ///
     /// A body that is not complete immediately is collected, up to 64 KiB. If it is longer or
-    /// fails, the response is 500, and its body describes the mistake. The body of a gRPC rejection
+    /// fails, the response is 500, and the log describes the mistake. The body of a gRPC rejection
     /// is empty and must stay empty.
     ///
     /// The layer adds the headers of the limit that the response lacks: `Retry-After`,
@@ -647,6 +668,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// over all replicas. Requests that would have to wait longer are rejected immediately. Their
     /// retry-after is the time after which they would be allowed to wait. For [several
     /// keys](crate::Charge#waiting), it is the time after which they would proceed immediately.
+    ///
+    /// Waiting needs a runtime of tokio with timers (`enable_time`, or `enable_all`). Without one,
+    /// a request that has to wait panics.
     ///
     /// Without this setting requests do not wait, except in a leaky bucket, where a request waits
     /// if there is room in the bucket. There, `max_wait` is a further bound. The `grpc-timeout` of

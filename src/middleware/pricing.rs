@@ -12,6 +12,7 @@ use crate::{
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Rule},
         settle::RequestHolds,
+        watch::watched,
     },
     observe::Reason,
 };
@@ -39,7 +40,7 @@ pub(crate) enum ChargeSource<H> {
 
 impl<H: 'static> Pricing<H> {
     pub(crate) fn by_key(limiter: impl IntoLimiter, key: impl KeyExtractor<H>) -> Self {
-        Self::new(ChargeSource::Key(limiter.into_limiter(), Arc::new(key)))
+        Self::new(ChargeSource::Key(limiter.into_limiter(), watched(key)))
     }
 
     pub(crate) fn by_rule(rule: impl Rule<H>) -> Self

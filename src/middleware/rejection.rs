@@ -11,6 +11,9 @@ use crate::{
     observe::{Event, Reason},
 };
 
+/// The text for clients of a misconfigured service: the mistake itself is for its developers.
+const MISCONFIGURED: &str = "The service is not set up correctly; its log names the mistake.";
+
 /// `Retry-After` of a rejection because the store did not decide.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -20,7 +23,8 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// `IntoResponse`; for other servers, call [`to_response`](Rejection::to_response).
 ///
 /// Its text is for clients: `rate limit exceeded; try again in 60 s`. The time is
-/// [rounded up](Rejection::retry_after_secs), as in the default response.
+/// [rounded up](Rejection::retry_after_secs), as in the default response. The text contains no
+/// error of the store, and no mistake of a [misconfigured](RequestError::Misconfigured) service.
 ///
 /// # Examples
 ///
@@ -79,6 +83,10 @@ impl Rejection {
 
     /// Returns the event that reports the rejection.
     pub(crate) fn event(&self) -> Event<'_> {
+        let error = match self {
+            Self::Request(error) => Some(error.message()),
+            _ => None,
+        };
         let (reason, limiter) = match self {
             Self::Denied(decision) => (Reason::Denied, Some(decision.limiter())),
             Self::CostAboveQuota { limiter, .. } => (Reason::CostAboveQuota, Some(*limiter)),
@@ -88,7 +96,7 @@ impl Rejection {
             Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
             Self::Request(RequestError::WithStatus { reason, .. }) => (*reason, None),
         };
-        Event::Rejected { reason, limiter }
+        Event::Rejected { reason, limiter, error }
     }
 
     /// Returns what happened, as in the title of a response.
@@ -115,8 +123,20 @@ impl Rejection {
             Self::CostAboveQuota { cost, max, .. } => {
                 format!("It counts as {cost}, and at most {max} are allowed.").into()
             }
+            Self::Request(RequestError::Misconfigured(_)) => MISCONFIGURED.into(),
             Self::Request(error) => error.message().into(),
             Self::Store(_) => "Try again later.".into(),
+        }
+    }
+
+    /// Returns a rejection whose text for clients is the mistake of a misconfigured service.
+    pub(crate) fn detailed(&self) -> Self {
+        match self.clone() {
+            Self::Request(RequestError::Misconfigured(message)) => {
+                let (status, reason) = (StatusCode::INTERNAL_SERVER_ERROR, Reason::Misconfigured);
+                Self::Request(RequestError::WithStatus { status, message, reason })
+            }
+            rejection => rejection,
         }
     }
 
@@ -130,12 +150,14 @@ impl Rejection {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Self::Request(error) = self {
-            return write!(f, "{error}");
-        }
         let (title, detail) = (self.title(), self.detail());
         let lower = |sentence: &str| sentence[..1].to_ascii_lowercase() + &sentence[1..];
-        write!(f, "{}; {}", lower(title), lower(detail.trim_end_matches('.')))
+        let sentence = || lower(detail.trim_end_matches('.'));
+        match self {
+            Self::Request(RequestError::Misconfigured(_)) => f.write_str(&sentence()),
+            Self::Request(error) => write!(f, "{error}"),
+            _ => write!(f, "{}; {}", lower(title), sentence()),
+        }
     }
 }
 
@@ -155,10 +177,6 @@ impl From<Error> for Rejection {
                 Self::CostAboveQuota { limiter, cost, max }
             }
             Error::Store(error) => Self::Store(error),
-            // The text of this error contains a name in Redis, which clients must not see.
-            Error::NoRate { .. } => {
-                Self::Request(RequestError::misconfigured("the rate limiter has no rate in Redis"))
-            }
             _ => Self::Request(RequestError::misconfigured(error.to_string())),
         }
     }
@@ -173,9 +191,11 @@ pub enum RequestError {
     MissingKey(Cow<'static, str>),
     /// The request is invalid. The response is 400 with this message.
     Invalid(Cow<'static, str>),
-    /// The service is misconfigured. The response is 500 with this message, which is written for
-    /// developers: [`map_rejection`](crate::RateLimitLayer::map_rejection) can hide it from
-    /// clients.
+    /// The service is misconfigured: the message says to its developers what to correct. The
+    /// response is 500 and does not contain it, except with
+    /// [`error_details`](crate::RateLimitLayer::error_details). Observers and the log get the
+    /// message. Without a subscriber of `tracing`, it is printed to stderr, at most once per 10 s
+    /// for each layer.
     Misconfigured(Cow<'static, str>),
     /// The request is rejected with this status, for another reason than its quota.
     #[non_exhaustive]
@@ -201,7 +221,8 @@ impl RequestError {
         Self::Invalid(message.into())
     }
 
-    /// Makes an error for a misconfigured service: the response is 500 with this message.
+    /// Makes an error for a misconfigured service: the response is 500, and the log of the service
+    /// contains this message.
     pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
         Self::Misconfigured(message.into())
     }

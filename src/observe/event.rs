@@ -166,6 +166,8 @@ pub enum Event<'a> {
         reason: Reason,
         /// The name of the limiter that denied the request, or whose quota is below its cost.
         limiter: Option<&'a str>,
+        /// The error in the request, or the mistake of a misconfigured service and what to do.
+        error: Option<&'a str>,
     },
     /// The number of keys in a [`MemoryStore`](crate::MemoryStore) has changed. If threads change
     /// the number at the same time, the last event can contain an earlier number.

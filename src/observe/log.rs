@@ -3,6 +3,8 @@
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
 use std::{
+    fmt,
+    io::{self, Write},
     sync::Mutex,
     time::{Duration, Instant},
 };
@@ -88,9 +90,6 @@ pub(crate) fn reloaded(error: Option<&ConfigError>) {
 /// Reports that the service is set up wrong: at most one event in [`PERIOD`], with the number of
 /// requests since the last one.
 pub(crate) fn misconfigured(throttle: &Throttle, error: &str) {
-    if !cfg!(feature = "tracing") {
-        return;
-    }
     let Some(requests) = throttle.next(PERIOD) else { return };
     #[cfg(feature = "tracing")]
     tracing::error!(
@@ -99,6 +98,26 @@ pub(crate) fn misconfigured(throttle: &Throttle, error: &str) {
         error,
         "the service is misconfigured: requests cannot be counted"
     );
+    print_unrecorded(format_args!(
+        "the service is misconfigured, and requests cannot be counted: {error}"
+    ));
+}
+
+/// Reports that a setting may be a mistake.
+pub(crate) fn suspected(mistake: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tower_ratelimit", "{mistake}");
+    print_unrecorded(format_args!("{mistake}"));
+}
+
+/// Prints what no subscriber gets, so that a new user finds the mistake: responses do not name it.
+fn print_unrecorded(text: fmt::Arguments<'_>) {
+    #[cfg(feature = "tracing")]
+    if !tracing::dispatcher::get_default(|it| it.is::<tracing::subscriber::NoSubscriber>()) {
+        return;
+    }
+    // Unlike `eprintln!`, no panic if stderr is closed.
+    let _ = writeln!(io::stderr(), "tower-ratelimit: {text}");
 }
 
 /// Limits the rate of an event that each request would cause.
@@ -113,6 +132,10 @@ struct Throttled {
 }
 
 impl Throttle {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Throttled { last: None, count: 0 }))
+    }
+
     /// Counts an occurrence. Returns the number since the last event, if another event is due.
     pub(crate) fn next(&self, period: Duration) -> Option<u64> {
         let Throttled { last, count } = &mut *lock(&self.0);

@@ -1,5 +1,5 @@
 //! Errors of settings: of algorithms, limiters, configuration files and networks. Errors of quotas
-//! are in `quota.rs`.
+//! are in `quota.rs`. They name settings as a file does, and in a panic as code does.
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
@@ -67,6 +67,13 @@ pub enum ConfigError {
     Network {
         /// The text that was given.
         network: String,
+    },
+    /// The networks of the trusted proxies contain all public addresses of one version: every
+    /// client would be a trusted proxy, and could choose its key.
+    #[non_exhaustive]
+    AllTrusted {
+        /// `IPv4` or `IPv6`.
+        version: &'static str,
     },
     /// The sum of burst and overdraft is above 2^46, or takes more than 100 years to refill.
     #[non_exhaustive]
@@ -151,6 +158,11 @@ impl fmt::Display for ConfigError {
                      10.0.0.0/8"
                 )
             }
+            Self::AllTrusted { version } => write!(
+                f,
+                "trusted proxies: every client with {version} would be one, and could choose its \
+                 key; name only the networks of the proxies, such as 10.0.0.0/8"
+            ),
             Self::Overdraft { overdraft, quota } => write!(
                 f,
                 "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
@@ -165,7 +177,40 @@ impl fmt::Display for ConfigError {
     }
 }
 
+/// Returns the expression that makes an algorithm, by its name.
+fn in_code(algorithm: &str) -> String {
+    format!("Algorithm::{}()", algorithm.replace('-', "_"))
+}
+
 impl ConfigError {
+    /// Returns the text for a panic, which names quotas and algorithms as code does.
+    pub(crate) fn in_code(&self) -> String {
+        match self {
+            Self::BurstWithoutBucket { algorithm, quota } => format!(
+                "the quota `{}` does not fit `{}`: a window admits up to its limit at once and has \
+                 no other burst; omit `burst`, or use `Algorithm::token_bucket()` or \
+                 `Algorithm::leaky_bucket()`",
+                quota.in_code(),
+                in_code(algorithm)
+            ),
+            Self::Concurrent { algorithm, quota } if quota.is_concurrent() => format!(
+                "the quota `{}` does not fit `{}`, which counts units per window; use \
+                 `Algorithm::concurrency()`, or a quota such as `Quota::per_second(10)`",
+                quota.in_code(),
+                in_code(algorithm)
+            ),
+            Self::Concurrent { quota, .. } => format!(
+                "the quota `{}` does not fit `Algorithm::concurrency()`, which counts units at a \
+                 time; use a quota such as `Quota::concurrent(10)`, or another algorithm",
+                quota.in_code()
+            ),
+            Self::Overdraft { quota, .. } => {
+                self.to_string().replace(&format!("\"{quota}\""), &format!("`{}`", quota.in_code()))
+            }
+            _ => self.to_string(),
+        }
+    }
+
     /// Writes the errors of a `redisson::RateLimiter`.
     fn fmt_redisson(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -44,6 +44,28 @@ impl fmt::Display for Quota {
     }
 }
 
+impl Quota {
+    /// Returns the expression that makes the quota in code.
+    pub(super) fn in_code(&self) -> String {
+        let (limit, micros) = (self.limit, self.window_us);
+        let quota = match micros {
+            0 => format!("Quota::concurrent({limit})"),
+            1_000_000 => format!("Quota::per_second({limit})"),
+            60_000_000 => format!("Quota::per_minute({limit})"),
+            3_600_000_000 => format!("Quota::per_hour({limit})"),
+            MICROS_PER_DAY => format!("Quota::per_day({limit})"),
+            _ if micros.is_multiple_of(1_000_000) => {
+                format!("Quota::new({limit}, Duration::from_secs({}))", micros / 1_000_000)
+            }
+            _ => format!("Quota::new({limit}, Duration::from_micros({micros}))"),
+        };
+        match self.burst == limit {
+            true => quota,
+            false => format!("{quota}.burst({})", self.burst),
+        }
+    }
+}
+
 /// Reads `LIMIT/[N]UNIT [burst BURST]`: `10/s`, `100/min burst 20`, `5/10s`; or `LIMIT concurrent`.
 ///
 /// The units are `us`, `ms`, `s`, `min` (`m`), `h`, `day` (`d`) and `week` (`w`). Their full names,

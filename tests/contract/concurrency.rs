@@ -159,17 +159,32 @@ async fn calls_that_spend_are_errors_that_say_what_to_do() {
 #[test]
 fn a_quota_fits_its_algorithm() {
     let new = |algorithm, quota| Limiter::try_new("x", MemoryStore::new(), algorithm, quota);
+    let panics = |algorithm, quota| {
+        let new = || Limiter::new("x", MemoryStore::new(), algorithm, quota);
+        *std::panic::catch_unwind(new).unwrap_err().downcast::<String>().unwrap()
+    };
     let error = new(Algorithm::concurrency(), Quota::per_second(10)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "quota \"10/s\": concurrency counts units at a time; use a quota such as \"10 \
          concurrent\", or another algorithm"
     );
+    assert_eq!(
+        panics(Algorithm::concurrency(), Quota::per_second(10)),
+        "the quota `Quota::per_second(10)` does not fit `Algorithm::concurrency()`, which counts \
+         units at a time; use a quota such as `Quota::concurrent(10)`, or another algorithm"
+    );
     let error = new(Algorithm::token_bucket(), Quota::concurrent(10)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "quota \"10 concurrent\": a token-bucket counts units per window; use the algorithm \
          concurrency, or a quota such as 10/s"
+    );
+    assert_eq!(
+        panics(Algorithm::token_bucket(), Quota::concurrent(10)),
+        "the quota `Quota::concurrent(10)` does not fit `Algorithm::token_bucket()`, which counts \
+         units per window; use `Algorithm::concurrency()`, or a quota such as \
+         `Quota::per_second(10)`"
     );
     assert!(matches!(error, ConfigError::Concurrent { .. }));
     assert!(Quota::concurrent(10).try_burst(20).is_err());

@@ -299,6 +299,33 @@ fn networks_are_checked() {
 }
 
 #[test]
+fn a_list_of_all_clients_is_no_list_of_proxies() {
+    let halves = ["0.0.0.0/1", "128.0.0.0/1"];
+    for (networks, version) in [
+        (&["0.0.0.0/0"][..], "IPv4"),
+        (&["10.0.0.0/8", "0.0.0.0/0"], "IPv4"),
+        (&["::ffff:0:0/96"], "IPv4"),
+        (&halves, "IPv4"),
+        // All but the networks that are not public.
+        (&["0.0.0.0/2", "64.0.0.0/2", "128.0.0.0/2", "192.0.0.0/3"], "IPv4"),
+        (&["::/0"], "IPv6"),
+        (&["fd00::/8", "2000::/4", "3000::/4"], "IPv6"),
+        (&["10.0.0.0/8", "8000::/1", "::/1"], "IPv6"),
+    ] {
+        let error = ClientIp::try_new(ProxyHeader::XForwardedFor, networks).unwrap_err();
+        assert!(matches!(error, ConfigError::AllTrusted { .. }));
+        let text = error.to_string();
+        assert!(text.contains(&format!("every client with {version}")), "{networks:?}: {text}");
+        let panic = std::panic::catch_unwind(|| ClientIp::new(ProxyHeader::Forwarded, networks));
+        assert_eq!(*panic.unwrap_err().downcast::<String>().unwrap(), text);
+    }
+    for networks in [&[][..], &halves[..1], &["10.0.0.0/8", "fc00::/7"], &["8000::/1", "::/3"]] {
+        assert!(ClientIp::try_new(ProxyHeader::XForwardedFor, networks).is_ok(), "{networks:?}");
+    }
+    let _ = key::PeerIp.within(["0.0.0.0/0", "::/0"]); // trusts no client
+}
+
+#[test]
 fn the_peer_is_found_by_peer_addr() {
     #[derive(Clone)]
     struct Peer(SocketAddr);

@@ -192,6 +192,27 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
         "unknown field `bucket`, expected one of `algorithm`, `quota`, `buckets`, `refill`, \
      `overdraft`",
     ),
+    (
+        &[BUCKET, ("burst", "20"), QUOTA],
+        "burst",
+        "unknown field `burst`: it is part of `quota`; write for example quota = \"10/s burst 20\"",
+    ),
+    (
+        &[BUCKET, ("per_second", "20"), QUOTA],
+        "per_second",
+        "unknown field `per_second`: it is part of `quota`",
+    ),
+    (
+        &[BUCKET, QUOTA, ("max_wait", "20")],
+        "max_wait",
+        "unknown field `max_wait`: it is a setting of the layer",
+    ),
+    (
+        &[BUCKET, ("quota", r#""10 concurrent""#)],
+        "quota",
+        "quota \"10 concurrent\": a token-bucket counts units per window; use the algorithm \
+     concurrency, or a quota such as 10/s",
+    ),
 ];
 
 #[test]

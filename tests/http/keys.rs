@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use axum::body::Body;
+use axum::{body::Body, extract::OriginalUri};
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt};
@@ -302,7 +302,15 @@ async fn the_key_of_an_extractor_is_the_one_that_the_layer_counts() {
         ),
         (RateLimitLayer::new(&limiter, header.clone()), get(&[("user", "ada")]), header.key("ada")),
         (RateLimitLayer::new(&limiter, key::Global), get(&[]), key::Global.key()),
-        (RateLimitLayer::new(&limiter, key::Route), get(&[]), key::Route.key("")),
+        (
+            RateLimitLayer::new(&limiter, key::Route),
+            {
+                let mut request = get(&[]); // as a router of axum passes it to its fallback
+                request.extensions_mut().insert(OriginalUri("/nowhere".parse().unwrap()));
+                request
+            },
+            key::Route.key(""),
+        ),
         (
             RateLimitLayer::new(&limiter, key::Global).missing_key(MissingKey::Share),
             get(&[]),

@@ -10,12 +10,13 @@ use std::{
 use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
 use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
     config::Refill,
     http::{Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody},
-    key,
+    key::{self, ClientIp, ProxyHeader},
     store::Store,
 };
 
@@ -223,10 +224,14 @@ async fn a_duplicate_header_is_a_bad_request() {
 async fn a_missing_peer_address_is_reported_as_misconfiguration() {
     for missing_key in [MissingKey::Reject, MissingKey::Exempt, MissingKey::Share] {
         let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::PeerIp);
-        let response = send(&layer.missing_key(missing_key), get(&[])).await;
+        let layer = layer.missing_key(missing_key);
+        assert_eq!(send(&layer, get(&[])).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let response = send(&layer.error_details(true), get(&[])).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let detail = json(response).await["detail"].as_str().unwrap().to_owned();
-        assert!(detail.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{detail}");
+        for text in ["into_make_service_with_connect_info::<SocketAddr>()` of axum 0.8", "a Unix"] {
+            assert!(detail.contains(text), "{detail}");
+        }
     }
 }
 
@@ -306,6 +311,25 @@ async fn a_pair_is_one_key_of_both() {
     assert_eq!(send(ben, "/a/1").await, 200);
     assert_eq!(send(ada, "/nowhere").await, 404);
     assert_eq!(send(ada, "/nowhere_else").await, 429);
+}
+
+#[tokio::test]
+async fn a_route_is_known_only_inside_of_a_router() {
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Route).error_details(true);
+    let routes = || Router::new().route("/a", routing::get(async || ()));
+    let nested = || Router::new().nest_service("/n", routes()).fallback(async || ());
+    for app in [routes().layer(layer.clone()), nested().layer(layer.clone())] {
+        for path in ["/a", "/n/a", "/nowhere"] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            let status = app.clone().oneshot(request).await.unwrap().status();
+            assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "{path}");
+        }
+    }
+    // Around the router, as around a router of another version of axum, there is no route.
+    let response = layer.layer(routes()).oneshot(get(&[])).await.unwrap();
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let detail = json(response).await["detail"].as_str().unwrap().to_owned();
+    assert!(detail.contains("no router of axum 0.8") && detail.contains("`Router::layer`"));
 }
 
 #[test]
@@ -744,5 +768,54 @@ mod axum_applies_the_layer {
                 assert_eq!(app.call(request).await.unwrap().status().as_u16(), status, "{path}");
             }
         }
+    }
+}
+
+/// As nginx does: the program of docs/keys.md.
+#[cfg(unix)]
+#[tokio::test]
+async fn clients_of_a_proxy_are_known_over_a_unix_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("app.sock");
+    let client_ip = ClientIp::new(ProxyHeader::XForwardedFor, ["192.0.2.1"])
+        .peer_addr(|_| Some(SocketAddr::from(([192, 0, 2, 1], 0))));
+    let limiter = in_memory(Quota::per_hour(1));
+    let app = Router::new()
+        .route("/", routing::get(async || ()))
+        .layer(RateLimitLayer::new(limiter.clone(), client_ip.clone()));
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let server = tokio::spawn(async { axum::serve(listener, app).await });
+    for (header, status) in [
+        ("203.0.113.9", "200"),
+        ("203.0.113.9", "429"),
+        ("1.1.1.1, 203.0.113.9", "429"), // the client has written the first entry
+        ("203.0.113.10", "200"),
+    ] {
+        let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let request = format!(
+            "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-forwarded-for: {header}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        assert_eq!(response.split(' ').nth(1), Some(status), "{header}: {response}");
+    }
+    server.abort();
+    let client: IpAddr = [203, 0, 113, 9].into();
+    assert_eq!(limiter.peek(client_ip.key(client)).await.unwrap().remaining(), 0);
+}
+
+/// As docs/layers.md says: only waiting needs a runtime.
+#[test]
+fn a_limit_in_memory_needs_no_runtime() {
+    let limiter = in_memory(Quota::per_hour(2));
+    let layer = RateLimitLayer::new(limiter.clone(), key::Global).charge_when(|_| true);
+    for status in [200, 200, 429] {
+        let mut response = std::pin::pin!(layer.layer(counting(&Arc::default())).oneshot(get(&[])));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let std::task::Poll::Ready(response) = response.as_mut().poll(&mut cx) else {
+            panic!("it waits");
+        };
+        assert_eq!(response.unwrap().status(), status);
     }
 }

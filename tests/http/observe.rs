@@ -1,6 +1,15 @@
 //! The events of limiters and layers, for observers, metrics and logs: each exactly once.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    env,
+    net::SocketAddr,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::{body::Body, extract::ConnectInfo};
 use http::{Request, Response, StatusCode, request::Parts};
@@ -10,7 +19,7 @@ use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     config::Limits,
     http::{MissingKey, RequestError},
-    key,
+    key::{self, ClientIp, KeyExtractor, ProxyHeader},
     observe::{Event, Metrics, Observer, TopDenied},
 };
 
@@ -482,7 +491,14 @@ async fn a_denial_is_an_event_and_contains_the_key_only_at_the_level_trace() {
 #[tokio::test]
 async fn a_misconfigured_service_is_one_error_in_the_log() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
-    let layer = RateLimitLayer::per_ip(HOUR);
+    let errors = Arc::new(AtomicUsize::new(0));
+    let counted = errors.clone();
+    let layer = RateLimitLayer::per_ip(HOUR).observe(Arc::new(move |event: &Event<'_>| {
+        if let Event::Rejected { error: Some(error), .. } = event {
+            assert!(error.contains("with_connect_info"), "{error}");
+            counted.fetch_add(1, Relaxed);
+        }
+    }));
     for _ in 0..20 {
         let status = send(&layer, get(&[])).await;
         assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -491,4 +507,91 @@ async fn a_misconfigured_service_is_one_error_in_the_log() {
     let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
     let parts = ["ERROR tower_ratelimit: the service is misconfigured", "with_connect_info"];
     assert!(parts.iter().all(|part| event.contains(part)), "{event}");
+    assert_eq!(errors.load(Relaxed), 20);
+}
+
+/// A new user has no subscriber yet, and the response does not name the mistake.
+#[tokio::test]
+async fn without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr() {
+    const CHILD: &str = "SENDS_REQUESTS_WITHOUT_A_SUBSCRIBER";
+    if env::var_os(CHILD).is_some() {
+        let layer = RateLimitLayer::per_ip(HOUR);
+        for _ in 0..20 {
+            send(&layer, get(&[])).await;
+        }
+        return;
+    }
+    let this = "observe::without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr";
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output = child.args(["--exact", this, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("tower-ratelimit:")).collect();
+    let [line] = lines[..] else { panic!("{text}") };
+    assert!(line.contains("the service is misconfigured") && line.contains("with_connect_info"));
+}
+
+/// Sends requests from these peers in turn, and returns the warnings.
+async fn warnings(
+    key: impl KeyExtractor<Parts>,
+    requests: usize,
+    peers: &[&str],
+    headers: &[(&str, &str)],
+) -> Vec<String> {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let store = MemoryStore::new();
+    let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(10));
+    let layer = RateLimitLayer::new(limiter, key);
+    for peer in peers.iter().cycle().take(requests) {
+        let mut request = get(headers);
+        request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
+        // Clones of the layer are the same layer.
+        send(&layer.clone(), request).await;
+    }
+    log.text().lines().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn a_proxy_that_hides_all_clients_is_one_warning() {
+    const PROXY: &[&str] = &["10.0.0.1:80"];
+    let forwarded = [("x-forwarded-for", "203.0.113.9")];
+    let client_ip = |networks: &[&str]| ClientIp::new(ProxyHeader::XForwardedFor, networks);
+    let pair = (key::PeerIp, |_: &Parts| "a route");
+
+    let of_peer =
+        ["WARN tower_ratelimit: all clients may share one limit", "`key::ClientIp` in place"];
+    for header in ["x-forwarded-for", "forwarded", "x-real-ip"] {
+        let found = warnings(key::PeerIp, 5_000, PROXY, &[(header, "for=203.0.113.9")]).await;
+        let [warning] = &found[..] else { panic!("{header}: {found:?}") };
+        assert!(of_peer.iter().all(|text| warning.contains(text)), "{warning}");
+        assert!(warning.contains(&format!("the header {header},")), "{warning}");
+    }
+    for found in [
+        warnings(pair, 1_000, PROXY, &forwarded).await,
+        warnings(key::PeerIp.peer_addr(|it| it.get().copied()), 1_000, PROXY, &forwarded).await,
+    ] {
+        let [warning] = &found[..] else { panic!("{found:?}") };
+        assert!(of_peer.iter().all(|text| warning.contains(text)), "{warning}");
+    }
+    for (key, headers, text) in [
+        (client_ip(&["192.168.0.0/16"]), &forwarded[..], "add its network to `key::ClientIp`"),
+        (client_ip(&["10.0.0.0/8"]), &[], "names no client in the header x-forwarded-for"),
+        (client_ip(&["10.0.0.0/8"]), &[("x-forwarded-for", "unknown")], "names no client"),
+    ] {
+        let found = warnings(key, 3_000, PROXY, headers).await;
+        let [warning] = &found[..] else { panic!("{text}: {found:?}") };
+        assert!(warning.contains(text), "{warning}");
+        assert!(!warning.contains("10.0.0.1"), "keys are not logged: {warning}");
+    }
+
+    let others: &[&str] = &["10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80"];
+    for none in [
+        warnings(key::PeerIp, 999, PROXY, &forwarded).await,
+        warnings(key::PeerIp, 3_000, PROXY, &[]).await,
+        warnings(key::PeerIp, 5_000, others, &forwarded).await,
+        warnings(client_ip(&["10.0.0.0/8"]), 3_000, PROXY, &forwarded).await,
+        warnings(client_ip(&["10.0.0.0/8"]), 3_000, &["203.0.113.9:80"], &[]).await,
+        warnings(key::Global, 3_000, PROXY, &forwarded).await,
+    ] {
+        assert_eq!(none, [""; 0]);
+    }
 }

@@ -19,14 +19,14 @@ use serde_json::json;
 use tokio_stream::StreamExt;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
+    Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore,
     http::{Headers, MissingKey, Rejection, RequestError, ResponseBody},
     key,
     store::Source,
 };
 
-use crate::support::{counting, get, header, in_memory, item, items, json as body_of};
+use crate::support::{counting, get, header, in_memory, item, items, json as body_of, log::Log};
 
 async fn send(layer: &RateLimitLayer, request: Request<Body>) -> Response<ResponseBody<Body>> {
     layer.layer(counting(&Arc::default())).oneshot(request).await.unwrap()
@@ -130,9 +130,7 @@ async fn a_body_that_is_too_long_is_a_mistake_of_the_service() {
             assert_eq!(text(response).await.len(), 64 * KIB);
         } else {
             assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-            let detail =
-                "the body of a mapped rejection is longer than 64 KiB; return a shorter one";
-            assert_eq!(body_of(response).await["detail"], detail);
+            assert_eq!(body_of(response).await["detail"], MISCONFIGURED);
         }
     }
 }
@@ -144,10 +142,53 @@ async fn a_body_that_fails_is_a_mistake_of_the_service() {
         let frames = [Ok(Frame::data(Bytes::from("half"))), Err(failure)];
         response.map(|_| StreamBody::new(tokio_stream::iter(frames)))
     });
-    let response = send(&layer, get(&[])).await;
-    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let detail = "the body of a mapped rejection failed: no template";
-    assert_eq!(body_of(response).await["detail"], detail);
+    let mistake = "the body of a mapped rejection failed: no template";
+    for (layer, detail) in [(layer.clone(), MISCONFIGURED), (layer.error_details(true), mistake)] {
+        let (log, _guard) = Log::start(tracing::Level::INFO);
+        let response = send(&layer, get(&[])).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(body_of(response).await["detail"], detail);
+        // At most once per 10 s for each layer.
+        assert_eq!(log.text().contains(mistake), detail == MISCONFIGURED, "{}", log.text());
+    }
+}
+
+const MISCONFIGURED: &str = "The service is not set up correctly; its log names the mistake.";
+
+#[tokio::test]
+async fn clients_learn_nothing_about_the_inside_of_the_service() {
+    let store = MemoryStore::new();
+    let (bucket, quota) = (Algorithm::token_bucket(), Quota::per_hour(9));
+    let limiter = Limiter::new("api", store.clone(), bucket, quota);
+    let leaky = Limiter::new("leaky", store, Algorithm::leaky_bucket(), quota);
+    let lazy = RedisStore::lazy("unix:///nowhere/redis.sock").unwrap();
+    let in_redis = Limiter::new("api", lazy, bucket, quota);
+    let twice = limiter.clone();
+    for layer in [
+        RateLimitLayer::new(&limiter, key::PeerIp),
+        RateLimitLayer::new(&limiter, key::PeerIp.peer_addr(|_| None)),
+        RateLimitLayer::new(&limiter, key::Route),
+        RateLimitLayer::new(&limiter, key::Global).forbid(key::PeerIp.within(["10.0.0.0/8"])),
+        RateLimitLayer::new(&leaky, key::Global).charge_when(|_| true),
+        RateLimitLayer::by_rule(|_: &Parts| {
+            Err::<Charge, _>(RequestError::misconfigured("`plans` has no peer: tower_ratelimit"))
+        }),
+        RateLimitLayer::by_rule(|_: &Parts| Err::<Charge, _>(RequestError::missing_key("no")))
+            .missing_key(MissingKey::Share),
+        RateLimitLayer::by_rule(move |_: &Parts| Ok(Charge::new(&twice, "a").also(&twice))),
+        RateLimitLayer::new(in_redis, key::Global),
+    ] {
+        let layer = layer.extensions(true);
+        let response = send(&layer, get(&[])).await;
+        assert!(response.status().is_server_error());
+        let rejection = response.extensions().get::<Rejection>().unwrap().clone();
+        let body = String::from_utf8(text(response).await.to_vec()).unwrap();
+        for text in [rejection.to_string(), body] {
+            for word in ["`", "peer", "redis", "Redis", "leaky", "tower_ratelimit", "twice"] {
+                assert!(!text.contains(word), "{text}");
+            }
+        }
+    }
 }
 
 /// A body that is dropped before it is complete.
@@ -234,8 +275,12 @@ async fn a_handler_responds_like_the_layer() {
     let response = app(unreachable).oneshot(request("/1")).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(header(&response, "retry-after"), ["1"]);
+    // The only mistake that a handler returns in these tests: at most one per 10 s is logged.
+    let (log, _guard) = Log::start(tracing::Level::INFO);
     let response = app(in_memory(quota)).oneshot(request("/0")).await.unwrap();
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "a mistake in the handler");
+    assert_eq!(body_of(response).await["detail"], MISCONFIGURED);
+    assert!(log.text().contains("invalid cost 0"), "{}", log.text());
 }
 
 #[tokio::test(start_paused = true)]

@@ -158,8 +158,13 @@ async fn a_rule_can_reject() {
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), status);
         assert!(header(&response, "ratelimit").is_empty());
-        assert!(matches!(response.extensions().get(), Some(Rejection::Request(_))));
-        assert_eq!(detail(response).await, message);
+        let Some(Rejection::Request(error)) = response.extensions().get() else {
+            panic!("{status}")
+        };
+        assert_eq!(error.to_string(), message);
+        let is_for_clients = status == 400;
+        assert_eq!(detail(response).await == message, is_for_clients);
+        assert_eq!(detail(send(&layer.error_details(true), get(&[])).await).await, message);
     }
 }
 
@@ -194,7 +199,7 @@ async fn a_rule_without_a_key_rejects_or_exempts_but_does_not_share_a_key() {
     }
     assert_eq!(left(&limits[1], "all").await, 1);
 
-    let sharing = layer.missing_key(MissingKey::Share);
+    let sharing = layer.missing_key(MissingKey::Share).error_details(true);
     let response = send(&sharing, get(&[])).await;
     assert_eq!(response.status(), 500);
     let detail = detail(response).await;
@@ -573,6 +578,7 @@ async fn a_limiter_that_cannot_hold_is_a_misconfiguration_if_the_response_decide
     for layer in [by_key, by_rule.clone().charge_when(|_| true)] {
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), 500);
+        let response = send(&layer.error_details(true), get(&[])).await;
         let problem = json(response).await.to_string();
         assert!(problem.contains("cannot hold units"), "{problem}");
     }
@@ -711,7 +717,8 @@ async fn an_invalid_charge_is_an_error_of_the_service() {
         (charge(&limiter).and(charge(&renamed)), "\"one\" is charged for the same key twice"),
         (charge(&limiter).and(charge(&elsewhere)), "must be in one store"),
     ] {
-        let layer = RateLimitLayer::by_rule(move |_: &Parts| Ok(charge.clone()));
+        let layer =
+            RateLimitLayer::by_rule(move |_: &Parts| Ok(charge.clone())).error_details(true);
         let response = send(&layer, get(&[])).await;
         assert_eq!(response.status(), 500, "{complaint}");
         assert!(header(&response, "ratelimit").is_empty());

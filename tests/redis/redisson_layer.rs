@@ -220,7 +220,10 @@ async fn a_template_without_a_rate_is_a_configuration_error() {
     let response = send(&by_name(&limiter), get(&[("name", "ada")])).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let problem = json(response).await.to_string();
-    assert!(problem.contains("has no rate") && !problem.contains("api:"), "{problem}");
+    assert!(problem.contains("its log names the mistake"), "{problem}");
+    let response = send(&by_name(&limiter).error_details(true), get(&[("name", "ada")])).await;
+    let problem = json(response).await.to_string();
+    assert!(problem.contains("set a rate with `try_set_rate`"), "{problem}");
     assert_eq!(redis::<i64>(&server, &["DBSIZE"]), 0);
 }
 

@@ -3,6 +3,9 @@
 
 use std::{net::TcpStream, time::Duration};
 
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, SanType, date_time_ymd,
+};
 use tokio::{task, time::sleep};
 use tower_ratelimit::{
     Algorithm, Limiter, Quota, RedisStore,
@@ -102,6 +105,64 @@ async fn errors_are_reported_over_tls() {
     let (certificate, key) = (certificates.read("client.pem"), "garbage");
     let garbage = Tls::new().client_certificate(certificate, key).unwrap_err();
     assert!(garbage.to_string().contains("private key"), "{garbage}");
+}
+
+#[tokio::test]
+async fn each_mistake_in_the_certificate_of_a_server_has_a_remedy_of_its_own() {
+    let client = [ExtendedKeyUsagePurpose::ClientAuth];
+    let self_signed = |is_ca| {
+        let certificates = Certificates::self_signed(is_ca);
+        let tls = tls(&certificates).ca_certificates(certificates.read("server.pem")).unwrap();
+        (certificates, tls)
+    };
+    let signed = |change: &dyn Fn(&mut CertificateParams)| {
+        let certificates = Certificates::with(change);
+        let tls = tls(&certificates);
+        (certificates, tls)
+    };
+    let other_ca = || (Certificates::new(), tls(&Certificates::new()));
+    for ((certificates, tls), texts) in [
+        (signed(&|it| it.not_after = date_time_ymd(2020, 1, 1)), &["renew the certificate"][..]),
+        (signed(&|it| it.not_before = date_time_ymd(3000, 1, 1)), &["set the clock"]),
+        (
+            signed(&|it| {
+                it.subject_alt_names = vec![SanType::DnsName("redis".try_into().unwrap())];
+            }),
+            &["connect by a name that is in the certificate"],
+        ),
+        // Only a common name.
+        (signed(&|it| it.subject_alt_names.clear()), &["a subject alternative name"]),
+        (
+            signed(&|it| it.extended_key_usages = client.to_vec()),
+            &["a certificate for servers (extended key usage `serverAuth`)"],
+        ),
+        // Both have a CA of the same name.
+        (other_ca(), &["give the CA that signed the certificate"]),
+        (
+            self_signed(IsCa::Ca(BasicConstraints::Unconstrained)),
+            &["give it one without `CA:TRUE`"],
+        ),
+        (self_signed(IsCa::NoCa), &[]),
+    ] {
+        let (_server, port) = start(&certificates, &[]);
+        let url = format!("rediss://localhost:{port}");
+        let store = RedisStore::new(RedisConfig::server(&url).unwrap().tls(tls)).unwrap();
+        until("an answer", async || match store.ping().await {
+            Ok(()) => texts.is_empty(),
+            Err(error) => {
+                let message = with_sources(&error);
+                // A busy machine can need longer for a handshake than a ping has for it.
+                if message.contains("no answer") {
+                    return false;
+                }
+                let is_named = |text: &&str| message.contains(text);
+                assert!(!texts.is_empty() && texts.iter().all(is_named), "{texts:?}: {message}");
+                assert!(!message.contains("CA that") || texts[0].contains("CA that"), "{message}");
+                true
+            }
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

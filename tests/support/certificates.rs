@@ -12,6 +12,11 @@ pub struct Certificates {
 
 impl Certificates {
     pub fn new() -> Self {
+        Self::with(|_| ())
+    }
+
+    /// Changes the certificate of the server before the CA signs it.
+    pub fn with(change: impl Fn(&mut CertificateParams)) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the certificates");
         let write = |name: &str, pem: String| fs::write(folder.path().join(name), pem).unwrap();
         let mut params = CertificateParams::default();
@@ -25,12 +30,26 @@ impl Certificates {
         {
             let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
             let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(hosts).unwrap();
+            let mut params = CertificateParams::new(hosts).unwrap();
+            if name == "server" {
+                change(&mut params);
+            }
             let certificate = params.signed_by(&key, &issuer).unwrap();
             write(&format!("{name}.pem"), certificate.pem());
             write(&format!("{name}.key"), key.serialize_pem());
         }
         Self { folder }
+    }
+
+    /// The certificate of the server is signed by itself.
+    pub fn self_signed(is_ca: IsCa) -> Self {
+        let this = Self::new();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.is_ca = is_ca;
+        fs::write(this.path("server.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        fs::write(this.path("server.key"), key.serialize_pem()).unwrap();
+        this
     }
 
     fn path(&self, name: &str) -> String {

@@ -1,9 +1,12 @@
 //! What the extractors of addresses share: the address of the peer, the key of an address, and the
 //! methods of `PeerIp` and `ClientIp`. Proxies are in `client_ip.rs`.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
-use http::{Extensions, request::Parts};
+use http::{Extensions, HeaderMap, request::Parts};
 
 use super::Key;
 use crate::{keys::written, middleware::rejection::RequestError};
@@ -73,14 +76,32 @@ macro_rules! address_methods {
             fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
                 Ok(self.key_of(self.address(head)?))
             }
+
+            fn suspicion(&self) -> Option<crate::middleware::extractor::address::Suspicion<Parts>> {
+                let this = self.to_owned();
+                Some(std::sync::Arc::new(move |head| this.mistake(head)))
+            }
         }
     };
 }
 
 pub(super) use address_methods;
 
+/// Returns the mistake that explains why many requests have one key, by the head of one of them.
+pub type Suspicion<H> = Arc<dyn Fn(&H) -> Option<String> + Send + Sync>;
+
 /// Returns the address of the peer from the place where the server stores it.
 pub(super) type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;
+
+/// The headers by which proxies report the client.
+const PROXY_HEADERS: [&str; 6] = [
+    "x-forwarded-for",
+    "forwarded",
+    "x-real-ip",
+    "cf-connecting-ip",
+    "true-client-ip",
+    "fly-client-ip",
+];
 
 /// The smallest network that is assigned to a host.
 pub(super) const IPV6_PREFIX: u8 = 64;
@@ -92,6 +113,21 @@ pub(super) fn of_peer(head: &Parts, peer_addr: Option<PeerAddr>) -> Result<IpAdd
         None => (default_peer_addr(&head.extensions), MISSING),
     };
     address.map(|address| address.ip()).ok_or(RequestError::misconfigured(missing))
+}
+
+/// Returns the mistake of a service that takes the peer for the client, if the request comes from a
+/// proxy.
+pub(super) fn proxy_in_front(head: &Parts) -> Option<String> {
+    let header = proxy_header(&head.headers)?;
+    Some(format!(
+        "the header {header}, which proxies write; if the service is behind a proxy, use \
+         `key::ClientIp` in place of `key::PeerIp`"
+    ))
+}
+
+/// Returns the name of a header by which a proxy reports the client.
+pub(super) fn proxy_header(headers: &HeaderMap) -> Option<&'static str> {
+    PROXY_HEADERS.into_iter().find(|&name| headers.contains_key(name))
 }
 
 fn default_peer_addr(extensions: &Extensions) -> Option<SocketAddr> {
@@ -143,10 +179,12 @@ fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
 
 #[cfg(feature = "axum")]
 const MISSING: &str = "the extensions of the request contain no peer address: serve the router \
-     with `into_make_service_with_connect_info::<SocketAddr>()`, or set `peer_addr`";
+     with `into_make_service_with_connect_info::<SocketAddr>()` of axum 0.8; with a Unix socket, \
+     another version of axum or another server, set `peer_addr`";
 #[cfg(not(feature = "axum"))]
 const MISSING: &str = "the extensions of the request contain no peer address: set `peer_addr`, or \
      enable the feature `axum` of tower-ratelimit and serve the router with \
-     `into_make_service_with_connect_info::<SocketAddr>()`";
+     `into_make_service_with_connect_info::<SocketAddr>()` of axum 0.8";
 const MISSING_THERE: &str = "the extensions of the request contain no peer address: `peer_addr` \
-     returned `None`; make it read the place where the server stores the address";
+     returned `None`; make it read the place where the server stores the address, or return a \
+     fixed one if there is none, as with a Unix socket";

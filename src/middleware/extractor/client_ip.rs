@@ -76,28 +76,30 @@ impl ClientIp {
     ///
     /// # Panics
     ///
-    /// If one of them is not a network. For networks that are not literals, use
-    /// [`try_new`](ClientIp::try_new).
+    /// If one of them is not a network, or if they contain all public addresses of IPv4 or IPv6:
+    /// then every client could choose its key. For networks that are not literals, use
+    /// [`try_new`](ClientIp::try_new). If the addresses of the proxies are unknown, see [the
+    /// guide](crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address).
     #[must_use]
     #[track_caller]
     pub fn new<T: AsRef<str>>(header: ProxyHeader, trusted: impl IntoIterator<Item = T>) -> Self {
-        Self::with(header, Networks::literal(trusted))
+        match Self::try_new(header, trusted) {
+            Ok(client_ip) => client_ip,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Does the same as [`new`](ClientIp::new), for networks that are not literals.
     ///
     /// # Errors
     ///
-    /// If one of them is not a network.
+    /// If one of them is not a network, or if they contain all public addresses of IPv4 or IPv6.
     pub fn try_new<T: AsRef<str>>(
         header: ProxyHeader,
         trusted: impl IntoIterator<Item = T>,
     ) -> Result<Self, ConfigError> {
-        Ok(Self::with(header, Networks::new(trusted)?))
-    }
-
-    fn with(header: ProxyHeader, trusted: Networks) -> Self {
-        Self { header, trusted, ipv6_prefix: address::IPV6_PREFIX, peer_addr: None }
+        let trusted = Networks::of_proxies(trusted)?;
+        Ok(Self { header, trusted, ipv6_prefix: address::IPV6_PREFIX, peer_addr: None })
     }
 
     /// Sets how many bits of an IPv6 address identify a client. The default is 64, the smallest
@@ -133,6 +135,33 @@ impl ClientIp {
 
     fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
         self.client(address::of_peer(head, self.peer_addr)?, &head.headers)
+    }
+
+    /// Returns why requests of several clients have the address of the proxy.
+    fn mistake(&self, head: &Parts) -> Option<String> {
+        if self.trusted.is_empty() {
+            return address::proxy_in_front(head);
+        }
+        let peer = address::of_peer(head, self.peer_addr).ok()?.to_canonical();
+        if !self.trusted.contains(peer) {
+            let header = address::proxy_header(&head.headers)?;
+            return Some(format!(
+                "the header {header}, but a peer outside of the trusted networks; if it is a \
+                 proxy, add its network to `key::ClientIp`"
+            ));
+        }
+        if self.client(peer, &head.headers).ok()? != peer {
+            return None;
+        }
+        let header = match &self.header {
+            ProxyHeader::XForwardedFor => "x-forwarded-for",
+            ProxyHeader::Forwarded => "forwarded",
+            ProxyHeader::Single(name) => name.as_str(),
+        };
+        Some(format!(
+            "the trusted proxy names no client in the header {header}; give `key::ClientIp` the \
+             header that it writes"
+        ))
     }
 
     fn key_of(&self, address: IpAddr) -> Key<'static> {

@@ -6,6 +6,22 @@ use ipnet::IpNet;
 
 use crate::quota::ConfigError;
 
+/// The networks of which no client on the internet has an address.
+const NO_CLIENTS: [&str; 11] = [
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "224.0.0.0/3",
+    // All that is not in 2000::/3.
+    "::/3",
+    "4000::/2",
+    "8000::/1",
+];
+
 /// A list of networks.
 #[derive(Clone, Debug)]
 pub(super) struct Networks(Arc<[IpNet]>);
@@ -17,6 +33,21 @@ impl Networks {
         networks.into_iter().map(|it| network(it.as_ref())).collect::<Result<_, _>>().map(Self)
     }
 
+    /// Does the same as [`new`](Networks::new), for trusted proxies: not all clients can be some.
+    pub(super) fn of_proxies<T: AsRef<str>>(
+        networks: impl IntoIterator<Item = T>,
+    ) -> Result<Self, ConfigError> {
+        let networks = Self::new(networks)?;
+        let no_clients = NO_CLIENTS.iter().map(|it| it.parse().expect("a network"));
+        let known: Vec<_> = networks.0.iter().copied().chain(no_clients).collect();
+        // With the addresses that no client has, the trusted ones are all.
+        match IpNet::aggregate(&known).iter().find(|network| network.prefix_len() == 0) {
+            Some(IpNet::V4(_)) => Err(ConfigError::AllTrusted { version: "IPv4" }),
+            Some(IpNet::V6(_)) => Err(ConfigError::AllTrusted { version: "IPv6" }),
+            None => Ok(networks),
+        }
+    }
+
     /// Does the same as [`new`](Networks::new), for literals.
     #[track_caller]
     pub(super) fn literal<T: AsRef<str>>(networks: impl IntoIterator<Item = T>) -> Self {
@@ -24,6 +55,10 @@ impl Networks {
             Ok(networks) => networks,
             Err(error) => panic!("{error}"),
         }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(super) fn contains(&self, address: IpAddr) -> bool {

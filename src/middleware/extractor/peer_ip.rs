@@ -32,12 +32,16 @@ use crate::middleware::rejection::RequestError;
 /// a place that only its operator knows: read the address from there in a closure.
 ///
 /// A request without an address is rejected with 500. Otherwise all clients of a misconfigured
-/// service would share one quota.
+/// service would share one quota. The types are those of axum 0.8: a server of another version
+/// stores the address elsewhere. So does a server on a Unix socket, [as the guide
+/// shows](crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address).
 ///
 /// # Behind a proxy
 ///
 /// Behind a proxy all requests come from the address of the proxy and share one quota. Use
-/// [`ClientIp`](super::ClientIp) there.
+/// [`ClientIp`](super::ClientIp) there. A layer logs a warning, once, if 1,000 requests in a row
+/// have one key and a header that proxies write, such as `X-Forwarded-For`. It watches its first
+/// 100,000 requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerIp;
 
@@ -63,6 +67,10 @@ impl PeerIp {
 
     fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
         address::of_peer(head, None)
+    }
+
+    fn mistake(&self, head: &Parts) -> Option<String> {
+        address::proxy_in_front(head)
     }
 
     fn key_of(&self, address: IpAddr) -> Key<'static> {

@@ -3,13 +3,19 @@
 use http::{HeaderMap, Response};
 
 use super::{body::RejectionBody, headers::HeaderWriter, problem};
-use crate::{decision::Decision, limiter::Charge, middleware::rejection::Rejection};
+use crate::{
+    decision::Decision,
+    limiter::Charge,
+    middleware::rejection::{Rejection, RequestError},
+    observe::log::{self, Throttle},
+};
 
 impl Rejection {
     /// Returns the response that a layer gives by default: status, headers and problem details.
     ///
     /// With the feature `axum`, a rejection also implements `IntoResponse`. For gRPC, return a
-    /// status of tonic instead.
+    /// status of tonic instead. The mistake of a [misconfigured](RequestError::Misconfigured)
+    /// service is logged, as by a layer.
     ///
     /// # Examples
     ///
@@ -32,6 +38,10 @@ impl Rejection {
     /// ```
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
+        if let Self::Request(RequestError::Misconfigured(error)) = self {
+            static MISTAKES: Throttle = Throttle::new();
+            log::misconfigured(&MISTAKES, error);
+        }
         let headers = HeaderWriter::new(None).for_rejection(self, &Charge::exempt());
         problem::response(headers, self)
     }

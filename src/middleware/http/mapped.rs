@@ -19,7 +19,10 @@ use super::{
     headers::forbid_storing,
     problem,
 };
-use crate::middleware::rejection::{Rejection, RequestError};
+use crate::{
+    middleware::rejection::{Rejection, RequestError},
+    observe::log::{self, Throttle},
+};
 
 /// The longest body of a rejection. It is in memory as a whole.
 const MAX_BODY: usize = 64 * 1024;
@@ -58,7 +61,10 @@ where
 
 /// The closure of [`map_rejection`](crate::RateLimitLayer::map_rejection).
 #[derive(Clone)]
-pub(crate) struct MapRejection(Arc<DynMap>);
+pub(crate) struct MapRejection {
+    map: Arc<DynMap>,
+    mistakes: Arc<Throttle>,
+}
 
 type DynMap = dyn Fn(&Rejection, &Parts, Response<RejectionBody>) -> (response::Parts, Collected)
     + Send
@@ -70,21 +76,24 @@ impl MapRejection {
         F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Self(Arc::new(move |rejection, head, response| {
+        let map: Arc<DynMap> = Arc::new(move |rejection, head, response| {
             let (head, body) = map(rejection, head, response).into_parts();
             (head, Box::pin(collect(body)))
-        }))
+        });
+        Self { map, mistakes: Arc::default() }
     }
 
-    /// Calls the closure. `headers` are added to its response, if it lacks them.
+    /// Calls the closure. `headers` are added to its response, if it lacks them. `details`: clients
+    /// learn of a mistake in its body.
     pub(super) fn call<B>(
         &self,
         rejection: &Rejection,
         head: &Parts,
         response: Response<RejectionBody>,
         headers: HeaderMap,
+        details: bool,
     ) -> Mapped<B> {
-        let (mut head, body) = (self.0)(rejection, head, response);
+        let (mut head, body) = (self.map)(rejection, head, response);
         let mut names: Vec<_> = headers.keys().collect();
         names.retain(|name| !head.headers.contains_key(*name));
         for name in names {
@@ -93,7 +102,8 @@ impl MapRejection {
             }
         }
         forbid_storing(&mut head.headers);
-        Mapped { head: Some(head), body, service: PhantomData }
+        let mistakes = self.mistakes.clone();
+        Mapped { head: Some(head), body, mistakes, details, service: PhantomData }
     }
 }
 
@@ -101,6 +111,8 @@ impl MapRejection {
 pub struct Mapped<B> {
     head: Option<response::Parts>,
     body: Collected,
+    mistakes: Arc<Throttle>,
+    details: bool,
     service: PhantomData<fn() -> B>,
 }
 
@@ -119,9 +131,12 @@ impl<B> Future for Mapped<B> {
         let response = match body {
             Ok(body) => Response::from_parts(head, body),
             Err(error) => {
+                log::misconfigured(&self.mistakes, &error.to_string());
                 let mut headers = HeaderMap::new();
                 forbid_storing(&mut headers);
-                let mut response = problem::response(headers, &Rejection::Request(error));
+                let rejection = Rejection::Request(error);
+                let rejection = if self.details { rejection.detailed() } else { rejection };
+                let mut response = problem::response(headers, &rejection);
                 *response.extensions_mut() = head.extensions;
                 response
             }

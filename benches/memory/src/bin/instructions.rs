@@ -6,7 +6,7 @@
 //! functions of a row are seen with `valgrind --tool=callgrind
 //! --toggle-collect=instructions::counted_by_callgrind` and `callgrind_annotate`.
 
-use std::{convert::Infallible, env, hint::black_box, sync::Arc, time::Duration};
+use std::{convert::Infallible, env, hint::black_box, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
@@ -131,6 +131,9 @@ fn main() {
     rows.bare = rows.count;
     rows.requests("layer, allowed, headers (the default)", layer(SLOW).layer(Bare), true);
     rows.requests("layer, allowed, no headers", layer(SLOW).headers([]).layer(Bare), true);
+    let proxy = key::PeerIp.peer_addr(|_| Some(SocketAddr::from(([10, 0, 0, 1], 80))));
+    let by_address = RateLimitLayer::new(limiter(Algorithm::token_bucket(), SLOW), proxy);
+    rows.requests("layer, by address, allowed", by_address.layer(Bare), true);
     // Each request takes a place, and returns it with its response.
     let concurrency = RateLimitLayer::concurrency(10, key::header(API_KEY));
     rows.requests("layer, concurrency, allowed", concurrency.clone().layer(Bare), true);

@@ -167,10 +167,10 @@ impl Endpoint {
                 let stream = endpoint.connect(address, &host, within, ends).await?;
                 let hint = match endpoint.tls {
                     None => "; if the port expects TLS, write rediss:// instead of redis://",
-                    Some(_) => {
-                        "; check the certificate of `Tls::client_certificate`, and that the server \
-                         trusts the CA that signed it"
-                    }
+                    #[cfg(feature = "tls-rustls-no-provider")]
+                    Some(_) => super::tls::CHECK_CLIENT,
+                    #[cfg(not(feature = "tls-rustls-no-provider"))]
+                    Some(never) => match never {},
                 };
                 endpoint.log_in_over(stream, &login, config, within, ends, hint).await
             });
@@ -203,27 +203,12 @@ impl Endpoint {
             None => Ok(boxed(tcp)),
             #[cfg(feature = "tls-rustls-no-provider")]
             Some(connector) => {
-                use tokio_rustls::rustls::{CertificateError, Error, pki_types::ServerName};
+                use tokio_rustls::rustls::pki_types::ServerName;
 
                 let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
                 let handshake = connector.connect(name, tcp);
                 let stream = before(ends, handshake).await.map_err(|error| {
-                    use CertificateError::{NotValidForName, NotValidForNameContext};
-
-                    let cause = error.get_ref().and_then(|error| error.downcast_ref());
-                    let hint = match cause {
-                        Some(Error::InvalidCertificate(
-                            NotValidForName | NotValidForNameContext { .. },
-                        )) => "; connect by a name that is in the certificate",
-                        Some(Error::InvalidCertificate(_)) => {
-                            "; give the CA that signed the certificate to `Tls::ca_certificates`"
-                        }
-                        _ => {
-                            "; if the port does not expect TLS, write redis:// and leave out \
-                             `RedisConfig::tls`"
-                        }
-                    };
-                    cannot("begin TLS", &error, within, hint)
+                    cannot("begin TLS", &error, within, super::tls::remedy(&error))
                 })?;
                 Ok(boxed(stream))
             }

@@ -1,11 +1,11 @@
 //! TLS settings: the trusted root certificates and the client certificate.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, io, sync::Arc};
 
 use tokio_rustls::{
     TlsConnector,
     rustls::{
-        ClientConfig, RootCertStore,
+        AlertDescription, CertificateError, ClientConfig, Error, RootCertStore,
         crypto::CryptoProvider,
         pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     },
@@ -80,6 +80,79 @@ impl fmt::Debug for TlsSettings {
             .field("has_client_certificate", &self.client.is_some())
             .finish()
     }
+}
+
+pub(super) const CHECK_CLIENT: &str = "; check the certificate of `Tls::client_certificate`, and \
+     that the server trusts the CA that signed it";
+const NO_TLS: &str =
+    "; if the port does not expect TLS, write redis:// and leave out `RedisConfig::tls`";
+
+const OTHER_CERTIFICATE: &str = "; `openssl s_client -connect HOST:PORT` shows the certificate: \
+     give the server one that clients accept";
+
+/// Returns what to do about a handshake that failed.
+pub(super) fn remedy(error: &io::Error) -> &'static str {
+    use AlertDescription as Alert;
+    use CertificateError as Bad;
+
+    match error.get_ref().and_then(|error| error.downcast_ref()) {
+        Some(Error::InvalidCertificate(error)) => match error {
+            Bad::Expired | Bad::ExpiredContext { .. } => {
+                "; renew the certificate of the server, or set the clock of this host"
+            }
+            Bad::NotValidYet | Bad::NotValidYetContext { .. } => {
+                "; set the clock of this host, or that of the host that made the certificate"
+            }
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
+                "; connect by a name that is in the certificate: a subject alternative name, as \
+                 its common name does not count"
+            }
+            Bad::UnknownIssuer => {
+                "; give the CA that signed the certificate to `Tls::ca_certificates`"
+            }
+            Bad::BadSignature => {
+                "; a CA with this name is known, but with another key: give the CA that signed the \
+                 certificate to `Tls::ca_certificates`"
+            }
+            Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => {
+                "; give the server a certificate for servers (extended key usage `serverAuth`)"
+            }
+            Bad::Revoked => "; give the server a new certificate",
+            Bad::Other(error) => of_webpki(&format!("{error:?}")),
+            _ => OTHER_CERTIFICATE,
+        },
+        Some(Error::AlertReceived(
+            Alert::BadCertificate
+            | Alert::CertificateExpired
+            | Alert::CertificateRequired
+            | Alert::CertificateRevoked
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::UnsupportedCertificate,
+        )) => CHECK_CLIENT,
+        Some(Error::AlertReceived(Alert::UnrecognisedName)) => {
+            "; connect by a name that the server knows"
+        }
+        Some(
+            Error::AlertReceived(
+                Alert::HandshakeFailure | Alert::InsufficientSecurity | Alert::ProtocolVersion,
+            )
+            | Error::PeerIncompatible(_),
+        ) => "; let the server accept TLS 1.2 or 1.3, with the ciphers of current clients",
+        _ => NO_TLS,
+    }
+}
+
+/// Returns what to do about an error of the crate `webpki`, which is none of the dependencies.
+fn of_webpki(error: &str) -> &'static str {
+    if error.contains("CaUsedAsEndEntity") {
+        return "; the server presents the certificate of a CA: give it one without `CA:TRUE`, \
+                signed by that CA or by itself, and give the signer to `Tls::ca_certificates`";
+    }
+    if error.contains("UnsupportedCertVersion") {
+        return "; give the server a certificate of version 3, with a subject alternative name";
+    }
+    OTHER_CERTIFICATE
 }
 
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, TransportError> {
