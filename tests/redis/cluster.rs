@@ -116,6 +116,15 @@ async fn a_scan_finds_the_keys_of_all_masters() {
     let mut all = users();
     all.sort_unstable();
     assert_eq!(found, all);
+
+    // Those of all limiters, by their names.
+    let (mut scan, mut names) = (store.scan_all(), vec![]);
+    while let Some(found) = scan.next_names().await.unwrap() {
+        names.extend(found);
+    }
+    names.sort_unstable();
+    let prefix = "ratelimit:api:token-bucket:";
+    assert_eq!(names, all.iter().map(|key| format!("{prefix}{{{key}}}")).collect::<Vec<_>>());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
