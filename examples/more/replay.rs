@@ -13,12 +13,20 @@
 
 #[path = "replay/candidate.rs"]
 mod candidate;
+#[path = "replay/client.rs"]
+mod client;
+#[path = "replay/columns.rs"]
+mod columns;
 #[path = "replay/counts.rs"]
 mod counts;
 #[path = "replay/fields.rs"]
 mod fields;
 #[path = "replay/input.rs"]
 mod input;
+#[path = "replay/json.rs"]
+mod json;
+#[path = "replay/names.rs"]
+mod names;
 #[path = "replay/order.rs"]
 mod order;
 #[path = "replay/read.rs"]
@@ -31,6 +39,8 @@ mod sample;
 mod stamp;
 #[path = "replay/svg.rs"]
 mod svg;
+#[path = "replay/text.rs"]
+mod text;
 #[path = "replay/traffic.rs"]
 mod traffic;
 
@@ -68,6 +78,10 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::leaky_bucket(),
 ];
 
+/// The networks of `--trusted` by default.
+const PRIVATE: &str = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 127.0.0.0/8, \
+     169.254.0.0/16, fc00::/7, fe80::/10, ::1";
+
 /// Batches of requests on their way to a thread.
 const QUEUE: usize = 4;
 
@@ -75,15 +89,17 @@ const QUEUE: usize = 4;
 #[derive(Parser)]
 #[command(name = "replay")]
 #[command(after_help = "\
-Logs: common and combined (Apache, nginx), JSON lines, CSV with a header; also compressed with
-gzip. Without --quota, only the traffic is shown: how many requests the keys send at most within a
-second, a minute and an hour, and the busiest keys. A limit is chosen by these numbers.")]
+Logs: common and combined (Apache, nginx), HAProxy, Envoy, load balancers, and others by a pattern;
+JSON lines, CSV with a header, IIS and CloudFront; also behind what syslog, Docker and Kubernetes
+write in front, and compressed with gzip. Without --quota, only the traffic is shown: how many
+requests the keys send at most within a second, a minute and an hour, and the busiest keys. A limit
+is chosen by these numbers.")]
 struct Flags {
     /// The logs, which are merged by time; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "sample")]
     files: Vec<PathBuf>,
 
-    /// The field that is the key: ip, user, path, or one of JSON or CSV, such
+    /// The field that is the key: ip, user, path, or another of the log, such
     /// as request.user; several, joined by commas, are one key
     #[arg(long, value_name = "FIELDS", default_value = "ip", verbatim_doc_comment)]
     key: String,
@@ -107,17 +123,31 @@ struct Flags {
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0, verbatim_doc_comment)]
     max_wait: f64,
 
-    /// The format of the lines: auto, common, json or csv
-    #[arg(long, value_enum, default_value_t = Format::Auto, hide_possible_values = true)]
+    /// The format of the lines: auto, text, json, csv, or the fields of a line
+    /// as in nginx: '$ip - $user [$time] "$request"'
+    #[arg(long, default_value = "auto", verbatim_doc_comment)]
     format: Format,
 
-    /// The field with the time stamp, in JSON and CSV
-    #[arg(long, value_name = "FIELD")]
+    /// The field with the time stamp; a date and the time of the day are two,
+    /// joined by a comma [default: by known names]
+    #[arg(long, value_name = "FIELD", verbatim_doc_comment)]
     time: Option<String>,
 
-    /// The field with the address of the client, in JSON and CSV
-    #[arg(long, value_name = "FIELD")]
+    /// The field with the address of the client, or with a list of addresses
+    /// as in X-Forwarded-For [default: by known names]
+    #[arg(long, value_name = "FIELD", verbatim_doc_comment)]
     ip: Option<String>,
+
+    /// The networks of proxies: in a list of addresses, the client is the last
+    /// that is in none of them, as in ClientIp [default: private networks]
+    #[arg(long, value_name = "NETWORKS", default_value = PRIVATE, hide_default_value = true)]
+    #[arg(verbatim_doc_comment)]
+    trusted: String,
+
+    /// The bits of an IPv6 address in a key, as in ClientIp
+    #[arg(long, value_name = "BITS", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=128))]
+    ipv6_prefix: u8,
 
     /// Keep requests with stamps of whole seconds at the beginning of their
     /// second; by default they are spread over it, in their order

@@ -9,7 +9,7 @@ use crate::{
     flags::Shared,
     limits,
     peek::{as_json, no_state},
-    report::{Failure, NO_STATE, is_seen, merged, state_json, verdict},
+    report::{Failure, NO_STATE, is_seen, merged, readable, state_json, verdict},
     text::{number, time},
 };
 
@@ -93,17 +93,46 @@ impl Change {
 pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCode, Failure> {
     let limits = limits::limits(flags, true)?;
     let store = limits::store(flags)?;
-    let mut peeked = vec![];
+    let (mut peeked, mut damaged) = (vec![], vec![]);
     for (name, limit) in &limits {
         let limiter = limit.limiter(name, store.clone());
         let limiter = limiter.map_err(|error| Failure::usage(error.to_string()))?;
-        let before = limiter.peek(key).await?;
-        peeked.push((name, limit, limiter, before));
+        match readable(limiter.peek(key).await)? {
+            Ok(before) => peeked.push((name, limit, limiter, before)),
+            Err(error) => damaged.push((name, limit, limiter, error)),
+        }
     }
-    let seen = peeked.iter().any(|(.., before)| is_seen(before));
+    if !matches!(change, Change::Reset) && peeked.is_empty() {
+        return Err(Failure::new(&damaged[0].3));
+    }
+    let mut found = vec![];
+    let mut code = ExitCode::SUCCESS;
+    let has_damaged = !damaged.is_empty();
+    for (name, limit, limiter, error) in damaged {
+        let is_reset = matches!(change, Change::Reset) && !flags.dry_run;
+        if is_reset {
+            limiter.reset(key).await?;
+        }
+        match (change, is_reset) {
+            (Change::Reset, true) if !flags.json => {
+                println!("{name}: {key} is reset; it was damaged");
+            }
+            (Change::Reset, false) if !flags.json => {
+                println!("{name}: {key} would be reset; now damaged");
+            }
+            (Change::Reset, _) => {}
+            _ => {
+                eprintln!("error: {name}: {error}");
+                code = ExitCode::FAILURE;
+            }
+        }
+        let states = json!({ "would_change": matches!(change, Change::Reset), "changed": is_reset,
+            "error": error });
+        found.push(as_json(name, limit, states));
+    }
+    let seen = has_damaged || peeked.iter().any(|(.., before)| is_seen(before));
     // Before a block, which is state, too.
     let warning = if seen { None } else { Some(no_state(flags, key, &limits).await?) };
-    let mut found = vec![];
     let mut may_be_remembered = false;
     for (name, limit, limiter, before) in peeked {
         // No denial of a limit on concurrency is, but that of a block.
@@ -143,7 +172,7 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
     } else if seen && may_be_remembered && !change.applies_to_unseen() {
         println!("replicas that remember a denial of the key deny it for up to 1 s more");
     }
-    let Some(warning) = warning else { return Ok(ExitCode::SUCCESS) };
+    let Some(warning) = warning else { return Ok(code) };
     eprintln!("{warning}");
     Ok(if change.applies_to_unseen() { ExitCode::SUCCESS } else { NO_STATE.into() })
 }

@@ -99,6 +99,15 @@ pub enum Command {
         #[arg(long, value_name = "N", default_value_t = 10_000)]
         max_scans: usize,
     },
+    /// List the limits that have keys in Redis, without a file; scans all keys of the servers
+    Limits {
+        /// The prefix of the limits [default: all prefixes]
+        #[arg(long, value_name = "PREFIX")]
+        prefix: Option<String>,
+        /// The number of SCAN commands, of 1,000 keys each
+        #[arg(long, value_name = "N", default_value_t = 10_000)]
+        max_scans: usize,
+    },
     /// Prove that the store can decide; names the permission that is missing
     Ping,
 }

@@ -11,6 +11,9 @@ const FORMS: &str = "write ip:ADDRESS, header:NAME=VALUE, bearer:TOKEN, cookie:N
      query:NAME=VALUE, route:ROUTE, global, anonymous, text:TEXT, scope:SCOPE=VALUE, or raw:KEY \
      as logs print it";
 
+/// The crate `http` has no longer names, and `key::header` would panic.
+const MAX_HEADER_NAME: usize = 65_535;
+
 /// What the extractors of the service are set to.
 #[derive(Default)]
 pub struct Settings {
@@ -58,7 +61,7 @@ impl Settings {
                 let (name, value) = named()?;
                 let is_name =
                     |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-                if !name.bytes().all(is_name) {
+                if !name.bytes().all(is_name) || name.len() > MAX_HEADER_NAME {
                     return Err(wrong("has a name that no header has; write header:x-api-key=k1"));
                 }
                 Ok(self.hashed(key::header(name)).key(value))

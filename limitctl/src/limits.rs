@@ -37,6 +37,12 @@ pub fn store(flags: &Shared) -> Result<RedisStore, Failure> {
     RedisStore::new(config).map_err(invalid)
 }
 
+/// Returns the prefix in the URL of the store.
+pub fn prefix(flags: &Shared) -> &str {
+    let parameters = flags.store.as_deref().unwrap_or_default().split(['?', '&']).skip(1);
+    parameters.filter_map(|it| it.strip_prefix("prefix=")).next().unwrap_or("ratelimit")
+}
+
 /// Returns an error with its causes in one line.
 pub fn sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -71,7 +77,8 @@ pub fn limits(flags: &Shared, is_change: bool) -> Result<Vec<Named>, Failure> {
         (Some(file), None) => chosen(&read(file)?, file, &flags.limit, is_change),
         (None, None) => Err(Failure::usage(
             "--limits: no limits; write --limits FILE with those of the service, set \
-             RATE_LIMIT_FILE, or write --limit NAME --algorithm ALGORITHM --quota QUOTA",
+             RATE_LIMIT_FILE, or write --limit NAME --algorithm ALGORITHM --quota QUOTA; \
+             `limitctl limits` lists the names and algorithms that have keys",
         )),
     }
 }

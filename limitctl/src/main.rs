@@ -5,6 +5,7 @@ mod change;
 mod flags;
 mod keys;
 mod limits;
+mod list;
 mod peek;
 mod report;
 mod text;
@@ -49,6 +50,9 @@ async fn run(flags: &Flags) -> Result<ExitCode, Failure> {
     let shared = &flags.shared;
     match &flags.command {
         Command::Ping => ping(shared).await,
+        Command::Limits { prefix, max_scans } => {
+            list::run(shared, prefix.as_deref(), *max_scans).await
+        }
         Command::Top { count, max_keys, max_scans } => {
             top::run(shared, *count, *max_keys, *max_scans).await
         }

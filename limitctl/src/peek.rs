@@ -8,7 +8,7 @@ use tower_ratelimit::{Algorithm, Key, Quota, config::Limit};
 use crate::{
     flags::Shared,
     limits::{self, Named},
-    report::{Failure, NO_STATE, is_seen, limit_json, merged, rest, state_json, verdict},
+    report::{Failure, NO_STATE, is_seen, limit_json, merged, readable, rest, state_json, verdict},
     text::{Tone, headings, table},
 };
 
@@ -25,19 +25,30 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
         "all back in",
     ])];
     let mut found = vec![];
-    let mut seen = false;
+    let (mut seen, mut damaged) = (false, vec![]);
     for (name, limit) in &limits {
         let limiter =
             limit.limiter(name, store.clone()).map_err(|it| Failure::usage(it.to_string()))?;
-        let state = limiter.peek(key).await?;
-        seen |= is_seen(&state);
+        let state = readable(limiter.peek(key).await)?;
         let plain = |text: &str| (text.to_owned(), Tone::Plain);
         let settings = [plain(name), plain(limit.algorithm().name())];
         let quota = plain(&limit.quota().to_string());
-        rows.push(
-            settings.into_iter().chain([quota, verdict(&state)]).chain(rest(&state)).collect(),
-        );
-        found.push(merged(limit_json(name, limit), state_json(&state)));
+        let cells = settings.into_iter().chain([quota]);
+        match state {
+            Ok(state) => {
+                seen |= is_seen(&state);
+                rows.push(cells.chain([verdict(&state)]).chain(rest(&state)).collect());
+                found.push(merged(limit_json(name, limit), state_json(&state)));
+            }
+            Err(error) => {
+                rows.push(cells.chain([("damaged".to_owned(), Tone::Bad)]).collect());
+                found.push(merged(limit_json(name, limit), json!({ "error": error })));
+                damaged.push(error);
+            }
+        }
+    }
+    if damaged.len() == limits.len() {
+        return Err(Failure::new(&damaged[0]));
     }
     match flags.json {
         true => println!(
@@ -45,6 +56,10 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
             json!({ "command": "peek", "key": key.as_str(), "seen": seen, "limits": found })
         ),
         false => print!("key {key}\n{}", table(&rows, &[4])),
+    }
+    if !damaged.is_empty() {
+        damaged.iter().for_each(|error| eprintln!("error: {error}"));
+        return Ok(ExitCode::FAILURE);
     }
     if seen {
         return Ok(ExitCode::SUCCESS);
@@ -94,7 +109,7 @@ async fn other_algorithm(
         let Ok(limit) = Limit::try_new(algorithm, quota) else { continue };
         // The name is free again when the limiter is dropped.
         let Ok(limiter) = limit.limiter(name, store.clone()) else { continue };
-        if is_seen(&limiter.peek(key).await?) {
+        if readable(limiter.peek(key).await)?.is_ok_and(|state| is_seen(&state)) {
             return Ok(Some(algorithm.name()));
         }
     }

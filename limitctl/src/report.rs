@@ -3,7 +3,11 @@
 use std::{process::ExitCode, time::Duration};
 
 use serde_json::{Value, json};
-use tower_ratelimit::{Error, config::Limit, store::KeyState};
+use tower_ratelimit::{
+    Error,
+    config::Limit,
+    store::{ErrorKind, KeyState},
+};
 
 use crate::{
     limits::sources,
@@ -39,6 +43,17 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::new(sources(&error))
+    }
+}
+
+/// Separates the error about one key, which is damaged, from those of all keys.
+pub fn readable(peeked: Result<KeyState, Error>) -> Result<Result<KeyState, String>, Failure> {
+    match peeked {
+        Ok(state) => Ok(Ok(state)),
+        Err(Error::Store(error)) if error.kind() == ErrorKind::ErrorReply => {
+            Ok(Err(sources(&error)))
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

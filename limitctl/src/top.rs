@@ -10,7 +10,7 @@ use crate::{
     flags::Shared,
     limits::{self, sources},
     peek::as_json,
-    report::{Failure, is_seen, merged, rest, state_json, verdict},
+    report::{Failure, is_seen, merged, readable, rest, state_json, verdict},
     text::{Tone, headings, number, table},
 };
 
@@ -21,6 +21,8 @@ const PEEKS: usize = 32;
 #[derive(Default)]
 struct Scanned {
     keys: BTreeMap<String, KeyState>,
+    /// The errors of keys that are damaged.
+    damaged: BTreeMap<String, String>,
     scans: usize,
     is_complete: bool,
 }
@@ -34,8 +36,16 @@ pub async fn run(
     let limits = limits::limits(flags, false)?;
     let store = limits::store(flags)?;
     let mut found = vec![];
+    let mut code = ExitCode::SUCCESS;
     for (name, limit) in &limits {
         let scanned = scan(&store, name, limit, max_keys, max_scans).await?;
+        // An error of each key is one of the store, such as a permission that is missing.
+        if let Some(error) = scanned.damaged.values().next() {
+            if scanned.keys.is_empty() {
+                return Err(Failure::new(error));
+            }
+            code = ExitCode::FAILURE;
+        }
         let all = scanned.keys.len();
         let mut keys: Vec<_> = scanned.keys.iter().collect();
         let blocked = |state: &KeyState| state.blocked_for().is_some();
@@ -50,6 +60,7 @@ pub async fn run(
                 "keys_with_state": all,
                 "scan_commands": scanned.scans,
                 "complete": scanned.is_complete,
+                "damaged": scanned.damaged,
                 "keys": keys,
             });
             found.push(as_json(name, limit, scan));
@@ -71,11 +82,14 @@ pub async fn run(
             }));
             print!("{}", table(&rows, &[2]));
         }
+        for (key, error) in &scanned.damaged {
+            eprintln!("error: {name}: {key} is damaged: {error}");
+        }
     }
     if flags.json {
         println!("{}", json!({ "command": "top", "limits": found }));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
 async fn scan(
@@ -90,7 +104,7 @@ async fn scan(
     let mut scan = store.scan(name, limit.algorithm());
     let mut scanned = Scanned::default();
     let mut peeks = JoinSet::new();
-    while scanned.scans < max_scans && scanned.keys.len() < max_keys {
+    while scanned.scans < max_scans && scanned.keys.len() + scanned.damaged.len() < max_keys {
         let step = scan.next().await;
         let Some(keys) = step.map_err(|error| Failure::new(sources(&error)))? else {
             scanned.is_complete = true;
@@ -110,11 +124,11 @@ async fn scan(
     Ok(scanned)
 }
 
-type Peeked = Result<(String, KeyState), tower_ratelimit::Error>;
+type Peeked = (String, Result<KeyState, tower_ratelimit::Error>);
 
 async fn peek(limiter: Limiter, key: Key<'static>) -> Peeked {
-    let state = limiter.peek(&key).await?;
-    Ok((key.to_string(), state))
+    let state = limiter.peek(&key).await;
+    (key.to_string(), state)
 }
 
 fn add(
@@ -122,10 +136,12 @@ fn add(
     peeked: Option<Result<Peeked, tokio::task::JoinError>>,
 ) -> Result<(), Failure> {
     let Some(peeked) = peeked else { return Ok(()) };
-    let (key, state) = peeked.map_err(|error| Failure::new(error.to_string()))??;
-    // A key whose quota is restored expires a little later.
-    if is_seen(&state) {
-        scanned.keys.insert(key, state);
+    let (key, state) = peeked.map_err(|error| Failure::new(error.to_string()))?;
+    match readable(state)? {
+        // A key whose quota is restored expires a little later.
+        Ok(state) if !is_seen(&state) => {}
+        Ok(state) => drop(scanned.keys.insert(key, state)),
+        Err(error) => drop(scanned.damaged.insert(key, error)),
     }
     Ok(())
 }

@@ -296,6 +296,151 @@ async fn the_top_has_the_blocked_keys_and_those_with_the_least_remaining_first()
     assert_eq!(json["limits"][1]["limit"], "login");
 }
 
+/// Puts text where the state of a key of the limit `api` is.
+fn damage(site: &Site, key: &str) {
+    let name = format!("ratelimit:api:token-bucket:{{{key}}}");
+    let mut connection = site.server.connection();
+    redis::cmd("SET").arg(name).arg("x").arg("EX").arg(600).exec(&mut connection).unwrap();
+}
+
+#[tokio::test]
+async fn a_damaged_key_does_not_hide_the_others() {
+    let site = Site::new();
+    let api = site.api();
+    for number in 0..40 {
+        let _ = api.check(format!("user-{number}")).await.unwrap();
+    }
+    damage(&site, "broken");
+    let found = site.run(&["--limit", "api", "top", "--count", "100"]);
+    assert_eq!(found.code, 1, "{}", found.text);
+    assert!(found.text.contains("40 keys with state"), "{}", found.text);
+    assert_eq!(found.text.matches("\nuser-").count(), 40, "{}", found.text);
+    assert!(found.errors.contains("api: broken is damaged: "), "{}", found.errors);
+    let json = site.run(&["--limit", "api", "--json", "top"]).json();
+    assert_eq!(json["limits"][0]["keys_with_state"], 40);
+    assert!(json["limits"][0]["damaged"]["broken"].is_string(), "{json}");
+
+    let found = site.run(&["peek", "text:broken"]);
+    assert_eq!(found.code, 1);
+    assert!(found.text.contains("3/h    damaged"), "{}", found.text);
+    assert!(found.text.contains("sliding-log   5/h    no state"), "{}", found.text);
+    assert!(found.errors.contains("{broken}"), "{}", found.errors);
+    let alone = site.run(&["--limit", "api", "peek", "text:broken"]);
+    assert_eq!(alone.code, 1);
+    assert!(alone.errors.contains("{broken}"), "{}", alone.errors);
+
+    let both = ["--limit", "api", "--limit", "login"];
+    let blocked = site.run(&[&both[..], &["block", "--for", "1h", "text:broken"]].concat());
+    assert_eq!(blocked.code, 1);
+    assert!(blocked.text.contains("login: broken is blocked for 1 h"), "{}", blocked.text);
+    assert!(blocked.errors.contains("error: api: "), "{}", blocked.errors);
+    let alone = site.run(&["--limit", "api", "unblock", "text:broken"]);
+    assert_eq!(alone.code, 1);
+    let dry = site.run(&["--limit", "api", "--dry-run", "reset", "text:broken"]);
+    assert!(dry.text.contains("api: broken would be reset; now damaged"), "{}", dry.text);
+    let reset = site.run(&["--limit", "api", "reset", "text:broken"]);
+    assert_eq!(reset.code, 0, "{}", reset.errors);
+    assert!(reset.text.starts_with("api: broken is reset; it was damaged\n"), "{}", reset.text);
+    assert!(api.check("broken").await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn the_limits_with_keys_are_found_without_a_file() {
+    let site = Site::new();
+    let api = site.api();
+    for name in ["a", "b", "c"] {
+        let _ = api.check(name).await.unwrap();
+    }
+    let shop = RedisConfig::from_url(&site.url()).unwrap().prefix("shop:eu");
+    let shop = RedisStore::new(shop).unwrap();
+    let streams = Limiter::new("streams", shop, Algorithm::concurrency(), Quota::concurrent(2));
+    let _held = streams.hold("alice", 1).await.unwrap().unwrap();
+    let mut connection = site.server.connection();
+    for name in ["other", "a:b:{c}", "shop:eu:streams:concurrency", "{a}:token-bucket"] {
+        redis::cmd("SET").arg(name).arg("x").exec(&mut connection).unwrap();
+    }
+    let rows = |found: &Output| {
+        assert_eq!(found.code, 0, "{}", found.errors);
+        let rows = found.text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        rows.map(|row| row.join(" ")).collect::<Vec<_>>()
+    };
+    let url = site.url();
+    let found = run(&["--store", &url, "limits"], &[]);
+    let expected = [
+        "prefix limit algorithm quota keys",
+        "ratelimit api token-bucket - 3",
+        "shop:eu streams concurrency - 1",
+        "2 limits, by a scan of all keys of Redis",
+    ];
+    assert_eq!(rows(&found), expected);
+    let found = run(&["--store", &url, "limits", "--prefix", "shop:eu"], &[]);
+    assert_eq!(
+        rows(&found)[1..],
+        ["shop:eu streams concurrency - 1", "1 limits, by a scan of all keys of Redis"]
+    );
+    // The quotas are those of the file, which can have limits without keys.
+    let found = site.run(&["limits", "--prefix", "ratelimit"]);
+    let expected = ["ratelimit api token-bucket 3/h 3", "ratelimit login sliding-log 5/h 0"];
+    assert_eq!(rows(&found)[1..3], expected);
+    let json = run(&["--store", &url, "--json", "limits", "--max-scans", "0"], &[]).json();
+    assert_eq!((&json["complete"], &json["limits"]), (&false.into(), &Value::Array(vec![])));
+    let json = run(&["--store", &url, "--json", "limits"], &[]).json();
+    assert_eq!(json["limits"][0]["keys"], 3);
+    assert_eq!(json["limits"][0]["quota"], Value::Null);
+}
+
+#[test]
+fn odd_and_long_input_is_a_mistake_and_no_panic() {
+    let site = Site::new();
+    let (long, part) = ("a".repeat(100_000), "a".repeat(60_000));
+    for (parts, code) in [
+        (format!("header:{long}=k1"), 2),
+        (format!("header:x={long}"), 3),
+        (format!("cookie:{part}={part}"), 3),
+        (format!("query:{part}={part}"), 3),
+        (format!("scope:{part}={part}"), 3),
+        (format!("bearer:{long}"), 3),
+        (format!("route:{long}"), 3),
+        (format!("text:{long}"), 3),
+        (format!("raw:{long}"), 2),
+        (format!("ip:{long}"), 2),
+        (long.clone(), 2),
+        ("header:\u{e4}=k1".to_owned(), 2),
+        ("header:x\n=k1".to_owned(), 2),
+        ("text:".to_owned(), 3),
+        ("raw:".to_owned(), 3),
+        ("text:\u{1F980}\n".to_owned(), 3),
+    ] {
+        let found = site.run(&["peek", &parts]);
+        let begin: String = parts.chars().take(20).collect();
+        assert_eq!(
+            found.code,
+            code,
+            "{begin}: {}",
+            found.errors.chars().take(300).collect::<String>()
+        );
+    }
+    for args in [
+        &["block", "text:a", "--for", "99999999999w"][..],
+        &["--limit", "api", "block", "text:a", "--for", "\u{661}h"],
+        &["--limit", &long, "peek", "text:a"],
+        &["--limit", &long, "--algorithm", "token-bucket", "--quota", "1/s", "peek", "text:a"],
+        &["--limit", "api", "--algorithm", "token-bucket", "--quota", &long, "peek", "text:a"],
+        &["--limit", "api", "--algorithm", &long, "--quota", "1/s", "peek", "text:a"],
+        &["--ipv6-prefix", "129", "peek", "ip:::1"],
+        &["--hashed-with", "A=B", "peek", "header:x=y"],
+        &["--hashed-with", "", "peek", "header:x=y"],
+        &["--limits", &long, "top"],
+        &["--store", &long, "ping"],
+        &["--store", "redis://h/?prefix=a{b", "ping"],
+    ] {
+        let found = site.run(args);
+        let begin: String = found.errors.chars().take(300).collect();
+        assert_eq!(found.code, 2, "{begin}");
+        assert!(!found.errors.contains("panicked"), "{begin}");
+    }
+}
+
 #[tokio::test]
 async fn a_ping_names_the_permission_that_is_missing() {
     let site = Site::new();
@@ -342,6 +487,7 @@ fn a_wrong_command_line_names_the_flag_and_what_to_write() {
             &["--algorithm", "leaky-bucket"],
         ),
         (&["--algorithm", "leaky-bucket", "--quota", "1/s", "top"], &["--limit: "]),
+        (&["--limit", "api", "top"], &["--limits: no limits", "`limitctl limits`"]),
         (&["--hashed-with", "NO_SUCH_VARIABLE", "peek", "text:a"], &["--hashed-with: "]),
     ] {
         let output = run(args, &[]);

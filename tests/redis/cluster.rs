@@ -116,6 +116,17 @@ async fn a_scan_finds_the_keys_of_all_masters() {
     let mut all = users();
     all.sort_unstable();
     assert_eq!(found, all);
+
+    // Those of all limiters, by their names.
+    let (mut scan, mut names) = (store.scan_all(), vec![]);
+    while let Some(found) = scan.next_names().await.unwrap() {
+        names.extend(found);
+    }
+    names.sort_unstable();
+    let mut all: Vec<_> =
+        all.iter().map(|key| format!("ratelimit:api:token-bucket:{{{key}}}")).collect();
+    all.sort_unstable();
+    assert_eq!(names, all);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,59 +2,61 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeSet,
     fmt,
-    net::{IpAddr, Ipv4Addr},
+    net::{Ipv4Addr, SocketAddr},
+    rc::Rc,
     str::FromStr,
 };
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use tower_ratelimit::{Key, key};
+use tower_ratelimit::Key;
 
 use super::{
     Flags,
+    client::Clients,
+    columns::Columns,
+    json::{self, Path},
+    names::{self, ADDRESSES, FORWARDED, PREFIX, TIMES, plain},
     stamp::{self, Stamp},
+    text::{self, Pattern, Text},
 };
 
-/// The names that time stamps have in JSON and CSV.
-const TIMES: [&str; 10] = [
-    "time",
-    "timestamp",
-    "ts",
-    "@timestamp",
-    "time_iso8601",
-    "msec",
-    "time_local",
-    "datetime",
-    "StartUTC",
-    "date",
-];
-/// The names that addresses of clients have.
-const ADDRESSES: [&str; 10] = [
-    "ip",
-    "remote_addr",
-    "client_ip",
-    "remote_ip",
-    "clientip",
-    "request.client_ip",
-    "request.remote_ip",
-    "ClientHost",
-    "client",
-    "peer",
-];
-/// The fields of the common and the combined format.
-const COMMON: [&str; 9] =
-    ["ip", "user", "time", "method", "path", "protocol", "status", "referer", "agent"];
+/// The fields of `--key` and `--only`, together.
+const MAX_FIELDS: usize = 20;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+/// The format of the lines.
+#[derive(Clone, Debug)]
 pub enum Format {
-    /// By the first line of each file
+    /// By each line
     Auto,
-    /// The common or combined format of Apache and nginx
-    Common,
+    /// Those that `text.rs` knows
+    Text,
     /// One JSON object per line
     Json,
     /// CSV, with the names of the fields in the first line
     Csv,
+    Pattern(Pattern),
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "auto" => Self::Auto,
+            "text" => Self::Text,
+            "json" => Self::Json,
+            "csv" => Self::Csv,
+            pattern if pattern.contains('$') => Self::Pattern(Pattern::new(pattern)?),
+            _ => {
+                return Err(
+                    "write auto, text, json, csv, or a line with the names of its fields, \
+                            such as '$ip - $user [$time] \"$request\"'"
+                        .to_owned(),
+                );
+            }
+        })
+    }
 }
 
 /// A field, and the value that a request must have; a `*` at the end stands for any rest.
@@ -80,100 +82,94 @@ impl fmt::Display for Only {
     }
 }
 
-/// The reader of the lines of one file.
-pub struct Reader {
-    format: Option<Format>,
-    /// The names that the time stamp may have, and those of each part of the key.
-    time: Vec<String>,
-    parts: Vec<Part>,
-    filters: Vec<Filter>,
-    /// Of JSON and CSV: the places of the time stamp, of each part and of each filter, if they are
-    /// known.
-    places: Vec<Option<usize>>,
-    /// Of JSON: the paths of the names. Of CSV: the names of the columns.
-    names: Vec<Vec<String>>,
-    /// What separates the columns of CSV.
-    separator: u8,
-    found: Vec<Option<String>>,
-    last_time: Vec<u8>,
-    last_stamp: Option<Stamp>,
-}
-
-/// A part of the key.
-#[derive(Clone)]
-struct Part {
+/// A field that is looked for.
+struct Want {
+    flag: &'static str,
     scope: String,
-    names: Vec<String>,
-    is_address: bool,
+    kind: Kind,
+    /// Its name in the log; `None` if it is one of those that are known.
+    name: Option<String>,
+    filter: Option<Filter>,
 }
 
-impl Part {
-    /// `ip` is the name of the field with the address, if it is not one of those that are known.
-    fn new(name: &str, ip: Option<&str>) -> Self {
-        let (names, is_address) = match (name, ip) {
-            ("ip", Some(ip)) => (list(&[ip]), true),
-            ("ip", None) => (list(&ADDRESSES), true),
-            _ => (list(&[name]), false),
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Time,
+    Address,
+    Text,
+}
+
+impl Want {
+    fn time(flags: &Flags) -> Self {
+        let (flag, scope, kind, name) = ("--time", String::new(), Kind::Time, flags.time.clone());
+        Self { flag, scope, kind, name, filter: None }
+    }
+
+    fn new(flag: &'static str, scope: &str, flags: &Flags) -> Self {
+        let (kind, name) = match scope {
+            "ip" => (Kind::Address, flags.ip.clone()),
+            _ => (Kind::Text, Some(scope.to_owned())),
         };
-        Self { scope: name.to_owned(), names, is_address }
+        Self { flag, scope: scope.to_owned(), kind, name, filter: None }
+    }
+
+    /// Returns the names that it can have, as far as they are known.
+    fn known(&self) -> &'static [&'static str] {
+        match self.kind {
+            Kind::Time => &TIMES,
+            Kind::Address => &ADDRESSES,
+            Kind::Text => &[],
+        }
     }
 }
 
-fn list(names: &[&str]) -> Vec<String> {
-    names.iter().map(|name| (*name).to_owned()).collect()
-}
-
-/// What the requests must be.
+/// What a value must be.
 struct Filter {
-    part: Part,
-    value: Vec<u8>,
+    value: String,
     /// True if the value is the beginning.
     is_prefix: bool,
-    /// The key of an address, as reports print it.
-    key: String,
 }
 
 impl Filter {
-    fn new(only: &Only, ip: Option<&str>) -> Self {
-        let part = Part::new(&only.field, ip);
+    /// Addresses are compared as reports print their keys.
+    fn new(only: &Only, is_address: bool, clients: &mut Clients) -> Self {
         let (value, is_prefix) = match only.value.strip_suffix('*') {
             Some(begin) => (begin, true),
             None => (&*only.value, false),
         };
-        let key = match value.parse::<IpAddr>() {
-            Ok(address) => key::PeerIp.key(address).to_string(),
-            Err(_) => format!("ip={value}"),
-        };
-        Self { part, value: value.into(), is_prefix, key }
+        let key = clients.key(value.as_bytes()).filter(|_| is_address && !is_prefix);
+        let value = key.map(|key| key.as_str().trim_start_matches("ip=").to_owned());
+        Self { value: value.unwrap_or_else(|| only.value.trim_end_matches('*').into()), is_prefix }
     }
 
     fn matches(&self, value: &[u8]) -> bool {
-        if self.is_prefix {
-            return value.starts_with(&self.value);
+        match self.is_prefix {
+            true => value.starts_with(self.value.as_bytes()),
+            false => value == self.value.as_bytes(),
         }
-        // Of IPv6, each address of the network is one key.
-        let is_v6 = self.part.is_address && memchr::memchr(b':', value).is_some();
-        value == self.value || is_v6 && key_of(&self.part, value).as_str() == self.key
     }
 }
 
-/// Why a line is not counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a line is not counted; the later, the more of it was understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bad {
     TooLong,
     NotTheFormat,
     NoTime,
+    NoAddress,
     NoKey,
 }
 
 impl Bad {
-    pub const ALL: [Self; 4] = [Self::TooLong, Self::NotTheFormat, Self::NoTime, Self::NoKey];
+    pub const ALL: [Self; 5] =
+        [Self::TooLong, Self::NotTheFormat, Self::NoTime, Self::NoAddress, Self::NoKey];
 
     pub fn text(self) -> &'static str {
         match self {
             Self::TooLong => "longer than 1 MiB",
             Self::NotTheFormat => "not in the format",
             Self::NoTime => "without a time stamp",
+            Self::NoAddress => "without an address of a client",
             Self::NoKey => "without a key",
         }
     }
@@ -184,475 +180,497 @@ pub enum Parsed {
     Request(Stamp),
     /// A request that is not one of those of `--only`.
     Other(Stamp),
-    /// The header of a CSV file, or an empty line.
+    /// A header, a comment, or an empty line.
     Nothing,
     Bad(Bad),
 }
 
-impl Reader {
-    pub fn new(flags: &Flags) -> Self {
-        let ip = flags.ip.as_deref();
-        let parts = flags.key.split(',').map(str::trim).filter(|it| !it.is_empty());
-        Self {
-            format: Some(flags.format).filter(|it| *it != Format::Auto),
-            time: flags.time.as_ref().map_or_else(|| list(&TIMES), |time| list(&[time])),
-            parts: parts.map(|name| Part::new(name, ip)).collect(),
-            filters: flags.only.iter().map(|only| Filter::new(only, ip)).collect(),
-            places: vec![],
-            names: vec![],
-            separator: b',',
-            found: vec![],
-            last_time: vec![],
-            last_stamp: None,
+/// Which names the fields of a line have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Json,
+    Columns,
+    Text(usize),
+}
+
+/// The places of a field among the names; two for a date and the time of the day.
+type Place = (usize, Option<usize>);
+
+/// The reader of the lines of one file.
+pub struct Reader {
+    format: Format,
+    clients: Clients,
+    stamps: Stamps,
+    patterns: Rc<[Pattern]>,
+    /// The time stamp, the parts of the key, and the filters.
+    wants: Vec<Want>,
+    parts: usize,
+    /// Those of the last line that was looked at as a whole.
+    shape: Option<Shape>,
+    names: Vec<String>,
+    paths: Vec<Path>,
+    places: Vec<Option<Place>>,
+    columns: Option<Columns>,
+    has_begun: bool,
+    /// A value that is no time stamp or no address.
+    wrong: Option<(usize, String)>,
+    is_in_lines: bool,
+    pub hints: Hints,
+}
+
+/// What can make a report wrong without an error.
+#[derive(Default)]
+pub struct Hints {
+    /// Other fields with addresses.
+    pub others: BTreeSet<String>,
+    /// The lists of addresses whose client is not the first.
+    pub behind: u64,
+    /// The values of `--key` that are addresses with ports, and their field.
+    pub ports: u64,
+    pub ports_in: String,
+}
+
+/// Reads time stamps. Neighbours often have the same.
+#[derive(Default)]
+struct Stamps {
+    text: Vec<u8>,
+    last: Option<Stamp>,
+}
+
+impl Stamps {
+    fn parse(&mut self, text: &[u8]) -> Option<Stamp> {
+        if self.text != text || self.last.is_none() {
+            let stamp = stamp::parse(text)?;
+            self.text.clear();
+            self.text.extend(text);
+            self.last = Some(stamp);
         }
+        self.last
+    }
+}
+
+/// Reads a field of a line by its place among the names.
+type Values<'a, 'v> = &'a mut dyn FnMut(usize) -> Option<Cow<'v, [u8]>>;
+
+impl Reader {
+    pub fn new(flags: &Flags) -> Result<Self, String> {
+        let mut clients = Clients::new(flags)?;
+        let names = flags.key.split(',').map(str::trim).filter(|it| !it.is_empty());
+        let parts = names.map(|name| Want::new("--key", name, flags));
+        let mut wants: Vec<_> = [Want::time(flags)].into_iter().chain(parts).collect();
+        let parts = wants.len() - 1;
+        for only in &flags.only {
+            let mut want = Want::new("--only", &only.field, flags);
+            want.filter = Some(Filter::new(only, want.kind == Kind::Address, &mut clients));
+            wants.push(want);
+        }
+        if parts == 0 {
+            return Err("--key: no field; write ip, or the name of another".to_owned());
+        }
+        if wants.len() > MAX_FIELDS {
+            return Err(format!("--key: write at most {} fields", MAX_FIELDS - 1));
+        }
+        if flags.ip.is_some() && wants.iter().all(|want| want.kind != Kind::Address) {
+            return Err("--ip: no field of --key or --only is ip; leave --ip out".to_owned());
+        }
+        let patterns = match &flags.format {
+            Format::Pattern(pattern) => vec![pattern.clone()],
+            _ => text::known(),
+        };
+        Ok(Self {
+            format: flags.format.clone(),
+            clients,
+            stamps: Stamps::default(),
+            patterns: patterns.into(),
+            wants,
+            parts,
+            shape: None,
+            names: vec![],
+            paths: vec![],
+            places: vec![],
+            columns: None,
+            has_begun: false,
+            wrong: None,
+            is_in_lines: false,
+            hints: Hints::default(),
+        })
     }
 
     /// Reads a line. If it is a request, writes its key to `key`.
     pub fn read(&mut self, line: &[u8], key: &mut String) -> Parsed {
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
         if line.trim_ascii().is_empty() {
             return Parsed::Nothing;
         }
-        let format = *self.format.get_or_insert_with(|| guess(line));
-        let read = match format {
-            Format::Json => self.json(line, key),
+        let read = match self.format {
+            Format::Auto => self.any(line, key),
+            Format::Json => self.json(b"", line, key),
             Format::Csv => self.csv(line, key),
-            Format::Common | Format::Auto => self.common(line, key),
+            Format::Text | Format::Pattern(_) => self.text(line, key),
         };
+        self.has_begun |= !matches!(read, Ok(Parsed::Nothing));
         read.unwrap_or_else(Parsed::Bad)
     }
 
-    /// Returns what is wrong if no line of a file was a request: the name that is missing.
-    pub fn missing(&self) -> Option<String> {
-        let is_common = self.format == Some(Format::Common);
-        let names: Vec<String> = match is_common {
-            true => list(&COMMON),
-            false => self.names.iter().map(|path| path.join(".")).collect(),
+    fn any(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
+        if line[0] == b'#' {
+            self.columns = Columns::of_comment(line).or(self.columns.take());
+            return Ok(Parsed::Nothing);
+        }
+        let mut bad = Bad::NotTheFormat;
+        if self.columns.is_some() {
+            match self.csv(line, key) {
+                Err(why) => bad = why,
+                read => return read,
+            }
+        }
+        let line = line.trim_ascii();
+        if let Some(start) = object_in(line) {
+            match self.json(&line[..start], &line[start..], key) {
+                Err(why) => bad = bad.max(why),
+                read => return read,
+            }
+        }
+        match self.text(line, key) {
+            Err(Bad::NotTheFormat) if !self.has_begun && self.columns.is_none() => {
+                self.columns = Columns::of_first(line);
+                self.is_in_lines |= line == b"[" || line == b"{" || line.starts_with(b"[{");
+                self.columns.as_ref().map(|_| Parsed::Nothing).ok_or(bad)
+            }
+            read => read.map_err(|why| bad.max(why)),
+        }
+    }
+
+    fn json(&mut self, prefix: &[u8], text: &[u8], key: &mut String) -> Result<Parsed, Bad> {
+        if self.knows(Shape::Json) {
+            let places = self.places.iter().flatten();
+            let places: Vec<_> =
+                places.flat_map(|(one, two)| [Some(*one), *two]).flatten().collect();
+            let paths: Vec<_> = places.iter().map(|place| &self.paths[*place]).collect();
+            let found = json::some(text, &paths).ok_or(Bad::NotTheFormat)?;
+            let stamp = paths.iter().any(|it| **it == [PREFIX]).then(|| stamp_in(prefix)).flatten();
+            let value = |place| {
+                let place = places.iter().position(|it| *it == place)?;
+                found[place].as_deref().or(stamp).map(|it| it.as_bytes().into())
+            };
+            if let Ok(parsed) = self.finish(&mut { value }, key) {
+                return Ok(parsed);
+            }
+        }
+        let fields = json::all(text).ok_or(Bad::NotTheFormat)?;
+        let stamp = stamp_in(prefix).map(|it| (vec![PREFIX.to_owned()], it.to_owned()));
+        let (paths, values): (Vec<_>, Vec<_>) = fields.into_iter().chain(stamp).unzip();
+        let names: Vec<_> = paths.iter().map(|path| path.join(".")).collect();
+        let lines = names.iter().zip(&values).filter(|(name, _)| {
+            matches!(self.format, Format::Auto) && names::LINES.contains(&&*plain(name))
+        });
+        let lines: Vec<_> = lines.map(|(_, line)| line.clone()).collect();
+        self.paths = paths;
+        let mut value = |place: usize| values.get(place).map(|it| it.as_bytes().into());
+        self.record(Shape::Json, names, &mut value, key).or_else(|bad| {
+            // The lines of another program, in the log of Docker or of the journal.
+            let mut lines = lines.iter().filter(|line| !line.trim().is_empty());
+            lines.find_map(|line| self.any(line.trim().as_bytes(), key).ok()).ok_or(bad)
+        })
+    }
+
+    fn csv(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
+        let Some(columns) = self.columns.take() else {
+            self.columns = Columns::of_header(line);
+            return self.columns.as_ref().map(|_| Parsed::Nothing).ok_or(Bad::NotTheFormat);
         };
-        if names.is_empty() {
+        let values = columns.values(line).ok_or(Bad::NotTheFormat);
+        let read = values.and_then(|values| {
+            let mut value = |place: usize| values.get(place).map(|it| Cow::Borrowed(&**it));
+            if self.knows(Shape::Columns)
+                && self.names == columns.names
+                && let Ok(parsed) = self.finish(&mut value, key)
+            {
+                return Ok(parsed);
+            }
+            self.record(Shape::Columns, columns.names.clone(), &mut value, key)
+        });
+        self.columns = Some(columns);
+        read
+    }
+
+    fn text(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
+        let patterns = self.patterns.clone();
+        let mut text = Text::new(line);
+        let last = match self.shape {
+            Some(Shape::Text(last)) => Some(last),
+            _ => None,
+        };
+        let mut without_address = None;
+        for number in last.into_iter().chain(0..patterns.len()) {
+            let (stamps, clients) = (&mut self.stamps, &mut self.clients);
+            let is_stamp = |text: &[u8]| stamps.parse(text).is_some();
+            let is_address = |text: &[u8]| is_ipv4(text) || clients.key(text).is_some();
+            let fit = patterns[number].fit(&mut text, is_stamp, is_address);
+            match fit {
+                Some(fit) if fit.has_address => {
+                    return self.fitting(&patterns, number, &mut text, fit, key);
+                }
+                Some(fit) => without_address = without_address.or(Some((number, fit))),
+                None => {}
+            }
+        }
+        match without_address {
+            Some((number, fit)) => self.fitting(&patterns, number, &mut text, fit, key),
+            None if text.has_wrong_stamp(|it| self.stamps.parse(it).is_some()) => Err(Bad::NoTime),
+            None => Err(Bad::NotTheFormat),
+        }
+    }
+
+    /// Reads a line that fits a pattern.
+    fn fitting(
+        &mut self,
+        patterns: &[Pattern],
+        number: usize,
+        text: &mut Text<'_>,
+        fit: text::Fit,
+        key: &mut String,
+    ) -> Result<Parsed, Bad> {
+        let pattern = &patterns[number];
+        let mut value = |place: usize| pattern.get(text, fit, place);
+        if self.knows(Shape::Text(number))
+            && let Ok(parsed) = self.finish(&mut value, key)
+        {
+            return Ok(parsed);
+        }
+        self.record(Shape::Text(number), pattern.names.clone(), &mut value, key)
+    }
+
+    /// Returns whether all places in lines of this shape are known.
+    fn knows(&self, shape: Shape) -> bool {
+        self.shape == Some(shape) && self.places.iter().all(Option::is_some)
+    }
+
+    /// Reads a line whose fields have these names: finds the places of those that are wanted.
+    fn record(
+        &mut self,
+        shape: Shape,
+        names: Vec<String>,
+        value: Values<'_, '_>,
+        key: &mut String,
+    ) -> Result<Parsed, Bad> {
+        let plain: Vec<_> = names.iter().map(|name| plain(name)).collect();
+        self.places.clear();
+        for want in 0..self.wants.len() {
+            let place = self.find(want, &names, &plain, value);
+            self.places.push(place);
+        }
+        (self.shape, self.names) = (Some(shape), names);
+        self.finish(value, key)
+    }
+
+    /// Finds the place of a field: of the known names, the first whose value is as it should be.
+    fn find(
+        &mut self,
+        want: usize,
+        names: &[String],
+        plain: &[String],
+        value: Values<'_, '_>,
+    ) -> Option<Place> {
+        let Want { kind, name, .. } = &self.wants[want];
+        let of = |list: &str, names: &[String]| {
+            let mut places = list.split(',').map(|it| names.iter().position(|name| name == it));
+            Some((places.next()??, places.next().map_or(Some(None), |it| it.map(Some))?))
+        };
+        if let Some(name) = name {
+            // The name of a field can have commas.
+            let whole = names.iter().position(|it| it == name).map(|place| (place, None));
+            return whole.or_else(|| of(name, names).filter(|_| *kind == Kind::Time));
+        }
+        let kind = *kind;
+        let known = self.wants[want].known().iter();
+        let known: Vec<Place> = known.filter_map(|name| of(name, plain)).collect();
+        let found = known.iter().find(|place| {
+            let value = joined(**place, value);
+            value.is_some_and(|value| match kind {
+                Kind::Time => self.stamps.parse(&value).is_some(),
+                _ => self.clients.key(&value).is_some(),
+            })
+        });
+        if kind == Kind::Address
+            && let Some(found) = found
+        {
+            let mut key = |place| self.clients.key(&joined(place, value)?);
+            let of_found = key(*found);
+            let others = FORWARDED.iter().filter_map(|name| of(name, plain));
+            let others = others.filter(|it| key(*it).is_some_and(|it| Some(it) != of_found));
+            let others: Vec<_> = others.map(|(place, _)| names[place].clone()).collect();
+            self.hints.others.extend(others);
+        }
+        found.or(known.first()).copied()
+    }
+
+    /// Reads the fields at the known places.
+    fn finish(&mut self, value: Values<'_, '_>, key: &mut String) -> Result<Parsed, Bad> {
+        key.clear();
+        let time = self.places[0].and_then(|place| joined(place, value)).ok_or(Bad::NoTime)?;
+        let Some(stamp) = self.stamps.parse(&time) else {
+            self.note_wrong(0, &time);
+            return Err(Bad::NoTime);
+        };
+        for want in 1 + self.parts..self.wants.len() {
+            let value = self.places[want].and_then(|place| joined(place, value));
+            if !value.is_some_and(|value| self.matches(want, &value)) {
+                return Ok(Parsed::Other(stamp));
+            }
+        }
+        for want in 1..=self.parts {
+            let bad = match self.wants[want].kind {
+                Kind::Address => Bad::NoAddress,
+                _ => Bad::NoKey,
+            };
+            let value = self.places[want].and_then(|place| joined(place, value)).ok_or(bad)?;
+            if !self.write(want, &value, key) {
+                self.note_wrong(want, &value);
+                return Err(bad);
+            }
+        }
+        Ok(Parsed::Request(stamp))
+    }
+
+    fn note_wrong(&mut self, want: usize, value: &[u8]) {
+        let text = || (want, String::from_utf8_lossy(value).into_owned());
+        self.wrong.get_or_insert_with(text);
+    }
+
+    fn matches(&mut self, want: usize, value: &[u8]) -> bool {
+        let Want { kind, filter: Some(filter), .. } = &self.wants[want] else { return true };
+        if *kind != Kind::Address || is_ipv4(value) {
+            return filter.matches(value.trim_ascii());
+        }
+        let key = self.clients.key(value);
+        key.is_some_and(|key| filter.matches(key.as_str().trim_start_matches("ip=").as_bytes()))
+    }
+
+    /// Adds a part of the key, as an extractor of an address or `Key::scoped` makes it. Returns
+    /// false if there is none.
+    fn write(&mut self, want: usize, value: &[u8], key: &mut String) -> bool {
+        let Want { scope, kind, .. } = &self.wants[want];
+        let value = value.trim_ascii();
+        let part = match kind {
+            Kind::Address if is_ipv4(value) && want == 1 => {
+                key.push_str("ip=");
+                key.push_str(str::from_utf8(value).expect("it is an address"));
+                return true;
+            }
+            Kind::Address => {
+                let Some(part) = self.clients.key(value) else { return false };
+                self.hints.behind += u64::from(self.clients.is_behind_others(value, &part));
+                part
+            }
+            _ if value.is_empty() || value == b"-" => return false,
+            _ => {
+                let text = str::from_utf8(value).ok().filter(|it| it.contains(':'));
+                if text.is_some_and(|it| it.parse::<SocketAddr>().is_ok()) {
+                    self.hints.ports += 1;
+                    self.hints.ports_in.clone_from(scope);
+                }
+                Key::scoped(scope, value)
+            }
+        };
+        *key = match want {
+            1 => part.to_string(),
+            _ => Key::from_text(key).expect("a key was written").and(&part).to_string(),
+        };
+        true
+    }
+
+    /// Returns what is wrong if no line of a file was a request: the flag to write.
+    pub fn missing(&self) -> Option<String> {
+        if self.is_in_lines {
+            return Some(
+                "--format json: an object must be in one line; convert the log, such as by \
+                 jq -c '.[]'"
+                    .to_owned(),
+            );
+        }
+        if self.names.is_empty() {
             return None;
         }
-        let header = match self.format {
-            Some(Format::Csv) => " (the first line of CSV has the names)",
+        let header = match self.shape {
+            Some(Shape::Columns) => " (the first line of CSV has the names)",
             _ => "",
         };
-        let problem = |flag: &str, what: String, write: &str| {
-            Some(format!("{flag}: {what}; write {write}: {}{header}", names.join(", ")))
-        };
-        let is_known = |wanted: &[String]| wanted.iter().any(|name| names.contains(name));
-        if !is_known(&self.time) && !is_common {
-            return match &*self.time {
-                [name] => problem("--time", unknown(name), "one of these"),
-                _ => problem(
-                    "--time",
-                    "no field has a known name of a time stamp".into(),
-                    "the name of one of these",
-                ),
+        let of_these = format!("{}{header}", self.names.join(", "));
+        for (number, Want { flag, kind, name, .. }) in self.wants.iter().enumerate() {
+            let (flag, what) = match kind {
+                Kind::Time => (*flag, "a time stamp"),
+                Kind::Address => ("--ip", "an address of a client"),
+                Kind::Text => (*flag, "a value"),
             };
-        }
-        let filters = self.filters.iter().map(|filter| ("--only", &filter.part));
-        for (flag, part) in self.parts.iter().map(|part| ("--key", part)).chain(filters) {
-            let is_here = match is_common {
-                true => COMMON.contains(&&*part.scope),
-                false => is_known(&part.names),
+            let or_key = match kind {
+                Kind::Address => ", or name the fields of the key with --key",
+                _ => "",
             };
-            match &*part.names {
-                _ if is_here => {}
-                [name] if part.is_address => {
-                    return problem("--ip", unknown(name), "one of these");
-                }
-                [name] => return problem(flag, unknown(name), "one of these"),
-                _ => {
-                    return problem(
-                        "--ip",
-                        "no field has a known name of an address".into(),
-                        "the name of one of these, or name the fields of the key with --key",
-                    );
-                }
+            let Some(place) = self.places.get(number).copied().flatten() else {
+                let problem = match name {
+                    Some(name) => format!("no field has the name {name:?}"),
+                    None => format!("no field has a known name of {what}"),
+                };
+                return Some(format!(
+                    "{flag}: {problem}; write the name of one of these{or_key}: {of_these}"
+                ));
+            };
+            if let Some((wrong, value)) = &self.wrong
+                && *wrong == number
+            {
+                let (name, value) = (&self.names[place.0], shortened(value));
+                return Some(format!(
+                    "{flag}: {value:?} in the field {name} is not {what}; write the name of \
+                     another field{or_key}: {of_these}"
+                ));
             }
         }
         None
     }
+}
 
-    /// Returns an error if a flag names a field of JSON or CSV, and no file is JSON or CSV.
-    pub fn unused(flags: &Flags, readers: &[&Self]) -> Option<String> {
-        let is_common = |reader: &&Self| reader.format == Some(Format::Common);
-        if readers.is_empty() || !readers.iter().all(is_common) {
-            return None;
-        }
-        let flags = [("--time", &flags.time, "time stamp"), ("--ip", &flags.ip, "address")];
-        let (flag, _, what) = flags.iter().find(|(_, name, _)| name.is_some())?;
-        Some(format!(
-            "{flag}: the {what} has a fixed place in lines of the common format; leave {flag} out"
-        ))
-    }
+/// Returns the beginning of a text.
+fn shortened(text: &str) -> String {
+    text.chars().take(40).collect()
+}
 
-    fn stamp(&mut self, text: &[u8]) -> Result<Stamp, Bad> {
-        // Neighbours often have the same stamp.
-        if self.last_time == text
-            && let Some(stamp) = self.last_stamp
-        {
-            return Ok(stamp);
-        }
-        let stamp = stamp::parse(text).ok_or(Bad::NoTime)?;
-        self.last_time.clear();
-        self.last_time.extend(text);
-        self.last_stamp = Some(stamp);
-        Ok(stamp)
-    }
+fn is_ipv4(value: &[u8]) -> bool {
+    str::from_utf8(value).is_ok_and(|text| text.parse::<Ipv4Addr>().is_ok())
+}
 
-    fn common(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
-        let line = Common::split(line).ok_or(Bad::NotTheFormat)?;
-        let stamp = self.stamp(line.time)?;
-        let matches = |filter: &Filter| {
-            line.field(&filter.part.scope).is_some_and(|value| filter.matches(value))
-        };
-        if !self.filters.iter().all(matches) {
-            return Ok(Parsed::Other(stamp));
-        }
-        for (number, part) in self.parts.iter().enumerate() {
-            let value = line.field(&part.scope).ok_or(Bad::NoKey)?;
-            write_part(key, part, number, value)?;
-        }
-        Ok(Parsed::Request(stamp))
-    }
+/// Returns the value at one place, or the values at two.
+fn joined<'v>(place: Place, value: Values<'_, 'v>) -> Option<Cow<'v, [u8]>> {
+    let first = value(place.0)?;
+    let Some(second) = place.1 else { return Some(first) };
+    let (mut values, mut both) = ([first, value(second)?], vec![]);
+    // The date, which is the longer one, is in front.
+    values.sort_by_key(|it| it.iter().filter(|byte| **byte == b':').count());
+    both.extend(&*values[0]);
+    both.push(b' ');
+    both.extend(&*values[1]);
+    Some(both.into())
+}
 
-    fn json(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
-        if self.places.is_empty() || self.places.contains(&None) {
-            let value: serde_json::Value =
-                serde_json::from_slice(line).map_err(|_| Bad::NotTheFormat)?;
-            let fields = value.as_object().ok_or(Bad::NotTheFormat)?;
-            self.names = paths(fields, &[]);
-            self.find_places();
-        }
-        let path = |place: &Option<usize>| place.map_or(&[][..], |place| &*self.names[place]);
-        let wanted: Vec<&[String]> = self.places.iter().map(path).collect();
-        self.found.resize(wanted.len(), None);
-        self.found.iter_mut().for_each(|it| *it = None);
-        let mut json = serde_json::Deserializer::from_slice(line);
-        let all = (1u32 << wanted.len()) - 1;
-        let seed = Wanted { paths: &wanted, depth: 0, mask: all, found: &mut self.found };
-        seed.deserialize(&mut json).map_err(|_| Bad::NotTheFormat)?;
-        json.end().map_err(|_| Bad::NotTheFormat)?;
-
-        let time = self.found[0].take().ok_or(Bad::NoTime)?;
-        let stamp = self.stamp(time.as_bytes())?;
-        let (parts, filters) = self.found[1..].split_at(self.parts.len());
-        let value = |found: &Option<String>, filter: &Filter| {
-            found.as_ref().is_some_and(|value| filter.matches(value.as_bytes()))
-        };
-        if !filters.iter().zip(&self.filters).all(|(found, filter)| value(found, filter)) {
-            return Ok(Parsed::Other(stamp));
-        }
-        for (number, (part, found)) in self.parts.iter().zip(parts).enumerate() {
-            write_part(key, part, number, found.as_ref().ok_or(Bad::NoKey)?.as_bytes())?;
-        }
-        Ok(Parsed::Request(stamp))
-    }
-
-    fn csv(&mut self, line: &[u8], key: &mut String) -> Result<Parsed, Bad> {
-        if self.names.is_empty() {
-            let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
-            self.separator = separator(line).unwrap_or(b',');
-            let columns = columns(line, self.separator).ok_or(Bad::NotTheFormat)?;
-            let name = |it: &Cow<'_, [u8]>| vec![String::from_utf8_lossy(it).trim().to_owned()];
-            self.names = columns.iter().map(name).collect();
-            self.find_places();
-            return Ok(Parsed::Nothing);
-        }
-        let columns = columns(line, self.separator).ok_or(Bad::NotTheFormat)?;
-        if columns.len() != self.names.len() {
-            return Err(Bad::NotTheFormat);
-        }
-        let value = |place: usize| self.places[place].map(|place| &*columns[place]);
-        let time = value(0).ok_or(Bad::NoTime)?;
-        let matches = |(number, filter): (usize, &Filter)| {
-            value(1 + self.parts.len() + number).is_some_and(|value| filter.matches(value))
-        };
-        let is_other = !self.filters.iter().enumerate().all(matches);
-        for (number, part) in self.parts.iter().enumerate().filter(|_| !is_other) {
-            write_part(key, part, number, value(number + 1).ok_or(Bad::NoKey)?)?;
-        }
-        let stamp = self.stamp(time)?;
-        Ok(if is_other { Parsed::Other(stamp) } else { Parsed::Request(stamp) })
-    }
-
-    /// Finds the fields of the time stamp, of the key and of the filters among the names of a line.
-    fn find_places(&mut self) {
-        let place = |wanted: &Vec<String>| {
-            let place = |name: &String| self.names.iter().position(|path| path.join(".") == *name);
-            wanted.iter().find_map(place)
-        };
-        let parts = self.parts.iter().chain(self.filters.iter().map(|filter| &filter.part));
-        let wanted = std::iter::once(&self.time).chain(parts.map(|part| &part.names));
-        self.places = wanted.map(place).collect();
+/// Returns where an object of JSON begins in a line that ends with one.
+fn object_in(line: &[u8]) -> Option<usize> {
+    match line {
+        [b'{', ..] => Some(0),
+        [.., b'}'] => (1..line.len()).find(|at| line[*at] == b'{' && line[at - 1] == b' '),
+        _ => None,
     }
 }
 
-fn unknown(name: &str) -> String {
-    format!("no field has the name {name:?}")
-}
-
-/// Returns what separates the columns of a line: the first of these that is in it.
-fn separator(line: &[u8]) -> Option<u8> {
-    [b',', b';', b'\t'].into_iter().find(|separator| line.contains(separator))
-}
-
-fn guess(line: &[u8]) -> Format {
-    match line.trim_ascii_start().first() {
-        Some(b'{') => Format::Json,
-        _ if Common::split(line).is_some() => Format::Common,
-        _ if separator(line).is_some() && !line.contains(&b'[') => Format::Csv,
-        _ => Format::Common,
-    }
-}
-
-/// Adds a part of the key, as the extractor of an address or `Key::scoped` makes it.
-fn write_part(key: &mut String, part: &Part, number: usize, value: &[u8]) -> Result<(), Bad> {
-    if value.is_empty() || value == b"-" {
-        return Err(Bad::NoKey);
-    }
-    if number > 0 {
-        let first = Key::from_text(key).expect("a key was written");
-        let text = first.and(&key_of(part, value)).to_string();
-        *key = text;
-        return Ok(());
-    }
-    if part.is_address
-        && let Ok(text) = str::from_utf8(value)
-        && text.parse::<Ipv4Addr>().is_ok()
-    {
-        key.push_str("ip=");
-        key.push_str(text);
-    } else {
-        key.push_str(key_of(part, value).as_str());
-    }
-    Ok(())
-}
-
-fn key_of(part: &Part, value: &[u8]) -> Key<'static> {
-    let address = str::from_utf8(value).ok().filter(|_| part.is_address);
-    match address.and_then(|it| it.parse::<IpAddr>().ok()) {
-        Some(address) => key::PeerIp.key(address),
-        None => Key::scoped(&part.scope, value),
-    }
-}
-
-/// A line of the common or the combined format.
-struct Common<'a> {
-    line: &'a [u8],
-    time: &'a [u8],
-    /// What is behind the time stamp.
-    rest: &'a [u8],
-}
-
-impl<'a> Common<'a> {
-    fn split(line: &'a [u8]) -> Option<Self> {
-        let open = memchr::memchr(b'[', line)?;
-        let length = memchr::memchr(b']', &line[open..])?;
-        let time = &line[open + 1..open + length];
-        let is_stamp = time.len() >= 20 && time[2] == b'/' && time[6] == b'/';
-        let rest = &line[open + length + 1..];
-        is_stamp.then_some(Self { line, time, rest })
-    }
-
-    fn field(&self, name: &str) -> Option<&'a [u8]> {
-        match name {
-            "ip" | "host" => self.line.split(|it| *it == b' ').next(),
-            "user" => {
-                let head = &self.line[..self.line.len() - self.rest.len() - self.time.len() - 2];
-                let mut words = head.trim_ascii_end().splitn(3, |it| *it == b' ');
-                words.nth(2)
-            }
-            "time" => Some(self.time),
-            "method" => self.request()?.split(|it| *it == b' ').next(),
-            "path" => {
-                let target = self.request()?.split(|it| *it == b' ').nth(1)?;
-                target.split(|it| *it == b'?').next()
-            }
-            "protocol" => self.request()?.split(|it| *it == b' ').nth(2),
-            "status" => {
-                let behind = quoted(self.rest)?.1;
-                behind.trim_ascii_start().split(|it| *it == b' ').next()
-            }
-            "referer" => Some(quoted(quoted(self.rest)?.1)?.0),
-            "agent" => Some(quoted(quoted(quoted(self.rest)?.1)?.1)?.0),
-            _ => None,
-        }
-    }
-
-    fn request(&self) -> Option<&'a [u8]> {
-        Some(quoted(self.rest)?.0)
-    }
-}
-
-/// Returns the next text in quotes, and what is behind it.
-fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let open = memchr::memchr(b'"', text)? + 1;
-    let mut end = open;
-    while end < text.len() {
-        match text[end] {
-            b'"' => return Some((&text[open..end], &text[end + 1..])),
-            b'\\' => end += 2,
-            _ => end += 1,
-        }
-    }
-    None
-}
-
-/// Splits a line of CSV; `None` if a quote has no end.
-fn columns(line: &[u8], separator: u8) -> Option<Vec<Cow<'_, [u8]>>> {
-    let (mut columns, mut rest) = (vec![], line);
-    loop {
-        if let [b'"', quoted @ ..] = rest {
-            let (mut value, mut text) = (vec![], quoted);
-            loop {
-                let end = memchr::memchr(b'"', text)?;
-                value.extend(&text[..end]);
-                text = &text[end + 1..];
-                let [b'"', behind @ ..] = text else { break };
-                value.push(b'"');
-                text = behind;
-            }
-            columns.push(Cow::Owned(value));
-            match text {
-                [] => return Some(columns),
-                [first, behind @ ..] if *first == separator => rest = behind,
-                _ => return None,
-            }
-        } else {
-            match memchr::memchr(separator, rest) {
-                Some(end) => {
-                    columns.push(Cow::Borrowed(&rest[..end]));
-                    rest = &rest[end + 1..];
-                }
-                None => {
-                    columns.push(Cow::Borrowed(rest));
-                    return Some(columns);
-                }
-            }
-        }
-    }
-}
-
-/// Returns the paths of all fields of an object.
-fn paths(fields: &serde_json::Map<String, serde_json::Value>, head: &[String]) -> Vec<Vec<String>> {
-    let path = |(name, value): (&String, &serde_json::Value)| {
-        let path = [head, std::slice::from_ref(name)].concat();
-        match value.as_object() {
-            Some(fields) if path.len() < 8 => paths(fields, &path),
-            _ => vec![path],
-        }
+/// Returns the last time stamp among the words in front of an object of JSON.
+fn stamp_in(prefix: &[u8]) -> Option<&str> {
+    let prefix = str::from_utf8(prefix).ok()?;
+    let words: Vec<_> = prefix.split_ascii_whitespace().collect();
+    let stamp = |words: &[&'_ str]| {
+        // A date and the time of the day are two words with one space.
+        let start = words[0].as_ptr() as usize - prefix.as_ptr() as usize;
+        let last = words[words.len() - 1];
+        let end = last.as_ptr() as usize - prefix.as_ptr() as usize + last.len();
+        Some(&prefix[start..end]).filter(|it| stamp::parse(it.as_bytes()).is_some())
     };
-    fields.iter().flat_map(path).collect()
-}
-
-/// Reads the wanted fields of an object, and skips the others.
-struct Wanted<'a> {
-    paths: &'a [&'a [String]],
-    /// The length of the path that leads here.
-    depth: usize,
-    /// The wanted fields that are here or below.
-    mask: u32,
-    found: &'a mut [Option<String>],
-}
-
-impl Wanted<'_> {
-    fn keep(self, text: impl Into<String>) {
-        let text = text.into();
-        for (index, path) in self.paths.iter().enumerate() {
-            if self.mask & 1 << index != 0 && path.len() == self.depth {
-                self.found[index] = Some(text.clone());
-            }
-        }
-    }
-}
-
-/// Reads the name of a field: returns the wanted fields that are in it.
-struct Name<'a>(&'a Wanted<'a>);
-
-impl<'de> DeserializeSeed<'de> for Name<'_> {
-    type Value = u32;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<u32, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for Name<'_> {
-    type Value = u32;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the name of a field")
-    }
-
-    fn visit_str<E>(self, name: &str) -> Result<u32, E> {
-        let Wanted { paths, depth, mask, .. } = self.0;
-        let is_here = |index: &usize| {
-            mask & 1 << index != 0 && paths[*index].get(*depth).is_some_and(|part| part == name)
-        };
-        Ok((0..paths.len()).filter(is_here).map(|index| 1 << index).sum())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Wanted<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Wanted<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(mask) = map.next_key_seed(Name(&self))? {
-            if mask == 0 {
-                map.next_value::<IgnoredAny>()?;
-            } else {
-                let Self { paths, depth, .. } = self;
-                let found = &mut *self.found;
-                map.next_value_seed(Wanted { paths, depth: depth + 1, mask, found })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(())
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<(), E> {
-        self.keep(text);
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<(), E> {
-        self.keep(number.to_string());
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<(), E> {
-        self.keep(number.to_string());
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, number: f64) -> Result<(), E> {
-        self.keep(number.to_string());
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<(), E> {
-        self.keep(value.to_string());
-        Ok(())
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
+    words.windows(1).chain(words.windows(2)).filter_map(stamp).next_back()
 }

@@ -2,6 +2,7 @@
 //! the other lines. Knows no limits.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, IsTerminal},
     path::Path,
@@ -15,11 +16,14 @@ use std::{
 
 use super::{
     Flags,
-    fields::{Bad, Parsed, Reader},
+    fields::{Bad, Hints, Parsed, Reader},
     input::{self, Line},
     order::{Batch, JUMP, Sorter},
     report::number,
 };
+
+const DESCRIBE: &str =
+    "describe the lines with --format, such as --format '$ip - $user [$time] \"$request\"'";
 
 /// The first bad lines are shown.
 const BAD_SHOWN: usize = 3;
@@ -36,11 +40,36 @@ pub struct Lines {
     pub shown: Vec<String>,
     pub late: u64,
     pub stray: u64,
+    /// What can be wrong with the numbers, and which flag mends it.
+    pub notes: Vec<String>,
+    /// Other fields with addresses.
+    pub others: BTreeSet<String>,
     /// Why no line of a file is a request, as far as that is known.
     problem: Option<String>,
 }
 
 impl Lines {
+    fn add(&mut self, hints: Vec<Hints>) {
+        let behind = hints.iter().map(|it| it.behind).sum();
+        if behind > 0 {
+            self.notes.push(format!(
+                "lists of addresses: in {} of them, the client is the last that is not in \
+                 --trusted, and not the first",
+                number(behind)
+            ));
+        }
+        let ports: u64 = hints.iter().map(|it| it.ports).sum();
+        if ports > self.matching / 2 {
+            let fields = hints.iter().map(|it| &*it.ports_in).find(|it| !it.is_empty());
+            self.notes.push(format!(
+                "{0} are addresses with ports, so each connection is a key; to count by address, \
+                 write --ip {0}, without --key",
+                fields.unwrap_or_default()
+            ));
+        }
+        self.others.extend(hints.into_iter().flat_map(|it| it.others));
+    }
+
     /// Returns an error if the limits were tried on no request.
     pub fn check(&self, flags: &Flags) -> Result<(), String> {
         if self.matching > 0 {
@@ -58,7 +87,7 @@ impl Lines {
         }
         Err(match self.lines {
             0 => "the logs are empty; name others".to_owned(),
-            _ => "no line is a request; see --format, --key and --time".to_owned(),
+            _ => format!("no line is a request; {DESCRIBE}"),
         })
     }
 }
@@ -69,6 +98,7 @@ struct Source<'a> {
     lines: input::Lines,
     reader: Reader,
     number: u64,
+    bad: u64,
     next: Option<Parsed>,
     key: String,
     /// The time stamp of the next request, and the time at which its turn comes.
@@ -82,9 +112,9 @@ impl<'a> Source<'a> {
     fn open(path: &'a Path, flags: &Flags, bytes: &Arc<AtomicU64>) -> Result<Self, String> {
         let lines = input::open(path, bytes);
         let lines = lines.map_err(|error| format!("{}: {error}", path.display()))?;
-        let (reader, key) = (Reader::new(flags), String::new());
-        let (number, next, micros, turn, used) = (0, None, None, 0, 0);
-        Ok(Self { path, lines, reader, number, next, key, micros, turn, used })
+        let (reader, key) = (Reader::new(flags)?, String::new());
+        let (number, bad, next, micros, turn, used) = (0, 0, None, None, 0, 0);
+        Ok(Self { path, lines, reader, number, bad, next, key, micros, turn, used })
     }
 
     /// Reads up to the next request.
@@ -120,6 +150,7 @@ impl<'a> Source<'a> {
                 }
                 Parsed::Nothing => {}
                 Parsed::Bad(bad) => {
+                    self.bad += 1;
                     counts.bad[bad as usize] += 1;
                     if counts.bad.iter().sum::<u64>() <= BAD_SHOWN as u64 {
                         counts.shown.push(shown(self.path, self.number, bad, text));
@@ -127,7 +158,12 @@ impl<'a> Source<'a> {
                 }
             }
         }
-        counts.problem = counts.problem.take().or(self.reader.missing());
+        let problem = self.reader.missing();
+        if self.bad > self.number / 2 {
+            let (path, problem) = (self.path.display(), problem.as_deref().unwrap_or(DESCRIBE));
+            counts.notes.push(format!("most lines of {path} are bad: {problem}"));
+        }
+        counts.problem = counts.problem.take().or(problem);
     }
 }
 
@@ -167,8 +203,9 @@ pub fn read(flags: &Flags, senders: &[SyncSender<Arc<Batch>>]) -> Result<Lines, 
     hand_on(&mut sorter);
     (lines.late, lines.stray) = (sorter.late, sorter.stray);
     progress.end();
-    let readers: Vec<_> = sources.iter().map(|source| &source.reader).collect();
-    Reader::unused(flags, &readers).map_or(Ok(lines), Err)
+    let hints: Vec<_> = sources.into_iter().map(|source| source.reader.hints).collect();
+    lines.add(hints);
+    Ok(lines)
 }
 
 /// Describes a bad line, without its control characters.

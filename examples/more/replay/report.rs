@@ -15,6 +15,9 @@ use super::{
     traffic::{Requests, Traffic, WINDOWS},
 };
 
+/// A log with few more clients than these is not that of a proxy's service alone.
+const MAX_PROXIES: u64 = 3;
+
 /// How a cell is highlighted on a terminal.
 #[derive(Clone, Copy)]
 enum Tone {
@@ -112,7 +115,28 @@ fn head(flags: &Flags, lines: &Lines, traffic: &Traffic) -> String {
     for line in &lines.shown {
         text += &format!("  {line}\n");
     }
+    for note in lines.notes.iter().chain(&few_clients(flags, lines, keys)) {
+        text += &format!("note: {note}\n");
+    }
     text
+}
+
+/// Returns a note if the clients can be proxies.
+fn few_clients(flags: &Flags, lines: &Lines, keys: u64) -> Option<String> {
+    let others: Vec<_> = lines.others.iter().map(String::as_str).collect();
+    let is_few = keys == 1 && lines.matching > 1 || keys <= MAX_PROXIES && !others.is_empty();
+    let is_by_address = flags.key.trim() == "ip" && flags.only.is_empty();
+    let fields = match &*others {
+        [] => String::new(),
+        others => format!("; addresses are also in {}", others.join(", ")),
+    };
+    (is_by_address && is_few && lines.matching > keys).then(|| {
+        format!(
+            "all requests are of {}: if this is a proxy, name the field with the addresses of its \
+             clients with --ip{fields}",
+            of_keys(keys)
+        )
+    })
 }
 
 fn peaks(traffic: &Traffic) -> String {

@@ -15,13 +15,17 @@ const MONTHS: [&[u8]; 12] = [
     b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec",
 ];
 
-/// Reads a number since 1970, or a date since then: `2026-03-02T08:00:00.123Z` or
-/// `02/Mar/2026:08:00:00 +0000`.
+/// Earlier numbers, before September 2001, are no time stamps: they are durations.
+const FIRST_NUMBER: i64 = 1_000_000_000;
+
+/// Reads a number since 1970, or a date since then: `2026-03-02T08:00:00.123Z`,
+/// `02/Mar/2026:08:00:00 +0000` or `Mon, 02 Mar 2026 08:00:00 GMT`. Without a zone, it is UTC.
 pub fn parse(text: &[u8]) -> Option<Stamp> {
     let text = text.trim_ascii();
-    let stamp = match text.get(2) {
-        Some(b'/') => common(text),
-        _ if text.get(4) == Some(&b'-') => iso(text),
+    let text = if text.get(3) == Some(&b',') { text[4..].trim_ascii() } else { text };
+    let stamp = match (text.get(2), text.get(4)) {
+        (Some(b'/' | b'-' | b' '), _) => common(text),
+        (_, Some(b'-' | b'/')) => iso(text),
         _ => number(text),
     };
     stamp.filter(|stamp| (0..=LAST).contains(&stamp.micros))
@@ -31,7 +35,7 @@ pub fn parse(text: &[u8]) -> Option<Stamp> {
 fn number(text: &[u8]) -> Option<Stamp> {
     let text = str::from_utf8(text).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let number: i64 = whole.parse().ok().filter(|it| *it >= 0)?;
+    let number: i64 = whole.parse().ok().filter(|it| *it >= FIRST_NUMBER)?;
     let (per_second, is_seconds) = match whole.len() {
         ..=11 => (1, true),
         12..=14 => (1_000, false),
@@ -66,8 +70,7 @@ fn common(text: &[u8]) -> Option<Stamp> {
     }
     let month = MONTHS.iter().position(|month| text[3..6].eq_ignore_ascii_case(month))? as i64 + 1;
     let (day, year) = (digits(&text[..2])?, digits(&text[7..11])?);
-    let seconds = at(year, month, day, &text[12..20])? - offset(&text[20..])?;
-    Some(Stamp { micros: seconds * 1_000_000, is_whole: true })
+    rest(at(year, month, day, &text[12..20])?, &text[20..])
 }
 
 fn iso(text: &[u8]) -> Option<Stamp> {
@@ -75,8 +78,11 @@ fn iso(text: &[u8]) -> Option<Stamp> {
         return None;
     }
     let (year, month, day) = (digits(&text[..4])?, digits(&text[5..7])?, digits(&text[8..10])?);
-    let seconds = at(year, month, day, &text[11..19])?;
-    let rest = &text[19..];
+    rest(at(year, month, day, &text[11..19])?, &text[19..])
+}
+
+/// Adds the fraction of a second and the time zone to a time in whole seconds.
+fn rest(seconds: i64, rest: &[u8]) -> Option<Stamp> {
     let fraction = match rest {
         [b'.' | b',', digits @ ..] => {
             let end = digits.iter().position(|it| !it.is_ascii_digit()).unwrap_or(digits.len());
@@ -107,7 +113,7 @@ fn at(year: i64, month: i64, day: i64, time: &[u8]) -> Option<i64> {
 fn offset(text: &[u8]) -> Option<i64> {
     let text = text.trim_ascii();
     let (sign, rest) = match text {
-        [] | b"Z" | b"z" | b"UTC" => return Some(0),
+        [] | b"Z" | b"z" | b"UTC" | b"GMT" => return Some(0),
         [b'+', rest @ ..] => (1, rest),
         [b'-', rest @ ..] => (-1, rest),
         _ => return None,

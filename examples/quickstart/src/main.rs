@@ -15,7 +15,10 @@ async fn main() -> std::io::Result<()> {
     let layer = RateLimitLayer::per_ip(Quota::per_minute(5));
     let app = Router::new().route("/", get("hello\n")).layer(layer);
     let address = std::env::args().nth(1).unwrap_or_else(|| String::from("127.0.0.1:3000"));
-    let listener = tokio::net::TcpListener::bind(address).await?;
+    let listener = tokio::net::TcpListener::bind(&address).await.unwrap_or_else(|error| {
+        eprintln!("error: cannot listen on {address}: {error}; give another address as argument");
+        std::process::exit(1)
+    });
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
     println!("limit: 5 requests per minute and client address, counts in memory");

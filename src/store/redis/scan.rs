@@ -41,8 +41,8 @@ const KEYS_PER_COMMAND: usize = 1_000;
 /// ```
 pub struct KeyScan {
     backend: Arc<Backend>,
-    /// What is in front of each key, without the brace.
-    head: String,
+    /// What is in front of each key, without the brace; `None` for all limiters.
+    head: Option<String>,
     /// The servers that are left, after the first step.
     places: Option<vec::IntoIter<u16>>,
     /// The server that is being scanned, and its cursor.
@@ -50,8 +50,11 @@ pub struct KeyScan {
 }
 
 impl KeyScan {
-    pub(super) fn new(backend: Arc<Backend>, limiter: &str, algorithm: Algorithm) -> Self {
-        let head = [&backend.prefix, ":", limiter, ":", algorithm.name(), ":"].concat();
+    /// With `None`, the scan is over the keys of all limiters, under all prefixes.
+    pub(super) fn new(backend: Arc<Backend>, of: Option<(&str, Algorithm)>) -> Self {
+        let head = of.map(|(limiter, algorithm)| {
+            [&backend.prefix, ":", limiter, ":", algorithm.name(), ":"].concat()
+        });
         Self { backend, head, places: None, position: None }
     }
 
@@ -69,10 +72,35 @@ impl KeyScan {
     // Not an iterator: a step needs the answer of a server.
     #[allow(clippy::should_implement_trait)]
     pub async fn next(&mut self) -> Result<Option<Vec<Key<'static>>>, StoreError> {
+        let names = self.names().await?;
+        Ok(names
+            .map(|names| names.iter().filter_map(|it| key_in(it, self.head.as_deref())).collect()))
+    }
+
+    /// Makes the same step as [`next`](KeyScan::next), but returns the names in Redis, such as
+    /// `ratelimit:api:token-bucket:{ip=192.0.2.1}`: the prefix, the limiter, the algorithm and the
+    /// key. Names of limiters and algorithms have no colons.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`next`](KeyScan::next).
+    ///
+    /// # Cancel safety
+    ///
+    /// The future can be dropped at any time; the next call repeats the step.
+    pub async fn next_names(&mut self) -> Result<Option<Vec<String>>, StoreError> {
+        let names = self.names().await?.map(|names| {
+            let names = names.into_iter().filter(|it| key_in(it, self.head.as_deref()).is_some());
+            names.filter_map(|name| String::from_utf8(name).ok()).collect()
+        });
+        Ok(names)
+    }
+
+    async fn names(&mut self) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
         self.step().await.map_err(|error| self.backend.monitor.explain(error).into_store_error())
     }
 
-    async fn step(&mut self) -> Result<Option<Vec<Key<'static>>>, TransportError> {
+    async fn step(&mut self) -> Result<Option<Vec<Vec<u8>>>, TransportError> {
         let deadline = Deadline::new(ANSWER_TIMEOUT);
         let client = &self.backend.client;
         let places = match &mut self.places {
@@ -84,12 +112,12 @@ impl KeyScan {
         };
         self.position = Some((place, cursor));
         let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(pattern(&self.head));
+        scan.arg(cursor).arg("MATCH").arg(pattern(self.head.as_deref()));
         scan.arg("COUNT").arg(KEYS_PER_COMMAND);
         let (cursor, names): (u64, Vec<Vec<u8>>) =
             client.execute_at(place, deadline, Command::new(&scan)).await?;
         self.position = Some((place, cursor)).filter(|_| cursor != 0);
-        Ok(Some(names.iter().filter_map(|name| key_in(name, &self.head)).collect()))
+        Ok(Some(names))
     }
 }
 
@@ -100,7 +128,8 @@ impl fmt::Debug for KeyScan {
 }
 
 /// Returns the pattern of the names with this head. A prefix can contain any character.
-fn pattern(head: &str) -> String {
+fn pattern(head: Option<&str>) -> String {
+    let Some(head) = head else { return "*:*:{*}".to_owned() };
     let mut pattern = String::with_capacity(head.len() + 3);
     for character in head.chars() {
         if "*?[]^\\".contains(character) {
@@ -112,10 +141,20 @@ fn pattern(head: &str) -> String {
 }
 
 /// Returns the key in a name that `Backend::key` has made.
-fn key_in(name: &[u8], head: &str) -> Option<Key<'static>> {
-    let key = name.strip_prefix(head.as_bytes())?.strip_prefix(b"{")?.strip_suffix(b"}")?;
-    let key = if key == b"%" { "" } else { str::from_utf8(key).ok()? };
-    Key::from_text(key)
+fn key_in(name: &[u8], head: Option<&str>) -> Option<Key<'static>> {
+    let name = str::from_utf8(name).ok()?;
+    let key = match head {
+        Some(head) => name.strip_prefix(head)?.strip_prefix('{')?,
+        None => {
+            // No prefix contains a brace.
+            let (head, key) = name.split_once(":{")?;
+            let (limiter, algorithm) = head.rsplit_once(':')?;
+            algorithm.parse::<Algorithm>().ok().filter(|_| limiter.contains(':'))?;
+            key
+        }
+    };
+    let key = key.strip_suffix('}')?;
+    Key::from_text(if key == "%" { "" } else { key })
 }
 
 #[cfg(test)]
@@ -124,16 +163,27 @@ mod tests {
 
     #[test]
     fn a_pattern_matches_the_prefix_to_the_letter() {
-        assert_eq!(pattern("ratelimit:api:"), "ratelimit:api:{*}");
-        assert_eq!(pattern("a*[b]\\?:"), "a\\*\\[b\\]\\\\\\?:{*}");
+        assert_eq!(pattern(Some("ratelimit:api:")), "ratelimit:api:{*}");
+        assert_eq!(pattern(Some("a*[b]\\?:")), "a\\*\\[b\\]\\\\\\?:{*}");
     }
 
     #[test]
     fn a_key_is_found_in_its_name() {
-        let found = |name: &str| key_in(name.as_bytes(), "p:api:a:").map(|key| key.to_string());
+        let found =
+            |name: &str| key_in(name.as_bytes(), Some("p:api:a:")).map(|key| key.to_string());
         assert_eq!(found("p:api:a:{ip=192.0.2.1}"), Some("ip=192.0.2.1".to_owned()));
         assert_eq!(found("p:api:a:{%}"), Some(String::new()));
         assert_eq!(found("p:api:a:{a b}"), None);
         assert_eq!(found("p:api:a:{a}:reserved"), None);
+    }
+
+    #[test]
+    fn a_key_of_any_limiter_is_found_in_its_name() {
+        let found = |name: &str| key_in(name.as_bytes(), None).map(|key| key.to_string());
+        assert_eq!(found("p:q:api:token-bucket:{a=b:%7B}"), Some("a=b:%7B".to_owned()));
+        for name in ["api:token-bucket:{a}", "p:api:other:{a}", "p:api:{a}", "{a}:x", "p:a:b:{a}:r"]
+        {
+            assert_eq!(found(name), None, "{name}");
+        }
     }
 }

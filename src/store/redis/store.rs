@@ -268,7 +268,14 @@ impl RedisStore {
     /// servers of the store: see [`KeyScan`].
     #[must_use]
     pub fn scan(&self, limiter: &str, algorithm: Algorithm) -> KeyScan {
-        KeyScan::new(self.backend.clone(), limiter, algorithm)
+        KeyScan::new(self.backend.clone(), Some((limiter, algorithm)))
+    }
+
+    /// Returns a scan over the keys with state of all limiters, also under other prefixes and of
+    /// other services: see [`KeyScan::next_names`].
+    #[must_use]
+    pub fn scan_all(&self) -> KeyScan {
+        KeyScan::new(self.backend.clone(), None)
     }
 
     /// Adds an observer to the store and its clones: see [`observe`](crate::observe).

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -41,6 +41,17 @@ fn the_sixth_request_in_a_minute_is_a_429() {
     process.wait().unwrap();
     assert_eq!(statuses, ["200", "200", "200", "200", "200", "429", "429"]);
     assert_eq!(try_it, format!("try it: for i in $(seq 7); do curl -i http://{address}/; done"));
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error_that_names_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let output = Command::new(support::program("quickstart")).arg(&address).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.starts_with(&format!("error: cannot listen on {address}: ")), "{errors}");
+    assert!(errors.contains("give another address") && !errors.contains("Os {"), "{errors}");
 }
 
 #[test]

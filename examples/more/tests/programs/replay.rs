@@ -13,10 +13,13 @@ use tempfile::TempDir;
 
 use crate::support;
 
+#[path = "replay/formats.rs"]
+mod formats;
+
 /// Three requests of one client in each of four seconds.
 const TIMES: [u64; 12] = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3];
 /// 2026-03-02 08:00:00 UTC.
-const START: u64 = 1_772_438_400;
+pub const START: u64 = 1_772_438_400;
 
 fn program() -> Command {
     static PATH: OnceLock<std::path::PathBuf> = OnceLock::new();
@@ -290,7 +293,7 @@ fn bad_lines_are_counted_and_shown() {
     let (report, _) = run(&[&log]);
     assert!(report.starts_with("2 requests of 1 key"), "{report}");
     let reasons = "(1 longer than 1 MiB, 3 not in the format, 1 without a time stamp, \
-                   1 without a key)";
+                   1 without an address of a client)";
     assert!(report.contains(&format!("bad lines: 6 of 9 {reasons}\n")), "{report}");
     assert!(report.contains(&format!("{log}:1: not in the format: no log\n")), "{report}");
     assert!(!report.contains('\u{1b}'), "{report}");
@@ -351,9 +354,9 @@ fn a_mistake_names_the_flag_and_what_to_write() {
         (&[&csv, "--key", "who", "--only", "who=k2"], &["--only who=k2: none of 1 request"]),
         (&[&log, "--only", "path"], &["--only", "path=/login"]),
         (&[&log, "--only", "foo=1"], &["--only: ", "\"foo\"", "ip, user"]),
-        (&[&log, "--key", "request"], &["--key: ", "\"request\"", "ip, user"]),
-        (&[&log, "--time", "foo"], &["--time: ", "common format"]),
-        (&[&log, "--ip", "foo"], &["--ip: ", "common format"]),
+        (&[&log, "--key", "foo"], &["--key: ", "\"foo\"", "ip, user"]),
+        (&[&log, "--time", "foo"], &["--time: ", "\"foo\"", "ip, user, time"]),
+        (&[&log, "--ip", "foo"], &["--ip: ", "\"foo\"", "ip, user"]),
         (&[&empty], &["the logs are empty"]),
         (&[&none], &["no line is a request", "--format"]),
         (&[&log, "--quota", "many"], &["--quota", "10/s"]),
