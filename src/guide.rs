@@ -44,6 +44,7 @@ pages! {{
     benchmarks "benchmarks" "../docs/benchmarks.md"
     coming_from_bucket4j "coming-from-bucket4j" "../docs/coming-from-bucket4j.md"
     coming_from_governor "coming-from-governor" "../docs/coming-from-governor.md"
+    coming_from_nginx "coming-from-nginx" "../docs/coming-from-nginx.md"
     coming_from_rate_limiter_flexible "coming-from-rate-limiter-flexible"
         "../docs/coming-from-rate-limiter-flexible.md"
     coming_from_tower_governor "coming-from-tower-governor" "../docs/coming-from-tower-governor.md"

@@ -120,6 +120,12 @@ impl Rejection {
         }
     }
 
+    /// Returns the title and this detail as one line.
+    pub(crate) fn text(&self, detail: &str) -> String {
+        let lower = |sentence: &str| sentence[..1].to_ascii_lowercase() + &sentence[1..];
+        format!("{}; {}", lower(self.title()), lower(detail.trim_end_matches('.')))
+    }
+
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
     /// `Retry-After` contains it: rounded up, and at least 1.
     #[must_use]
@@ -133,9 +139,7 @@ impl fmt::Display for Rejection {
         if let Self::Request(error) = self {
             return write!(f, "{error}");
         }
-        let (title, detail) = (self.title(), self.detail());
-        let lower = |sentence: &str| sentence[..1].to_ascii_lowercase() + &sentence[1..];
-        write!(f, "{}; {}", lower(title), lower(detail.trim_end_matches('.')))
+        f.write_str(&self.text(&self.detail()))
     }
 }
 
