@@ -40,14 +40,14 @@ fn limiter(algorithm: Algorithm, quota: Quota) -> Limiter {
     Limiter::new("nginx", MemoryStore::new(), algorithm, quota)
 }
 
-/// The milliseconds between arrivals: bursts, single ones, and some longer pauses.
+/// The milliseconds between arrivals, more often than the rate: bursts, single ones, and pauses.
 fn arrivals(random: &mut fastrand::Rng, per_second: u64) -> impl Iterator<Item = u64> {
     let mean = 1_000 / per_second;
     let mut random = random.fork();
     (0..2_000).map(move |_| match random.u32(0..10) {
-        0..=4 => random.u64(0..=1),
-        5..=8 => random.u64(0..=2 * mean),
-        _ => random.u64(0..=20 * mean),
+        0..=4 => 0,
+        5..=8 => random.u64(0..=mean),
+        _ => random.u64(0..=8 * mean),
     })
 }
 
@@ -67,7 +67,7 @@ async fn burst_with_nodelay_is_a_token_bucket_with_one_more() {
             assert_eq!(decision.is_allowed(), expected, "{per_second} r/s, burst={burst}, {now}");
             denied += u32::from(!expected);
         }
-        assert!((10..1_990).contains(&denied), "{per_second} r/s, burst={burst}: {denied}");
+        assert!((100..1_900).contains(&denied), "{per_second} r/s, burst={burst}: {denied}");
     }
 }
 
