@@ -132,6 +132,7 @@ async fn serve(
     app: Router,
     store: AnyStore,
 ) -> Result<(), Failure> {
+    let stopping = stopping()?;
     let listener =
         TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
     let url = format!("http://{}", listener.local_addr()?);
@@ -139,7 +140,7 @@ async fn serve(
     print_limits(limits);
     let curl = format!("curl -s -o /dev/null -w '%{{http_code}}\\n' -X POST {url}/login");
     println!("try it: for i in $(seq 7); do {curl}; done");
-    Ok(shutdown::serve(listener, app, store, stopping()?).await?)
+    Ok(shutdown::serve(listener, app, store, stopping).await?)
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {

@@ -209,6 +209,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
     let store = store(&flags)?;
     let app = app(store.clone(), flags.quota, flags.policy.0);
+    let stopping = stopping()?;
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
@@ -217,7 +218,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     println!("limit: {} per client address, counts in Redis", flags.quota);
     println!("{}", redis_state(&store).await);
     print_hints(&flags, &url);
-    Ok(serve(listener, app, store.into_any(), stopping()?).await?)
+    Ok(serve(listener, app, store.into_any(), stopping).await?)
 }
 
 #[tokio::main]

@@ -159,6 +159,7 @@ fn app(rule: ByPlan) -> Router {
 async fn run(flags: Flags) -> Result<(), Failure> {
     let store = MemoryStore::new();
     let app = app(ByPlan::new(&flags, &store)?);
+    let stopping = stopping()?;
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
@@ -175,7 +176,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         "try it: for i in $(seq {count}); do curl -s -H 'x-api-key: ada' -d 'why is the sky blue' \
          -w '%{{http_code}}\\n' {url}/answer; done"
     );
-    Ok(serve(listener, app, store.into_any(), stopping()?).await?)
+    Ok(serve(listener, app, store.into_any(), stopping).await?)
 }
 
 #[tokio::main]

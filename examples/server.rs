@@ -265,13 +265,14 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     if !flags.quiet {
         app = with_log(app, flags.key.clone());
     }
+    let stopping = stopping()?;
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
     print_hints(&flags, &url);
-    Ok(serve(listener, app, store, stopping()?).await?)
+    Ok(serve(listener, app, store, stopping).await?)
 }
 
 #[tokio::main]

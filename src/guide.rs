@@ -10,8 +10,13 @@ macro_rules! headings {
     () => {
         "
 [behind-a-proxy]: crate::guide::keys#behind-a-proxy
+[end-waits]: crate::guide::waiting#when-the-service-stops
 [how-large-a-burst]: crate::guide::quotas#how-large-a-burst
 [learning]: crate::guide::outgoing#learning-from-the-vendors-answer
+[login]: crate::guide::recipes#login-failures-by-name-and-address
+[long-windows]: crate::guide::quotas#long-windows
+[nests]: crate::guide::layers#nests-and-services
+[permit-life]: crate::guide::concurrency#the-life-of-a-permit-in-redis
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second
 [shutdown]: crate::guide::redis_connecting#a-service-that-shuts-down

@@ -61,6 +61,7 @@ struct Flags {
 
 async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), Failure> {
     let limiter = Limiter::try_new("grpc", MemoryStore::new(), Algorithm::token_bucket(), quota)?;
+    let stopping = stopping()?;
     let listener =
         TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
     let url = format!("http://{}", listener.local_addr()?);
@@ -73,7 +74,7 @@ async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), Failure> {
     Server::builder()
         .layer(RateLimitLayer::new(limiter, peer_ip))
         .add_service(health)
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), stopped(stopping()?))
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener), stopped(stopping))
         .await?;
     Ok(())
 }
