@@ -1,6 +1,6 @@
 //! gRPC: which requests are gRPC calls, their deadlines, and their rejections. A rejection is HTTP
-//! 200 with trailers only; `google.rpc.QuotaFailure` names the limit, and `google.rpc.RetryInfo` and
-//! gRPC proposal A6 report when to retry.
+//! 200 with trailers only; `google.rpc.QuotaFailure` names the limit, and `google.rpc.RetryInfo`
+//! and gRPC proposal A6 report when to retry.
 
 use std::time::Duration;
 
