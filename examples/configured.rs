@@ -13,6 +13,8 @@
 
 #[path = "support/observed.rs"]
 mod observed;
+#[path = "support/shutdown.rs"]
+mod shutdown;
 mod support;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
@@ -24,12 +26,14 @@ use axum::{
 use clap::Parser;
 use observed::observed;
 use serde::Deserialize;
+use shutdown::stopping;
 use support::{Context, Failure, exit_code};
 use tokio::{fs, net::TcpListener, time::sleep};
 use tower_ratelimit::{
     RateLimitLayer,
     config::{Limiters, Limits},
-    key, store,
+    key,
+    store::{self, AnyStore},
 };
 
 /// The limits that the routes use.
@@ -122,7 +126,13 @@ fn print_limits(limits: &Limits) {
     }
 }
 
-async fn serve(listen: SocketAddr, limits: &Limits, app: Router) -> Result<(), Failure> {
+async fn serve(
+    listen: SocketAddr,
+    limits: &Limits,
+    app: Router,
+    store: AnyStore,
+) -> Result<(), Failure> {
+    let stopping = stopping()?;
     let listener =
         TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
     let url = format!("http://{}", listener.local_addr()?);
@@ -130,8 +140,7 @@ async fn serve(listen: SocketAddr, limits: &Limits, app: Router) -> Result<(), F
     print_limits(limits);
     let curl = format!("curl -s -o /dev/null -w '%{{http_code}}\\n' -X POST {url}/login");
     println!("try it: for i in $(seq 7); do {curl}; done");
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
-    Ok(())
+    Ok(shutdown::serve(listener, app, store, stopping).await?)
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
@@ -148,7 +157,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         return Ok(());
     }
     tokio::spawn(watch(flags.file, text, listen, limiters));
-    serve(listen, &limits, app).await
+    serve(listen, &limits, app, store).await
 }
 
 #[tokio::main]

@@ -9,6 +9,8 @@
 //! It prints whether Redis answers, and commands to paste into another terminal: requests while
 //! Redis runs, while it is stopped, and after a restart. The events of the crate go to stderr.
 
+#[path = "support/shutdown.rs"]
+mod shutdown;
 mod support;
 
 use std::{env, net::SocketAddr, process::ExitCode, str::FromStr, time::Duration};
@@ -17,13 +19,14 @@ use axum::{Extension, Router, routing::get};
 use clap::Parser;
 use http::{HeaderValue, header::CONTENT_TYPE};
 use redis::{Client, ConnectionAddr};
+use shutdown::{serve, stopping};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
     Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore,
     http::Rejection,
     key,
-    store::{Health, RedisConfig, Source},
+    store::{Health, RedisConfig, Source, Store},
 };
 
 /// Answers GET / until the quota is used up, also while Redis is down, and GET /health always
@@ -206,6 +209,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
     let store = store(&flags)?;
     let app = app(store.clone(), flags.quota, flags.policy.0);
+    let stopping = stopping()?;
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
@@ -214,8 +218,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     println!("limit: {} per client address, counts in Redis", flags.quota);
     println!("{}", redis_state(&store).await);
     print_hints(&flags, &url);
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
-    Ok(())
+    Ok(serve(listener, app, store.into_any(), stopping).await?)
 }
 
 #[tokio::main]

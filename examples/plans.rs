@@ -12,6 +12,8 @@
 //!
 //! The answer ends with `tokens: 100 held first, 50 used, 50 returned, 450 left`.
 
+#[path = "support/shutdown.rs"]
+mod shutdown;
 mod support;
 
 use std::{collections::HashMap, net::SocketAddr, process::ExitCode};
@@ -19,12 +21,14 @@ use std::{collections::HashMap, net::SocketAddr, process::ExitCode};
 use axum::{Extension, Router, extract::State, routing::post};
 use clap::Parser;
 use http::{HeaderMap, request::Parts};
+use shutdown::{serve, stopping};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer,
     http::{RequestError, Settle},
     layer::Rule,
+    store::Store,
 };
 
 /// Answers POST /answer for the API keys ada and carl (plan free) and ben (plan pro).
@@ -85,8 +89,7 @@ struct ByPlan {
 }
 
 impl ByPlan {
-    fn new(flags: &Flags) -> Result<Self, Failure> {
-        let store = MemoryStore::new();
+    fn new(flags: &Flags, store: &MemoryStore) -> Result<Self, Failure> {
         let limiter = |name, algorithm, quota| {
             Limiter::try_new(name, store.clone(), algorithm, quota)
                 .context(format_args!("--{name}"))
@@ -154,7 +157,9 @@ fn app(rule: ByPlan) -> Router {
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
-    let app = app(ByPlan::new(&flags)?);
+    let store = MemoryStore::new();
+    let app = app(ByPlan::new(&flags, &store)?);
+    let stopping = stopping()?;
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
@@ -171,8 +176,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         "try it: for i in $(seq {count}); do curl -s -H 'x-api-key: ada' -d 'why is the sky blue' \
          -w '%{{http_code}}\\n' {url}/answer; done"
     );
-    axum::serve(listener, app).await?;
-    Ok(())
+    Ok(serve(listener, app, store.into_any(), stopping).await?)
 }
 
 #[tokio::main]

@@ -5,12 +5,14 @@
 //! ```
 //!
 //! It prints a `curl` loop to paste into another terminal: five requests are allowed, the sixth is
-//! a 429. The code that uses the crate is in `ClientKey`, `limiter` and `app`.
+//! a 429. The code that uses the crate is in `ClientKey`, `app` and `run`.
 
 #[path = "support/observed.rs"]
 mod observed;
 #[path = "support/request_log.rs"]
 mod request_log;
+#[path = "support/shutdown.rs"]
+mod shutdown;
 mod support;
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
@@ -25,6 +27,7 @@ use clap::Parser;
 use http::{HeaderName, request::Parts};
 use observed::observed;
 use request_log::{Outcome, RequestLog, request_log};
+use shutdown::{serve, stopping};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
@@ -127,13 +130,6 @@ fn cost_of(head: &Parts, header: &HeaderName) -> Result<u64, RequestError> {
         true => Ok(cost.parse().unwrap_or(u64::MAX)),
         false => Err(RequestError::invalid(format!("header {header} must be a positive integer"))),
     }
-}
-
-async fn limiter(flags: &Flags) -> Result<Limiter, Failure> {
-    let url = flags.redis.as_deref().unwrap_or("memory:");
-    let store = store::connect(url).await.context("cannot use the Redis server at --redis")?;
-    let store = observed(store, flags.metrics).await?;
-    Ok(Limiter::try_new("server", store, flags.algorithm, flags.quota)?)
 }
 
 fn app(limiter: Limiter, flags: &Flags) -> Router {
@@ -261,18 +257,22 @@ fn print_hints(flags: &Flags, url: &str) {
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
-    let mut app = app(limiter(&flags).await?, &flags);
+    let url = flags.redis.as_deref().unwrap_or("memory:");
+    let store = store::connect(url).await.context("cannot use the Redis server at --redis")?;
+    let store = observed(store, flags.metrics).await?;
+    let limiter = Limiter::try_new("server", store.clone(), flags.algorithm, flags.quota)?;
+    let mut app = app(limiter, &flags);
     if !flags.quiet {
         app = with_log(app, flags.key.clone());
     }
+    let stopping = stopping()?;
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
     print_hints(&flags, &url);
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
-    Ok(())
+    Ok(serve(listener, app, store, stopping).await?)
 }
 
 #[tokio::main]

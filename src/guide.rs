@@ -10,11 +10,16 @@ macro_rules! headings {
     () => {
         "
 [behind-a-proxy]: crate::guide::keys#behind-a-proxy
+[end-waits]: crate::guide::waiting#when-the-service-stops
 [how-large-a-burst]: crate::guide::quotas#how-large-a-burst
 [option-layer]: crate::guide::layers#a-limit-that-can-be-switched-off
 [runtime]: crate::guide::layers#what-needs-a-runtime
 [unix-socket]: crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address
 [learning]: crate::guide::outgoing#learning-from-the-vendors-answer
+[login]: crate::guide::recipes#login-failures-by-name-and-address
+[long-windows]: crate::guide::quotas#long-windows
+[nests]: crate::guide::layers#nests-and-services
+[permit-life]: crate::guide::concurrency#the-life-of-a-permit-in-redis
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second
 [shutdown]: crate::guide::redis_connecting#a-service-that-shuts-down
@@ -47,6 +52,7 @@ pages! {{
     benchmarks "benchmarks" "../docs/benchmarks.md"
     coming_from_bucket4j "coming-from-bucket4j" "../docs/coming-from-bucket4j.md"
     coming_from_governor "coming-from-governor" "../docs/coming-from-governor.md"
+    coming_from_nginx "coming-from-nginx" "../docs/coming-from-nginx.md"
     coming_from_rate_limiter_flexible "coming-from-rate-limiter-flexible"
         "../docs/coming-from-rate-limiter-flexible.md"
     coming_from_tower_governor "coming-from-tower-governor" "../docs/coming-from-tower-governor.md"

@@ -46,6 +46,9 @@ pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 /// spend the units of a minute at once; with the second, it must spread its requests. For a page
 /// that loads with twenty calls, use `per_second(1).burst(20)`.
 ///
+/// A long window bounds its sum, and not the speed: all of `per_day(10_000)` can be spent in a
+/// minute. Add [a second limit](crate::guide::quotas#long-windows) with a short window.
+///
 /// # Examples
 ///
 /// In a `const`, literals are checked at compile time:

@@ -110,7 +110,9 @@ fn each_page_has_a_title_and_a_place_in_the_index_and_in_the_guide() {
 
 #[test]
 fn all_links_lead_somewhere() {
-    let mut files = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
+    let mut files = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "THREAT-MODEL.md"]
+        .map(|it| root().join(it))
+        .to_vec();
     files.extend(pages().into_iter().map(|(name, _)| root().join(format!("docs/{name}.md"))));
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
@@ -169,6 +171,33 @@ fn all_links_of_the_code_to_headings_lead_somewhere() {
         }
     }
     assert!(links > 10, "{links}");
+}
+
+/// Each file in `tests/http/recipes` has the code of a page in front of its tests.
+#[test]
+fn the_pages_have_the_recipes_that_are_tested() {
+    let recipes = sources(&root().join("tests/http/recipes"));
+    assert_eq!(recipes.len(), 4);
+    for (file, text) in recipes {
+        let (head, code) = text.split_once("\n\n").unwrap();
+        let (code, _) = code.split_once("\nmod tests {").unwrap();
+        let page = head.split('`').nth(1).unwrap();
+        let text = fs::read_to_string(root().join("docs").join(page)).unwrap();
+        assert!(text.contains(code), "docs/{page} does not contain the code of {}", file.display());
+    }
+}
+
+/// As `tests/redis/store.rs::a_key_cannot_choose_its_slot`.
+#[test]
+fn the_threat_model_names_tests_that_exist() {
+    let text = fs::read_to_string(root().join("THREAT-MODEL.md")).unwrap();
+    let named: Vec<_> = text.split('`').filter_map(|it| it.split_once(".rs::")).collect();
+    assert!(named.len() > 30, "{}", named.len());
+    for (file, name) in named {
+        let code = fs::read_to_string(root().join(file).with_extension("rs"));
+        let code = code.unwrap_or_else(|_| panic!("there is no {file}.rs"));
+        assert!(code.contains(&format!("fn {name}(")), "{file}.rs has no test {name}");
+    }
 }
 
 #[test]

@@ -78,6 +78,7 @@ const PUBLIC_TYPES: [(&str, &[&str]); 8] = [
             "IntoKey",
             "Key",
             "KeyExtractor",
+            "Or",
             "PeerIp",
             "ProxyHeader",
             "Route",

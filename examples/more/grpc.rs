@@ -8,12 +8,16 @@
 //! The service is gRPC's standard health check, which needs no generated code. Other services are
 //! limited in the same way.
 
+#[allow(dead_code, reason = "`serve` is for axum")]
+#[path = "../support/shutdown.rs"]
+mod shutdown;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::{net::SocketAddr, process::ExitCode};
 
 use clap::Parser;
+use shutdown::{stopped, stopping};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tonic::{
@@ -57,6 +61,7 @@ struct Flags {
 
 async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), Failure> {
     let limiter = Limiter::try_new("grpc", MemoryStore::new(), Algorithm::token_bucket(), quota)?;
+    let stopping = stopping()?;
     let listener =
         TcpListener::bind(listen).await.context(format_args!("cannot listen on {listen}"))?;
     let url = format!("http://{}", listener.local_addr()?);
@@ -69,7 +74,7 @@ async fn serve(listen: SocketAddr, quota: Quota) -> Result<(), Failure> {
     Server::builder()
         .layer(RateLimitLayer::new(limiter, peer_ip))
         .add_service(health)
-        .serve_with_incoming(TcpIncoming::from(listener))
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener), stopped(stopping))
         .await?;
     Ok(())
 }

@@ -15,6 +15,8 @@
 //! The code that a real gateway needs is in `Limits`, `Gateway` and `SettledStream`.
 
 mod llm_upstream;
+#[path = "../support/shutdown.rs"]
+mod shutdown;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -33,6 +35,7 @@ use futures_util::StreamExt;
 use llm_upstream::Completion;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use shutdown::{serve, stopping};
 use support::{Context, Failure, exit_code};
 use tokio::{net::TcpListener, sync::mpsc, time::sleep};
 use tower_ratelimit::{
@@ -489,7 +492,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     let listener = TcpListener::bind(address).await;
     let listener = listener.context(format_args!("cannot listen on {address}"))?;
     let url = format!("http://{}/v1/chat/completions", listener.local_addr()?);
-    let server = axum::serve(listener, app).into_future();
+    let server = tokio::spawn(serve(listener, app, store, stopping()?));
     for (whose, [requests, input, output, money]) in [("key:", KEY), ("team:", TEAM)] {
         println!(
             "limits of each {whose:<5} requests {requests}, input tokens {input}, output tokens \
@@ -497,7 +500,6 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         );
     }
     println!();
-    tokio::spawn(server);
     if flags.listen.is_none() {
         return Script { gateway, url, records, used: vec![] }.run().await;
     }
@@ -508,10 +510,12 @@ async fn run(flags: Flags) -> Result<(), Failure> {
          {url}\n"
     );
     print_header();
-    while let Some(record) = records.recv().await {
-        print(if record.is_stream { "a stream" } else { "an answer" }, &record);
-    }
-    Ok(())
+    tokio::spawn(async move {
+        while let Some(record) = records.recv().await {
+            print(if record.is_stream { "a stream" } else { "an answer" }, &record);
+        }
+    });
+    Ok(server.await.context("the server")??)
 }
 
 #[tokio::main]

@@ -15,6 +15,8 @@
 
 #[path = "../support/observed.rs"]
 mod observed;
+#[path = "../support/shutdown.rs"]
+mod shutdown;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -33,8 +35,9 @@ use axum::{
 use clap::Parser;
 use futures_util::{Stream, StreamExt, stream};
 use observed::observed;
+use shutdown::{serve, stopped, stopping};
 use support::{Context, Failure, exit_code};
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{net::TcpListener, sync::watch, time::sleep};
 use tower_ratelimit::{
     Algorithm, Limiter, Quota, RateLimitLayer, key,
     store::{self, AnyStore},
@@ -73,11 +76,13 @@ struct Flags {
 }
 
 /// A replica. Its limiter has the name and the store of the other one, so both share the count.
-fn replica(limiter: &Limiter, events: usize) -> Router {
+fn replica(limiter: &Limiter, events: usize, stopping: watch::Receiver<bool>) -> Router {
     let limit = RateLimitLayer::new(limiter, key::header("x-customer"))
         .max_wait(Duration::from_secs(2))
         .max_waiting_per_key(1);
-    Router::new().route("/events", get(async move || Sse::new(counted(events)))).layer(limit)
+    // Without an end, a stream would keep the server from stopping.
+    let stream = async move || Sse::new(counted(events).take_until(Box::pin(stopped(stopping))));
+    Router::new().route("/events", get(stream)).layer(limit)
 }
 
 fn counted(events: usize) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -96,11 +101,10 @@ async fn store(redis: Option<&str>) -> Result<AnyStore, Failure> {
     store::connect(url).await.context(format!("--redis {url}"))
 }
 
-async fn serve(app: Router, address: SocketAddr) -> Result<SocketAddr, Failure> {
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
     let listener = TcpListener::bind(address).await.context(format!("--listen {address}"))?;
     let address = listener.local_addr().context("the address of the server")?;
-    tokio::spawn(axum::serve(listener, app).into_future());
-    Ok(address)
+    Ok((listener, address))
 }
 
 /// One request of the example.
@@ -153,19 +157,29 @@ impl Client {
 async fn run(flags: Flags) -> Result<(), Failure> {
     let redis = flags.redis.as_deref();
     let one = observed(store(redis).await?, flags.metrics).await?;
+    let stopping = stopping()?;
     if let Some(address) = flags.listen {
-        let address = serve(replica(&limiter(one), flags.events), address).await?;
+        let (listener, address) = listen(address).await?;
         println!("try: curl -N -H 'x-customer: ada' http://{address}/events");
-        tokio::signal::ctrl_c().await.context("waiting for Ctrl-C")?;
-        return Ok(());
+        let app = replica(&limiter(one.clone()), flags.events, stopping.clone());
+        return Ok(serve(listener, app, one, stopping).await?);
     }
-    let one = limiter(one);
     // In memory, the replicas share the limiter.
-    let two = if redis.is_some() { limiter(store(redis).await?) } else { one.clone() };
-    let limiters = [one, two];
+    let (stores, limiters) = if redis.is_some() {
+        let two = store(redis).await?;
+        ([one.clone(), two.clone()], [limiter(one), limiter(two)])
+    } else {
+        let limiter = limiter(one.clone());
+        ([one.clone(), one], [limiter.clone(), limiter])
+    };
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let [one, two] = limiters.each_ref().map(|limiter| replica(limiter, flags.events));
-    let replicas = [serve(one, any).await?, serve(two, any).await?];
+    let mut replicas = vec![];
+    for (limiter, store) in limiters.iter().zip(&stores) {
+        let (listener, address) = listen(any).await?;
+        let app = replica(limiter, flags.events, stopping.clone());
+        tokio::spawn(serve(listener, app, store.clone(), stopping.clone()));
+        replicas.push(address);
+    }
     println!(
         "{LIMIT} streams at a time for customer ada, over two replicas; one may wait in each\n"
     );
@@ -180,6 +194,10 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     }
     for client in clients {
         client.await.context("a client")??;
+    }
+    // The ends of the streams are sent in the background.
+    for store in &stores {
+        store.flush().await;
     }
     Ok(())
 }

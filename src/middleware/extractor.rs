@@ -8,6 +8,7 @@
 //! | the route of axum, with the feature `axum` | `Route` |
 //! | all requests together | [`Global`] |
 //! | several of them, combined into one key | a tuple: `(key::PeerIp, key::Global)` |
+//! | the first of two that a request has | [`Or`]: `key::header("x-api-key").or(key::PeerIp)` |
 //! | anything else, such as the user of the session | a closure over the head of the request |
 //!
 //! Each extractor has a method `key`, which makes the [`Key`] that a layer counts for a client: use
@@ -44,6 +45,7 @@ mod global;
 mod header;
 mod into_key;
 mod networks;
+mod or;
 mod peer_ip;
 mod place;
 mod query;
@@ -61,6 +63,7 @@ pub use self::{
     global::Global,
     header::header,
     into_key::IntoKey,
+    or::Or,
     peer_ip::PeerIp,
     query::query,
     value::Value,

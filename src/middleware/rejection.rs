@@ -140,6 +140,11 @@ impl Rejection {
         }
     }
 
+    /// Returns the title and this detail as one line.
+    pub(crate) fn text(&self, detail: &str) -> String {
+        format!("{}; {}", as_clause(self.title()), as_clause(detail))
+    }
+
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
     /// `Retry-After` contains it: rounded up, and at least 1.
     #[must_use]
@@ -148,15 +153,17 @@ impl Rejection {
     }
 }
 
+/// Returns a sentence as a part of a line: with a small first letter, and without the full stop.
+fn as_clause(sentence: &str) -> String {
+    sentence[..1].to_ascii_lowercase() + sentence[1..].trim_end_matches('.')
+}
+
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (title, detail) = (self.title(), self.detail());
-        let lower = |sentence: &str| sentence[..1].to_ascii_lowercase() + &sentence[1..];
-        let sentence = || lower(detail.trim_end_matches('.'));
         match self {
-            Self::Request(RequestError::Misconfigured(_)) => f.write_str(&sentence()),
+            Self::Request(RequestError::Misconfigured(_)) => f.write_str(&as_clause(MISCONFIGURED)),
             Self::Request(error) => write!(f, "{error}"),
-            _ => write!(f, "{}; {}", lower(title), sentence()),
+            _ => f.write_str(&self.text(&self.detail())),
         }
     }
 }

@@ -12,6 +12,7 @@ mod concurrency;
 mod learn;
 mod limiter;
 mod memory;
+mod nginx;
 mod permit;
 mod reservation;
 mod settling;

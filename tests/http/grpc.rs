@@ -78,6 +78,12 @@ fn retry_delay(status: &Status) -> Option<Duration> {
     status.get_details_retry_info().and_then(|info| info.retry_delay)
 }
 
+/// The name of the limit that denies the call, and its description.
+fn violation(status: &Status) -> Option<(String, String)> {
+    let violation = status.get_details_quota_failure()?.violations.pop()?;
+    Some((violation.subject, violation.description))
+}
+
 fn pushback(status: &Status) -> Option<&str> {
     status.metadata().get("grpc-retry-pushback-ms").map(|value| value.to_str().unwrap())
 }
@@ -123,11 +129,12 @@ async fn a_tonic_client_is_rejected_with_a_retry_delay() {
     advance(Duration::from_micros(1_500)).await;
 
     let status = client.check(check("ada")).await.unwrap_err();
-    let wait = HOUR / 2 - Duration::from_micros(1_500);
+    let wait = HOUR / 2 - Duration::from_millis(1); // in whole milliseconds, rounded up
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(status.message(), "rate limit exceeded; try again in 1800 s");
+    assert_eq!(status.message(), "rate limit exceeded; try again in 1799.999 s");
     assert_eq!(retry_delay(&status), Some(wait));
-    assert_eq!(pushback(&status), Some("1799999"), "milliseconds, rounded up");
+    assert_eq!(pushback(&status), Some("1799999"));
+    assert_eq!(violation(&status), Some(("default".into(), "2/h".into())));
     assert!(status.metadata().get("retry-after").is_none());
 
     assert!(client.check(check("ben")).await.is_ok());
@@ -262,6 +269,63 @@ async fn each_rejection_has_a_status() {
         assert_eq!(retry_delay(&status), retry_after, "{message}");
         assert_eq!(pushback(&status), may_retry, "{message}");
     }
+}
+
+/// The clock is paused, so that the times are exact.
+#[tokio::test(start_paused = true)]
+async fn the_text_the_details_and_the_pushback_of_a_denial_have_the_same_time() {
+    for (quota, micros, text) in [
+        (Quota::new(1, Duration::from_millis(93)), 0, "0.093"),
+        (Quota::new(1, Duration::from_millis(93)), 1, "0.093"),
+        (Quota::new(1, Duration::from_millis(93)), 92_999, "0.001"),
+        (Quota::new(1, Duration::from_millis(1_500)), 0, "1.5"),
+        (Quota::per_second(1), 0, "1"),
+        (Quota::per_day(1), 0, "86400"),
+    ] {
+        let layer = RateLimitLayer::new(in_memory(quota), key::Global);
+        assert!(status(&layer, grpc(&[])).await.is_none());
+        advance(Duration::from_micros(micros)).await;
+        let status = status(&layer, grpc(&[])).await.unwrap();
+        assert_eq!(status.message(), format!("rate limit exceeded; try again in {text} s"));
+        let delay = retry_delay(&status).unwrap();
+        assert_eq!(delay.as_secs_f64().to_string(), text);
+        assert_eq!(pushback(&status), Some(&*delay.as_millis().to_string()));
+        assert_eq!(violation(&status), Some(("default".into(), quota.to_string())));
+    }
+}
+
+#[tokio::test]
+async fn the_status_of_every_kind_of_denial_names_the_limit() {
+    let store = MemoryStore::new();
+    let bucket = Algorithm::token_bucket();
+    let second = Limiter::new("second", store.clone(), bucket, Quota::per_second(100));
+    let hour = Limiter::new("hour", store.clone(), bucket, Quota::per_hour(1));
+    let both = move |_: &Parts| Ok::<_, RequestError>(Charge::new(&second, "ada").also(&hour));
+    let places = Limiter::new("places", store, Algorithm::concurrency(), Quota::concurrent(1));
+    let held = places.hold("global", 1).await.unwrap().unwrap();
+    let blocked = in_memory(Quota::per_second(100));
+    blocked.block("global", HOUR).await.unwrap();
+    let costly = in_memory(Quota::per_second(1));
+    let global = |_: &Parts| "global";
+    for (layer, limiter, description) in [
+        (RateLimitLayer::by_rule(both), "hour", "1/h"),
+        (RateLimitLayer::new(&places, global), "places", "1 concurrent"),
+        (RateLimitLayer::new(blocked, global), "default", "This client is blocked"),
+        (
+            RateLimitLayer::new(costly, global).cost(|_: &Parts| 2),
+            "default",
+            "It counts as 2, and at most 1 are allowed.",
+        ),
+    ] {
+        let first = status(&layer, grpc(&[])).await;
+        let denied = match first {
+            Some(status) => status,
+            None => status(&layer, grpc(&[])).await.unwrap(),
+        };
+        assert_eq!(denied.code(), Code::ResourceExhausted);
+        assert_eq!(violation(&denied), Some((limiter.into(), description.into())));
+    }
+    drop(held);
 }
 
 #[tokio::test(start_paused = true)]

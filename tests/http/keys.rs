@@ -502,3 +502,54 @@ async fn a_cost_of_zero_exempts_the_request() {
     assert_eq!(requests.peek("ada").await.unwrap().remaining(), 8);
     assert_eq!(tokens.peek("ada").await.unwrap().remaining(), 9);
 }
+
+#[test]
+fn another_key_replaces_only_a_missing_one() {
+    let address = |mut head: Parts| {
+        head.extensions.insert(SocketAddr::from(([192, 0, 2, 1], 4711)));
+        head
+    };
+    let key = key::header("x-api-key").or(key::cookie("session")).or(key::PeerIp);
+    let extract = |headers: &[_]| key.extract(&address(head("/", headers)));
+    let text = |headers: &[_]| extract(headers).unwrap().to_string();
+    assert_eq!(text(&[("x-api-key", "k1"), ("cookie", "session=s")]), "header:x-api-key=k1");
+    assert_eq!(text(&[("cookie", "session=s")]), "cookie:session=s");
+    assert_eq!(text(&[("x-api-key", " "), ("cookie", "session=")]), "ip=192.0.2.1");
+    assert_eq!(text(&[]), "ip=192.0.2.1");
+    let twice = extract(&[("x-api-key", "k1"), ("x-api-key", "k2")]);
+    assert!(matches!(twice, Err(RequestError::Invalid(_))), "{twice:?}");
+
+    // A value that a client chooses never equals the key of an address.
+    assert_eq!(text(&[("x-api-key", "ip=192.0.2.1")]), "header:x-api-key=ip%3D192.0.2.1");
+    let named = key::Or(|head: &Parts| head.headers.get("user").cloned(), key::PeerIp);
+    let forged = named.extract(&address(head("/", &[("user", "ip=192.0.2.1")]))).unwrap();
+    assert_eq!(forged.as_str(), "ip%3D192.0.2.1");
+    assert_eq!(named.extract(&address(head("/", &[]))).unwrap().as_str(), "ip=192.0.2.1");
+
+    // Without the last one, the service is misconfigured, as without the first.
+    let error = key.extract(&head("/", &[]));
+    assert!(matches!(error, Err(RequestError::Misconfigured(_))), "{error:?}");
+    let neither = key::header("a").or(key::header("b")).extract(&head("/", &[]));
+    assert_eq!(neither, Err(RequestError::missing_key("header b is missing or empty")));
+}
+
+#[tokio::test]
+async fn a_layer_counts_by_the_api_key_or_else_by_the_address() {
+    let key = key::header("x-api-key").hashed("secret").or(key::PeerIp);
+    let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key);
+    let request = |address, api_key: &str| {
+        let mut request = from(address);
+        request.headers_mut().insert("x-api-key", api_key.parse().unwrap());
+        request
+    };
+    for (request, status) in [
+        (request("192.0.2.1", "k1"), StatusCode::OK),
+        (request("192.0.2.2", "k1"), StatusCode::TOO_MANY_REQUESTS),
+        (request("192.0.2.2", "k2"), StatusCode::OK),
+        (from("192.0.2.2"), StatusCode::OK),
+        (request("192.0.2.2", ""), StatusCode::TOO_MANY_REQUESTS),
+        (from("192.0.2.3"), StatusCode::OK),
+    ] {
+        assert_eq!(send(&layer, request).await.status(), status);
+    }
+}

@@ -2,16 +2,22 @@
 
 use std::{
     collections::HashSet,
+    convert::Infallible,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use axum::{Extension, Router, body::Body, extract::ConnectInfo, routing};
+use axum::{
+    Extension, Router,
+    body::Body,
+    extract::{ConnectInfo, OriginalUri},
+    routing,
+};
 use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
     config::Refill,
@@ -330,6 +336,53 @@ async fn a_route_is_known_only_inside_of_a_router() {
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let detail = json(response).await["detail"].as_str().unwrap().to_owned();
     assert!(detail.contains("no router of axum 0.8") && detail.contains("`Router::layer`"));
+}
+
+#[tokio::test]
+async fn in_nests_the_path_has_lost_its_prefix_and_original_uri_has_it() {
+    let path = |head: &Parts| head.uri.path().to_owned();
+    let original = |head: &Parts| {
+        let uri = head.extensions.get::<OriginalUri>().map_or(&head.uri, |original| &original.0);
+        uri.path().to_owned()
+    };
+    let limiter = || in_memory(Quota::per_hour(1));
+    let app = |layer: RateLimitLayer, around: bool| {
+        let inner = Router::new().route("/list", routing::get(async || ()));
+        let service =
+            service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+        let inner = if around { inner } else { inner.layer(layer.clone()) };
+        let app = Router::new().nest("/a", inner.clone()).nest("/b", inner);
+        let app = app.nest_service("/c", service.clone()).nest_service("/d", service);
+        if around { app.layer(layer) } else { app }
+    };
+    let send = async |app: &Router, path: &str| {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        app.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    // Inside of the nests.
+    let by_path = app(RateLimitLayer::new(limiter(), path), false);
+    assert_eq!(send(&by_path, "/a/list").await, 200);
+    assert_eq!(send(&by_path, "/b/list").await, 429, "one count for both");
+    let by_original = app(RateLimitLayer::new(limiter(), original), false);
+    assert_eq!(send(&by_original, "/a/list").await, 200);
+    assert_eq!(send(&by_original, "/b/list").await, 200);
+    assert_eq!(send(&by_original, "/b/list").await, 429);
+    let by_route = app(RateLimitLayer::new(limiter(), key::Route), false);
+    assert_eq!(send(&by_route, "/a/list").await, 200);
+    assert_eq!(send(&by_route, "/b/list").await, 200);
+    // Around them.
+    for key in [path, original] {
+        let app = app(RateLimitLayer::new(limiter(), key), true);
+        for path in ["/a/list", "/b/list", "/c/x", "/d/x", "/c/y"] {
+            assert_eq!(send(&app, path).await, 200);
+        }
+    }
+    let by_route = app(RateLimitLayer::new(limiter(), key::Route), true);
+    assert_eq!(send(&by_route, "/a/list").await, 200);
+    assert_eq!(send(&by_route, "/b/list").await, 200);
+    assert_eq!(send(&by_route, "/c/x").await, 200);
+    assert_eq!(send(&by_route, "/d/x").await, 429, "all routes of nest_service are one");
+    assert_eq!(send(&by_route, "/nowhere").await, 429, "with requests without a route");
 }
 
 #[test]

@@ -146,6 +146,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         None => String::from("memory; --redis adds a private Redis server"),
         Some(redis) => format!("memory, or {redis}"),
     };
+    let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind(flags.listen)
         .await
         .context(format_args!("cannot listen on {}", flags.listen))?;
@@ -162,7 +163,6 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         .route("/counts", get(counts))
         .route("/session", get(connect))
         .with_state(app);
-    let mut terminate = signal(SignalKind::terminate())?;
     // The end of the program drops the private server, and so ends it.
     tokio::select! {
         end = axum::serve(listener, routes) => Ok(end?),

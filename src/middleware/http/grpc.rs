@@ -1,5 +1,6 @@
 //! gRPC: which requests are gRPC calls, their deadlines, and their rejections. A rejection is HTTP
-//! 200 with trailers only; `google.rpc.RetryInfo` and gRPC proposal A6 report when to retry.
+//! 200 with trailers only; `google.rpc.QuotaFailure` names the limit, and `google.rpc.RetryInfo`
+//! and gRPC proposal A6 report when to retry.
 
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
+const QUOTA_FAILURE: &str = "type.googleapis.com/google.rpc.QuotaFailure";
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
 /// The characters that a `grpc-message` must escape.
@@ -91,38 +93,74 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
             _ => INVALID_ARGUMENT,
         },
     };
-    let message = rejection.to_string();
+    // One number in the text, the details and the header: clients wait exactly this time.
+    let millis = rejection.retry_after().map(|time| time.as_nanos().div_ceil(1_000_000) as u64);
+    let message = match (rejection, millis) {
+        (Rejection::Denied(_), Some(millis)) => {
+            rejection.text(&format!("Try again in {} s", millis as f64 / 1e3))
+        }
+        _ => rejection.to_string(),
+    };
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(STATUS, u16::from(code).into());
     let escaped = utf8_percent_encode(&message, ESCAPED).to_string();
     headers.insert(MESSAGE, HeaderValue::try_from(escaped).expect("printable ASCII"));
     headers.remove(RETRY_AFTER);
-    if let Some(retry_after) = rejection.retry_after() {
-        // The header contains a signed integer of 32 bits, and clients wait exactly this time.
-        let millis = retry_after.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128);
-        headers.insert(PUSHBACK, (millis as u64).into());
-        let details = BASE64_STANDARD_NO_PAD.encode(status(code, &message, retry_after));
-        headers.insert(DETAILS, HeaderValue::try_from(details).expect("printable ASCII"));
+    if let Some(millis) = millis {
+        // The header contains a signed integer of 32 bits.
+        headers.insert(PUSHBACK, millis.min(i32::MAX as u64).into());
     } else if code == RESOURCE_EXHAUSTED && !matches!(rejection, Rejection::Denied(_)) {
         headers.insert(PUSHBACK, HeaderValue::from_static("-1")); // no retry
     }
+    let details = [quota_failure(rejection), millis.map(retry_info)];
+    if details.iter().any(Option::is_some) {
+        let status = status(code, &message, details.iter().flatten());
+        let details = BASE64_STANDARD_NO_PAD.encode(status);
+        headers.insert(DETAILS, HeaderValue::try_from(details).expect("printable ASCII"));
+    }
 }
 
-/// Encodes a `google.rpc.Status` with a `RetryInfo` as protobuf.
-fn status(code: u8, message: &str, retry_after: Duration) -> Vec<u8> {
-    let mut delay = vec![];
-    number(&mut delay, 1, retry_after.as_secs());
-    number(&mut delay, 2, retry_after.subsec_nanos().into());
-    let mut retry_info = vec![];
-    bytes(&mut retry_info, 1, &delay);
-    let mut any = vec![];
-    bytes(&mut any, 1, RETRY_INFO.as_bytes());
-    bytes(&mut any, 2, &retry_info);
+/// Encodes a `google.rpc.Status` as protobuf.
+fn status<'a>(code: u8, message: &str, details: impl Iterator<Item = &'a Vec<u8>>) -> Vec<u8> {
     let mut status = vec![];
     number(&mut status, 1, code.into());
     bytes(&mut status, 2, message.as_bytes());
-    bytes(&mut status, 3, &any);
+    details.for_each(|detail| bytes(&mut status, 3, detail));
     status
+}
+
+/// Encodes the limit that denies the request, as an `Any`: its name, and its quota.
+fn quota_failure(rejection: &Rejection) -> Option<Vec<u8>> {
+    let (limiter, description) = match rejection {
+        Rejection::Denied(decision) if decision.is_blocked() => {
+            (decision.limiter(), rejection.title().to_owned())
+        }
+        Rejection::Denied(decision) => (decision.limiter(), decision.quota().to_string()),
+        Rejection::CostAboveQuota { limiter, .. } => (*limiter, rejection.detail().into_owned()),
+        Rejection::Request(_) | Rejection::Store(_) => return None,
+    };
+    let mut violation = vec![];
+    bytes(&mut violation, 1, limiter.as_bytes());
+    bytes(&mut violation, 2, description.as_bytes());
+    let mut failure = vec![];
+    bytes(&mut failure, 1, &violation);
+    Some(any(QUOTA_FAILURE, &failure))
+}
+
+fn retry_info(millis: u64) -> Vec<u8> {
+    let mut delay = vec![];
+    number(&mut delay, 1, millis / 1_000);
+    number(&mut delay, 2, millis % 1_000 * 1_000_000);
+    let mut retry_info = vec![];
+    bytes(&mut retry_info, 1, &delay);
+    any(RETRY_INFO, &retry_info)
+}
+
+fn any(kind: &str, message: &[u8]) -> Vec<u8> {
+    let mut any = vec![];
+    bytes(&mut any, 1, kind.as_bytes());
+    bytes(&mut any, 2, message);
+    any
 }
 
 fn number(message: &mut Vec<u8>, field: u8, value: u64) {

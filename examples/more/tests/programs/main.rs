@@ -16,4 +16,5 @@ mod quickstart;
 mod redisson;
 mod replay;
 mod server;
+mod shutdown;
 mod streams;
