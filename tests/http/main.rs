@@ -20,3 +20,4 @@ mod service;
 mod settle;
 mod testing;
 mod tokens;
+mod vendors;
