@@ -12,6 +12,7 @@ macro_rules! headings {
 [behind-a-proxy]: crate::guide::keys#behind-a-proxy
 [how-large-a-burst]: crate::guide::quotas#how-large-a-burst
 [learning]: crate::guide::outgoing#learning-from-the-vendors-answer
+[resources]: crate::guide::vendors#resources
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second
 [shutdown]: crate::guide::redis_connecting#a-service-that-shuts-down
@@ -75,5 +76,6 @@ pages! {{
     support_tasks "support-tasks" "../docs/support-tasks.md"
     testing "testing" "../docs/testing.md"
     troubleshooting "troubleshooting" "../docs/troubleshooting.md"
+    vendors "vendors" "../docs/vendors.md"
     waiting "waiting" "../docs/waiting.md"
 }}

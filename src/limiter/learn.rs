@@ -6,7 +6,7 @@ use std::{fmt, pin::Pin, time::Duration};
 use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
     algorithm::{Action, Algorithm, Refill, micros},
-    decision::Decision,
+    decision::KeyState,
     error::Error,
     keys::Key,
     store::{LimitRequest, StoreRequest},
@@ -223,8 +223,8 @@ impl Limiter {
         if let Some(time) = state.blocked_for() {
             let backoff = || self.backoff().next(&key, state.max_block);
             let time = if state.is_unknown { backoff() } else { time };
-            self.block(&key, time).await?;
-            return self.reserve_restart(&key, time).await;
+            let state = self.block(&key, time).await?;
+            return self.reserve_restart(&key, &state).await;
         }
         if state.is_success() {
             self.backoff().end(&key);
@@ -238,39 +238,32 @@ impl Limiter {
         Ok(())
     }
 
-    /// Reserves all units but one for the end of a block. A second call finds one unit, so it
-    /// reserves nothing.
-    async fn reserve_restart(&self, key: &Key<'_>, block: Duration) -> Result<(), Error> {
-        let (units, quota, max_wait) =
-            (self.max_cost().saturating_sub(1), self.quota(), MaxWait::UpTo(micros(block)));
-        let is_bucket = match self.algorithm() {
-            Algorithm::LeakyBucket | Algorithm::Concurrency => return Ok(()),
-            Algorithm::TokenBucket { refill: Refill::Continuous, .. } => true,
-            _ if quota.window() > block => return Ok(()),
-            _ => false,
+    /// Reserves what a blocked key has at the end of its block, but for one unit. A second call
+    /// finds that unit alone, so it reserves nothing.
+    async fn reserve_restart(&self, key: &Key<'_>, state: &KeyState) -> Result<(), Error> {
+        let (quota, Some(block)) = (self.quota(), state.blocked_for()) else { return Ok(()) };
+        // The time from the end of the block until the key is in its initial state.
+        let late = state.reset_after().saturating_sub(block);
+        let units = match self.algorithm() {
+            Algorithm::TokenBucket { refill: Refill::Continuous, overdraft } => {
+                let missing = late.as_micros() * u128::from(quota.limit());
+                let missing = missing.div_ceil(quota.window().as_micros());
+                let left = u128::from(quota.burst_size()).saturating_sub(missing) as u64;
+                // A bucket with an overdraft admits a request when it is empty.
+                left.saturating_sub(u64::from(overdraft == 0))
+            }
+            Algorithm::LeakyBucket | Algorithm::Concurrency => 0,
+            _ if quota.window() > block || !late.is_zero() => 0,
+            _ => quota.limit() - 1,
         };
-        let denied = self.take(key, units, max_wait).await?.filter(|it| !it.is_allowed());
-        if let Some(time) = denied.filter(|it| is_bucket && !it.is_blocked())
-            && let Some(time) = time.retry_after()
-        {
-            // The bucket is not full then.
-            let missing = time.as_micros() * u128::from(quota.limit());
-            let missing = missing.div_ceil(quota.window().as_micros()).min(u128::from(units));
-            self.take(key, units - missing as u64, max_wait).await?;
-        }
-        Ok(())
+        self.take(key, units, MaxWait::UpTo(micros(block))).await
     }
 
     /// Spends units if they are left, or will be within a wait. This is no request, so its decision
     /// is not reported, neither to observers nor to the log.
-    async fn take(
-        &self,
-        key: &Key<'_>,
-        units: u64,
-        max_wait: MaxWait,
-    ) -> Result<Option<Decision>, Error> {
+    async fn take(&self, key: &Key<'_>, units: u64, max_wait: MaxWait) -> Result<(), Error> {
         if units == 0 {
-            return Ok(None);
+            return Ok(());
         }
         let answer = {
             let version = self.current();
@@ -278,7 +271,7 @@ impl Limiter {
             let limits: &[LimitRequest<'_>] = &[limit];
             self.store().decide(&StoreRequest { action: Action::Check, limits })
         };
-        answer.await.map(|outcome| Some(outcome.decision))
+        answer.await.map(drop)
     }
 }
 

@@ -30,8 +30,8 @@ impl VendorState {
     /// | some others | the forms of their own, such as `X-Shopify-Shop-Api-Call-Limit: 32/40` |
     /// | all | `Retry-After`, `retry-after-ms` |
     ///
-    /// [The guide](crate::guide::outgoing#learning-from-the-vendors-answer) lists vendors. Of
-    /// several limits, the one with the fewest units left counts.
+    /// [The guide](crate::guide::vendors) lists vendors. Of several limits, the one with the fewest
+    /// units left counts.
     ///
     /// A reset is a number of seconds, an instant since 1970 in seconds or smaller units, a date of
     /// HTTP or of RFC 3339, or a duration such as `6m0s` or `20ms`. An instant is compared with the

@@ -129,7 +129,7 @@ fn retry_after_counts_for_rejections() {
         ("10000000001", 3_600_000),
         ("1000000000000", 3_600_000),
         ("100000000000000000000000", 3_600_000),
-        ("Sat, 25 Nov 9999 12:02:00 GMT", 3_600_000),
+        ("Thu, 25 Nov 9999 12:02:00 GMT", 3_600_000),
     ] {
         let lines = [("date", DATE), ("retry-after", text)];
         assert_eq!(read(429, &lines), (None, Some(millis)), "{text}");

@@ -1,11 +1,11 @@
 //! The responses of vendors, as their documentation shows them: a sample or more for each row of
-//! the table in `docs/outgoing.md`, and what they say.
+//! the table in `docs/vendors.md`, and what they say.
 
 use http::{HeaderMap, StatusCode};
 use tower_ratelimit::http::VendorState;
 
 const DATE: &str = "Wed, 25 Nov 2026 12:00:00 GMT"; // 1795608000
-const PAGE: &str = include_str!("../../docs/outgoing.md");
+const PAGE: &str = include_str!("../../docs/vendors.md");
 
 /// A vendor, a unit, the status and the headers of a response; what remains, and the milliseconds
 /// of the block.
