@@ -233,7 +233,7 @@ impl Limiter {
             && !self.only_holds()
         {
             let excess = self.peek(&key).await?.remaining().saturating_sub(remaining);
-            self.take(&key, excess.min(self.max_cost()), MaxWait::DEFAULT).await?;
+            self.take(&key, excess, MaxWait::DEFAULT).await?;
         }
         Ok(())
     }
@@ -267,6 +267,7 @@ impl Limiter {
         }
         let answer = {
             let version = self.current();
+            let units = units.min(version.max_cost);
             let limit = self.request(&version, Action::Check, key, units, max_wait)?;
             let limits: &[LimitRequest<'_>] = &[limit];
             self.store().decide(&StoreRequest { action: Action::Check, limits })

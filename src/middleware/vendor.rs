@@ -13,7 +13,10 @@ use std::{
 
 use http::{HeaderMap, StatusCode, header};
 
-use self::dialects::Said;
+use self::{
+    dialects::Said,
+    fields::{Left, text},
+};
 use crate::limiter::VendorState;
 
 /// Headers that name the resource whose limit the others describe.
@@ -86,13 +89,6 @@ impl VendorState {
     }
 }
 
-/// What remains, and the time until more does.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Left {
-    remaining: u64,
-    reset: Option<Duration>,
-}
-
 fn read(unit: &str, status: StatusCode, headers: &HeaderMap, local: SystemTime) -> VendorState {
     // The clock of the vendor, by which it computes instants.
     let now = text(headers, header::DATE.as_str()).and_then(time::date).unwrap_or(local);
@@ -125,8 +121,4 @@ fn block(status: StatusCode, left: Option<Left>, said: &Said) -> Option<Duration
         resets.max().filter(some).filter(|_| status == StatusCode::TOO_MANY_REQUESTS)
     };
     retry_after.or_else(until_reset).or_else(of_others)
-}
-
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    Some(headers.get(name)?.to_str().ok()?.trim())
 }

@@ -122,9 +122,11 @@ fn anthropic_reports_the_caches_beside_the_input() {
         "id": "msg_1", "type": "message", "role": "assistant",
         "content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn",
         "usage": {
-            "input_tokens": 50, "cache_creation_input_tokens": 248, "cache_read_input_tokens": 100_000,
+            "input_tokens": 50,
+            "cache_creation_input_tokens": 248, "cache_read_input_tokens": 100_000,
             "cache_creation": {"ephemeral_5m_input_tokens": 148, "ephemeral_1h_input_tokens": 100},
-            "output_tokens": 503, "server_tool_use": {"web_search_requests": 1}, "service_tier": "standard"
+            "output_tokens": 503, "server_tool_use": {"web_search_requests": 1},
+            "service_tier": "standard"
         }
     });
     assert_eq!(tokens(JSON, &message.to_string()), Some((100_298, 100_000, 503)));

@@ -10,9 +10,8 @@ use std::{
 use http::HeaderMap;
 
 use super::{
-    Left,
-    fields::{self, pair},
-    text, time,
+    fields::{self, Left, pair, text},
+    time,
 };
 
 /// What a word says that stands behind `ratelimit` or `rate-limit` in the name of a header.
@@ -75,20 +74,21 @@ enum Form {
     Named(&'static [&'static str]),
 }
 
-#[rustfmt::skip]
+const TRELLO_INTERVAL: &str = "x-rate-limit-api-token-interval-ms";
+
 const ROWS: &[Row] = &[
     ("gw-ratelimit-remaining", Some("gw-ratelimit-reset"), Form::CountMillis), // KuCoin
-    ("remaining-req", None, Form::Named(&["min", "sec"])), // Upbit
-    ("sforce-limit-info", None, Form::UsedOf), // Salesforce
+    ("remaining-req", None, Form::Named(&["min", "sec"])),                     // Upbit
+    ("sforce-limit-info", None, Form::UsedOf),                                 // Salesforce
     ("x-app-limit-24hour-remaining", Some("x-app-limit-24hour-reset"), Form::Count), // X
     ("x-user-limit-24hour-remaining", Some("x-user-limit-24hour-reset"), Form::Count),
     ("x-appminlimit-remaining", None, Form::Count), // Xero
     ("x-daylimit-remaining", None, Form::Count),
     ("x-minlimit-remaining", None, Form::Count),
     ("x-bapi-limit-status", Some("x-bapi-limit-reset-timestamp"), Form::Count), // Bybit
-    ("x-current-token-count", Some("x-next-replenish-time"), Form::Count), // Walmart
-    ("x-rate-limit-api-token-remaining", Some("x-rate-limit-api-token-interval-ms"), Form::CountMillis), // Trello
-    ("x-ratelimit-clientremaining", None, Form::Count), // Imgur
+    ("x-current-token-count", Some("x-next-replenish-time"), Form::Count),      // Walmart
+    ("x-rate-limit-api-token-remaining", Some(TRELLO_INTERVAL), Form::CountMillis), // Trello
+    ("x-ratelimit-clientremaining", None, Form::Count),                         // Imgur
     ("x-ratelimit-userremaining", Some("x-ratelimit-userreset"), Form::Count),
     ("x-remaining-this-second", None, Form::Count), // Etsy
     ("x-remaining-today", None, Form::Count),
@@ -99,7 +99,6 @@ const ROWS: &[Row] = &[
 ];
 
 /// Headers that say when to try again, and the number of their units in a second.
-#[rustfmt::skip]
 const RETRY_AFTER: &[(&str, f64)] = &[
     ("retry-after-ms", 1e3),
     ("x-ms-retry-after-ms", 1e3), // Azure
@@ -305,9 +304,10 @@ fn used_of(item: &str) -> Option<u64> {
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     RETRY_AFTER.iter().find_map(|(name, per_second)| {
         let text = text(headers, name)?;
-        match time::number(text).filter(|_| *per_second > 1.0) {
+        let time = match time::number(text).filter(|_| *per_second > 1.0) {
             Some(number) => Some(time::seconds(number / per_second)),
             None => time::retry_time(text, now),
-        }
+        };
+        time.filter(|time| !time.is_zero())
     })
 }

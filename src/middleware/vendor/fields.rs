@@ -1,11 +1,18 @@
 //! Reads `RateLimit` and `RateLimit-Policy` of the IETF drafts from 07 on, in time linear in their
 //! length: a vendor can send as many policies and items as fit into a response.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use http::HeaderMap;
 
-use super::{Left, time};
+use super::time;
+
+/// What remains, and the time until more does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Left {
+    pub remaining: u64,
+    pub reset: Option<Duration>,
+}
 
 /// Reads what is left of a unit: an answer for each item.
 pub(super) fn left<'a>(unit: &str, headers: &'a HeaderMap) -> Vec<Left> {
@@ -82,4 +89,8 @@ fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
         is_end
     });
     parts.map(str::trim).filter(|part| !part.is_empty())
+}
+
+pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    Some(headers.get(name)?.to_str().ok()?.trim())
 }
