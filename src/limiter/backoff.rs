@@ -24,10 +24,10 @@ const MAX_KEYS: usize = 10_000;
 
 /// The last blocks of unknown length. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Backoff(Arc<Inner>);
+pub(super) struct Backoff(Arc<LastBlocks>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct LastBlocks {
     hasher: RandomState,
     /// By the hash of their keys. Keys with equal hashes, which are unlikely, share one.
     blocks: Mutex<HashMap<u64, LastBlock>>,

@@ -93,7 +93,7 @@ fn a_response_names_its_resource() {
 /// What takes a time in proportion to the length takes a second; a scan per item would take hours.
 #[test]
 fn headers_of_any_length_are_read_once() {
-    let many = 400_000;
+    let many = 100_000;
     let join = |item: fn(usize) -> String| (0..many).map(item).collect::<Vec<_>>().join(",");
     let policies = join(|i| format!("p{i};q=9;w=1;qu=bytes"));
     let items = join(|i| format!("p{i};r=1")) + ",other;r=7";

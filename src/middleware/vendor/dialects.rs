@@ -17,7 +17,7 @@ use super::{
 /// What a word says that stands behind `ratelimit` or `rate-limit` in the name of a header.
 #[derive(Clone, Copy, PartialEq)]
 enum Word {
-    Kind(Kind),
+    Means(Meaning),
     /// A time of this header is relative, so that it needs no clock.
     Relative,
     Millis,
@@ -27,9 +27,9 @@ enum Word {
     Scope,
 }
 
-/// What a header says about a limit. Of several times until the reset, the greatest kind counts.
+/// What a header says about a limit. Of several meanings, the greatest one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum Meaning {
     Limit,
     Used,
     Remaining,
@@ -41,12 +41,12 @@ enum Kind {
 
 /// All other words name a unit.
 const WORDS: &[(&[&str], Word)] = &[
-    (&["remaining", "remain", "left", "available"], Word::Kind(Kind::Remaining)),
-    (&["reset", "resets", "resettime", "next"], Word::Kind(Kind::Reset)),
-    (&["limit", "max", "total", "quota"], Word::Kind(Kind::Limit)),
-    (&["used", "usage", "count"], Word::Kind(Kind::Used)),
-    (&["interval"], Word::Kind(Kind::Interval)),
-    (&["retry"], Word::Kind(Kind::RetryAfter)),
+    (&["remaining", "remain", "left", "available"], Word::Means(Meaning::Remaining)),
+    (&["reset", "resets", "resettime", "next"], Word::Means(Meaning::Reset)),
+    (&["limit", "max", "total", "quota"], Word::Means(Meaning::Limit)),
+    (&["used", "usage", "count"], Word::Means(Meaning::Used)),
+    (&["interval"], Word::Means(Meaning::Interval)),
+    (&["retry"], Word::Means(Meaning::RetryAfter)),
     (&["after", "in"], Word::Relative),
     (&["ms", "millis", "milliseconds"], Word::Millis),
     (&["at", "time", "timestamp", "seconds", "epoch", "utc"], Word::Filler),
@@ -110,13 +110,11 @@ const RETRY_AFTER: &[(&str, f64)] = &[
 #[derive(Default)]
 struct Limit<'a> {
     remaining: Option<u64>,
-    reset: Option<(Reset, Duration)>,
+    /// The time until the reset, with its kind and whether it is relative: greater ones are better.
+    reset: Option<((Meaning, bool), Duration)>,
     total: Option<&'a str>,
     used: Option<&'a str>,
 }
-
-/// The kind of a time until the reset, and whether it is relative: greater ones are better.
-type Reset = (Kind, bool);
 
 /// What the headers say.
 #[derive(Default)]
@@ -129,9 +127,9 @@ pub(super) struct Said {
 }
 
 /// The name of a header that the table of words makes up.
-struct Name<'a> {
+struct LimitHeader<'a> {
     vendor: &'a str,
-    kind: Option<Kind>,
+    means: Option<Meaning>,
     is_relative: bool,
     is_millis: bool,
     /// The words of the window and of the owner.
@@ -139,7 +137,7 @@ struct Name<'a> {
     unit: String,
 }
 
-impl<'a> Name<'a> {
+impl<'a> LimitHeader<'a> {
     fn new(name: &'a str) -> Option<Self> {
         let halves = name.split_once("ratelimit").or_else(|| name.split_once("rate-limit"));
         let (vendor, rest) = halves?;
@@ -147,9 +145,9 @@ impl<'a> Name<'a> {
         if vendor.is_empty() && ["", "-policy"].contains(&rest) {
             return None;
         }
-        let kind = rest.is_empty().then_some(Kind::Limit);
+        let means = rest.is_empty().then_some(Meaning::Limit);
         let (scope, unit) = (String::new(), String::new());
-        let mut name = Self { vendor, kind, is_relative: false, is_millis: false, scope, unit };
+        let mut name = Self { vendor, means, is_relative: false, is_millis: false, scope, unit };
         for text in rest.split('-').filter(|word| !word.is_empty()) {
             name.add(text);
         }
@@ -165,7 +163,7 @@ impl<'a> Name<'a> {
         let word = WORDS.iter().find(|(texts, _)| texts.contains(&text)).map(|(_, word)| *word);
         let place = match word.or(is_window.then_some(Word::Scope)) {
             // `Reset-Interval` is about an interval, `Limit-Remaining` about what remains.
-            Some(Word::Kind(kind)) => return self.kind = self.kind.max(Some(kind)),
+            Some(Word::Means(means)) => return self.means = self.means.max(Some(means)),
             Some(Word::Relative) => return self.is_relative = true,
             Some(Word::Millis) => return self.is_millis = true,
             Some(Word::Filler) => return,
@@ -179,7 +177,8 @@ impl<'a> Name<'a> {
     }
 
     fn time(&self, text: &str, now: SystemTime) -> Option<Duration> {
-        let read = if self.kind == Some(Kind::RetryAfter) { time::retry_time } else { time::time };
+        let read =
+            if self.means == Some(Meaning::RetryAfter) { time::retry_time } else { time::time };
         match time::number(text).filter(|number| self.is_millis && *number < 1e11) {
             Some(millis) => Some(time::seconds(millis / 1e3)),
             None => read(text, now),
@@ -194,7 +193,7 @@ pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Said {
     for (name, value) in headers {
         let (name, Ok(value)) = (name.as_str(), value.to_str().map(str::trim)) else { continue };
         let of_row = |(remaining, reset, _): &Row| *remaining == name || *reset == Some(name);
-        if let Some(name) = Name::new(name).filter(|_| !ROWS.iter().any(of_row)) {
+        if let Some(name) = LimitHeader::new(name).filter(|_| !ROWS.iter().any(of_row)) {
             add(&mut limits, &mut said, &name, value, now);
         }
     }
@@ -206,7 +205,8 @@ pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Said {
     }
     let mut shared = HashMap::new();
     for ([vendor, scope, unit], limit) in &limits {
-        if let ("", "requests", Some(((Kind::Reset, _), reset))) = (&**scope, &**unit, limit.reset)
+        if let ("", "requests", Some(((Meaning::Reset, _), reset))) =
+            (&**scope, &**unit, limit.reset)
         {
             shared.insert(vendor.clone(), reset);
         }
@@ -229,31 +229,31 @@ pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Said {
 fn add<'a>(
     limits: &mut HashMap<[String; 3], Limit<'a>>,
     said: &mut Said,
-    name: &Name<'_>,
+    name: &LimitHeader<'_>,
     value: &'a str,
     now: SystemTime,
 ) {
     if let Some(left) = fields::dictionary(iter::once(value)) {
         return said.left.push(("requests".to_owned(), left)); // of an endpoint of Zendesk
     }
-    let Some(kind) = name.kind else { return };
-    if kind == Kind::RetryAfter {
+    let Some(means) = name.means else { return };
+    if means == Meaning::RetryAfter {
         said.retry_after = said.retry_after.or_else(|| name.time(value, now));
         return;
     }
     let key = [name.vendor, &name.scope, &name.unit].map(str::to_owned);
     let limit = limits.entry(key).or_default();
-    match kind {
-        Kind::Limit => limit.total = Some(value),
-        Kind::Used => limit.used = Some(value),
-        Kind::Remaining => {
+    match means {
+        Meaning::Limit => limit.total = Some(value),
+        Meaning::Used => limit.used = Some(value),
+        Meaning::Remaining => {
             let least = counts(value).min();
             limit.remaining = limit.remaining.into_iter().chain(least).min();
         }
         // In whole seconds, it is no time that has to pass.
-        Kind::Interval if !name.is_millis => {}
-        Kind::Interval | Kind::Reset | Kind::RetryAfter => {
-            let time = name.time(value, now).map(|time| ((kind, name.is_relative), time));
+        Meaning::Interval if !name.is_millis => {}
+        Meaning::Interval | Meaning::Reset | Meaning::RetryAfter => {
+            let time = name.time(value, now).map(|time| ((means, name.is_relative), time));
             limit.reset = limit.reset.max(time);
         }
     }
