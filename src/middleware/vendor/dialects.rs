@@ -162,7 +162,7 @@ impl<'a> LimitHeader<'a> {
         let is_window = text.starts_with(|char: char| char.is_ascii_digit());
         let word = WORDS.iter().find(|(texts, _)| texts.contains(&text)).map(|(_, word)| *word);
         let place = match word.or(is_window.then_some(Word::Scope)) {
-            // `Reset-Interval` is about an interval, `Limit-Remaining` about what remains.
+            // `Remaining-Limit` is about what remains, `Interval-Reset` about the reset.
             Some(Word::Means(means)) => return self.means = self.means.max(Some(means)),
             Some(Word::Relative) => return self.is_relative = true,
             Some(Word::Millis) => return self.is_millis = true,
