@@ -5,7 +5,7 @@ use std::{fmt, pin::Pin, time::Duration};
 
 use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::{Action, Algorithm, Refill, micros},
+    algorithm::{Action, micros},
     decision::KeyState,
     error::Error,
     keys::Key,
@@ -244,18 +244,7 @@ impl Limiter {
         let (quota, Some(block)) = (self.quota(), state.blocked_for()) else { return Ok(()) };
         // The time from the end of the block until the key is in its initial state.
         let late = state.reset_after().saturating_sub(block);
-        let units = match self.algorithm() {
-            Algorithm::TokenBucket { refill: Refill::Continuous, overdraft } => {
-                let missing = late.as_micros() * u128::from(quota.limit());
-                let missing = missing.div_ceil(quota.window().as_micros());
-                let left = u128::from(quota.burst_size()).saturating_sub(missing) as u64;
-                // A bucket with an overdraft admits a request when it is empty.
-                left.saturating_sub(u64::from(overdraft == 0))
-            }
-            Algorithm::LeakyBucket | Algorithm::Concurrency => 0,
-            _ if quota.window() > block || !late.is_zero() => 0,
-            _ => quota.limit() - 1,
-        };
+        let units = self.algorithm().restart_units(quota, block, late);
         self.take(key, units, MaxWait::UpTo(micros(block))).await
     }
 

@@ -246,7 +246,7 @@ struct UsageReader {
 /// The largest number of each field.
 #[derive(Clone, Copy, Default)]
 struct Counts {
-    fields: [Option<u64>; Field::ALL],
+    fields: [Option<u64>; CountField::ALL],
     /// Whether a usage was found that is not only that of the begin of a stream.
     is_final: bool,
     /// Whether a number of the usage is no count.
@@ -258,20 +258,20 @@ impl Counts {
         if !self.is_final || self.is_malformed {
             return None;
         }
-        let known = |field: Field| self.fields[field as usize];
+        let known = |field: CountField| self.fields[field as usize];
         let count = |field| known(field).unwrap_or(0);
-        let [read, written] = [count(Field::CacheRead), count(Field::CacheWritten)];
+        let [read, written] = [count(CountField::CacheRead), count(CountField::CacheWritten)];
         // Gateways write the fields of Anthropic beside those of OpenAI, which contain them.
-        let includes_cache = known(Field::Prompt).or(known(Field::Cached)).is_some();
+        let includes_cache = known(CountField::Prompt).or(known(CountField::Cached)).is_some();
         let caches = if includes_cache { 0 } else { read.saturating_add(written) };
-        let prompt = known(Field::Prompt).max(known(Field::Input))?;
-        let input = prompt.saturating_add(count(Field::ToolPrompt)).saturating_add(caches);
-        let output = count(Field::Output).saturating_add(count(Field::Thoughts));
+        let prompt = known(CountField::Prompt).max(known(CountField::Input))?;
+        let input = prompt.saturating_add(count(CountField::ToolPrompt)).saturating_add(caches);
+        let output = count(CountField::Output).saturating_add(count(CountField::Thoughts));
         Some(Tokens {
             input,
-            cached_input: count(Field::Cached).max(read),
+            cached_input: count(CountField::Cached).max(read),
             written_input: written,
-            output: output.max(count(Field::Total).saturating_sub(input)),
+            output: output.max(count(CountField::Total).saturating_sub(input)),
         })
     }
 }
@@ -323,14 +323,14 @@ enum Name {
     Tokens,
     Details,
     /// A field of a usage.
-    Count(Field),
+    Count(CountField),
     /// A field of a document of Ollama.
-    Own(Field),
+    Own(CountField),
 }
 
 /// A number of a usage.
 #[derive(Clone, Copy, PartialEq)]
-enum Field {
+enum CountField {
     /// The input, with what is cached.
     Prompt,
     /// The input, without both caches if they have fields of their own.
@@ -345,7 +345,7 @@ enum Field {
     Total,
 }
 
-impl Field {
+impl CountField {
     const ALL: usize = Self::Total as usize + 1;
 }
 
@@ -360,28 +360,28 @@ const NAMES: &[(&str, Name)] = &[
     ("tokens", Name::Tokens),
     ("prompt_tokens_details", Name::Details),
     ("input_tokens_details", Name::Details),
-    ("prompt_tokens", Name::Count(Field::Prompt)),
-    ("completion_tokens", Name::Count(Field::Output)),
-    ("input_tokens", Name::Count(Field::Input)),
-    ("output_tokens", Name::Count(Field::Output)),
-    ("total_tokens", Name::Count(Field::Total)),
-    ("cached_tokens", Name::Count(Field::Cached)),
-    ("prompt_cache_hit_tokens", Name::Count(Field::Cached)), // DeepSeek
-    ("cache_read_input_tokens", Name::Count(Field::CacheRead)), // Anthropic
-    ("cache_creation_input_tokens", Name::Count(Field::CacheWritten)),
-    ("inputTokens", Name::Count(Field::Input)), // Bedrock
-    ("outputTokens", Name::Count(Field::Output)),
-    ("totalTokens", Name::Count(Field::Total)),
-    ("cacheReadInputTokens", Name::Count(Field::CacheRead)),
-    ("cacheWriteInputTokens", Name::Count(Field::CacheWritten)),
-    ("promptTokenCount", Name::Count(Field::Prompt)), // Gemini
-    ("toolUsePromptTokenCount", Name::Count(Field::ToolPrompt)),
-    ("cachedContentTokenCount", Name::Count(Field::Cached)),
-    ("candidatesTokenCount", Name::Count(Field::Output)),
-    ("thoughtsTokenCount", Name::Count(Field::Thoughts)),
-    ("totalTokenCount", Name::Count(Field::Total)),
-    ("prompt_eval_count", Name::Own(Field::Prompt)), // Ollama
-    ("eval_count", Name::Own(Field::Output)),
+    ("prompt_tokens", Name::Count(CountField::Prompt)),
+    ("completion_tokens", Name::Count(CountField::Output)),
+    ("input_tokens", Name::Count(CountField::Input)),
+    ("output_tokens", Name::Count(CountField::Output)),
+    ("total_tokens", Name::Count(CountField::Total)),
+    ("cached_tokens", Name::Count(CountField::Cached)),
+    ("prompt_cache_hit_tokens", Name::Count(CountField::Cached)), // DeepSeek
+    ("cache_read_input_tokens", Name::Count(CountField::CacheRead)), // Anthropic
+    ("cache_creation_input_tokens", Name::Count(CountField::CacheWritten)),
+    ("inputTokens", Name::Count(CountField::Input)), // Bedrock
+    ("outputTokens", Name::Count(CountField::Output)),
+    ("totalTokens", Name::Count(CountField::Total)),
+    ("cacheReadInputTokens", Name::Count(CountField::CacheRead)),
+    ("cacheWriteInputTokens", Name::Count(CountField::CacheWritten)),
+    ("promptTokenCount", Name::Count(CountField::Prompt)), // Gemini
+    ("toolUsePromptTokenCount", Name::Count(CountField::ToolPrompt)),
+    ("cachedContentTokenCount", Name::Count(CountField::Cached)),
+    ("candidatesTokenCount", Name::Count(CountField::Output)),
+    ("thoughtsTokenCount", Name::Count(CountField::Thoughts)),
+    ("totalTokenCount", Name::Count(CountField::Total)),
+    ("prompt_eval_count", Name::Own(CountField::Prompt)), // Ollama
+    ("eval_count", Name::Own(CountField::Output)),
 ];
 
 impl Text {
@@ -488,7 +488,9 @@ impl UsageReader {
         let (field, is_final) = match (self.innermost(), self.name) {
             (Some(Part::Usage), Some(Name::Count(field))) => (field, true),
             (Some(Part::StartUsage), Some(Name::Count(field))) => (field, false),
-            (Some(Part::Details), Some(Name::Count(Field::Cached))) => (Field::Cached, true),
+            (Some(Part::Details), Some(Name::Count(CountField::Cached))) => {
+                (CountField::Cached, true)
+            }
             (Some(Part::Document), Some(Name::Own(field))) => (field, true),
             _ => return,
         };
