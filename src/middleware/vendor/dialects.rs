@@ -108,7 +108,7 @@ const RETRY_AFTER: &[(&str, f64)] = &[
 
 /// What the headers say about one limit.
 #[derive(Default)]
-struct Limit<'a> {
+struct KnownLimit<'a> {
     remaining: Option<u64>,
     /// The time until the reset, with its kind and whether it is relative: greater ones are better.
     reset: Option<((Meaning, bool), Duration)>,
@@ -189,7 +189,7 @@ impl<'a> LimitHeader<'a> {
 /// Reads all headers, each of them once.
 pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Said {
     let mut said = Said { retry_after: retry_after(headers, now), ..Said::default() };
-    let mut limits: HashMap<[String; 3], Limit<'_>> = HashMap::new();
+    let mut limits: HashMap<[String; 3], KnownLimit<'_>> = HashMap::new();
     for (name, value) in headers {
         let (name, Ok(value)) = (name.as_str(), value.to_str().map(str::trim)) else { continue };
         let of_row = |(remaining, reset, _): &Row| *remaining == name || *reset == Some(name);
@@ -227,7 +227,7 @@ pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Said {
 
 /// Adds what a header says to its limit.
 fn add<'a>(
-    limits: &mut HashMap<[String; 3], Limit<'a>>,
+    limits: &mut HashMap<[String; 3], KnownLimit<'a>>,
     said: &mut Said,
     name: &LimitHeader<'_>,
     value: &'a str,
