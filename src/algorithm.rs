@@ -265,6 +265,25 @@ impl Algorithm {
         }
     }
 
+    /// Returns the units to reserve for the end of a block, so that one request proceeds then, and
+    /// the others at the rate. `late` is the time from that end until the key is in its initial
+    /// state. Windows have no rate: their restart takes a window, which must not be longer than the
+    /// block.
+    pub(crate) fn restart_units(self, quota: Quota, block: Duration, late: Duration) -> u64 {
+        match self {
+            Self::TokenBucket { refill: Refill::Continuous, overdraft } => {
+                let missing = late.as_micros() * u128::from(quota.limit());
+                let missing = missing.div_ceil(quota.window().as_micros());
+                let left = u128::from(quota.burst_size()).saturating_sub(missing) as u64;
+                // A bucket with an overdraft admits a request when it is empty.
+                left.saturating_sub(u64::from(overdraft == 0))
+            }
+            Self::LeakyBucket | Self::Concurrency => 0,
+            _ if quota.window() > block || !late.is_zero() => 0,
+            _ => quota.limit() - 1,
+        }
+    }
+
     /// Returns the algorithm for a quota that was reduced to a fraction.
     pub(crate) fn scaled(self, fraction: f64, quota: Quota) -> Self {
         match self {

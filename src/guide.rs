@@ -20,6 +20,7 @@ macro_rules! headings {
 [long-windows]: crate::guide::quotas#long-windows
 [nests]: crate::guide::layers#nests-and-services
 [permit-life]: crate::guide::concurrency#the-life-of-a-permit-in-redis
+[resources]: crate::guide::vendors#resources
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second
 [shutdown]: crate::guide::redis_connecting#a-service-that-shuts-down
@@ -84,5 +85,6 @@ pages! {{
     support_tasks "support-tasks" "../docs/support-tasks.md"
     testing "testing" "../docs/testing.md"
     troubleshooting "troubleshooting" "../docs/troubleshooting.md"
+    vendors "vendors" "../docs/vendors.md"
     waiting "waiting" "../docs/waiting.md"
 }}

@@ -13,6 +13,7 @@ mod hold;
 
 mod change;
 
+mod backoff;
 mod charge;
 mod failure_policy;
 mod learn;

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
+    backoff::Backoff,
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
     report::{
@@ -89,6 +90,7 @@ struct Inner {
     on_failure: FailurePolicy,
     hold_lifetime: Duration,
     observers: LimiterObservers,
+    backoff: Backoff,
 }
 
 impl Limiter {
@@ -163,7 +165,10 @@ impl Limiter {
         let Inner { store, taken, observers, .. } = &*self.0;
         let known = self.current();
         let settings = known.settings.changed(known.settings.algorithm, quota)?;
-        let limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
+        let mut limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
+        if let Some(inner) = Arc::get_mut(&mut limiter.0) {
+            inner.backoff = self.0.backoff.clone();
+        }
         Ok(limiter.on_failure(self.0.on_failure).hold_lifetime(self.0.hold_lifetime))
     }
 
@@ -330,7 +335,9 @@ impl Limiter {
     ) -> Self {
         let versions = Versions::new(Version::new(settings));
         let (on_failure, hold_lifetime) = (FailurePolicy::Closed, DEFAULT_HOLD_LIFETIME);
-        Self(Arc::new(Inner { store, taken, versions, on_failure, hold_lifetime, observers }))
+        let backoff = Backoff::default();
+        let inner = Inner { store, taken, versions, on_failure, hold_lifetime, observers, backoff };
+        Self(Arc::new(inner))
     }
 
     /// Returns the name.
@@ -388,6 +395,10 @@ impl Limiter {
     /// Returns the end of the block of a key, if this process knows the block.
     pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
         self.0.store.as_dyn().blocked_until(&self.current().settings, key)
+    }
+
+    pub(super) fn backoff(&self) -> &Backoff {
+        &self.0.backoff
     }
 
     /// Returns the largest cost that can be granted.

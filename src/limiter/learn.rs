@@ -1,11 +1,12 @@
 //! Learning from a vendor: adopts what its response says about its limit. It knows no headers:
 //! `middleware/vendor.rs` reads them.
 
-use std::{pin::Pin, time::Duration};
+use std::{fmt, pin::Pin, time::Duration};
 
-use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
+use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::Action,
+    algorithm::{Action, micros},
+    decision::KeyState,
     error::Error,
     keys::Key,
     store::{LimitRequest, StoreRequest},
@@ -24,16 +25,58 @@ const DEFAULT_MAX_BLOCK: Duration = Duration::from_secs(3_600);
 pub struct VendorState {
     remaining: Option<u64>,
     blocked_for: Option<Duration>,
+    /// Whether the block is the first one of an unknown length.
+    is_unknown: bool,
     max_block: Duration,
+    /// Whether the vendor has accepted the request, if a response says so.
+    accepts: Option<bool>,
+    resource: Option<Resource>,
+}
+
+/// The name of a resource, in place, so that the state is copied like a number.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Resource {
+    bytes: [u8; 40],
+    length: usize,
+}
+
+impl Resource {
+    fn new(name: &str) -> Option<Self> {
+        let mut bytes = [0; 40];
+        bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        Some(Self { bytes, length: name.len() })
+    }
+
+    fn name(&self) -> &str {
+        str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name().fmt(f)
+    }
 }
 
 impl Default for VendorState {
     fn default() -> Self {
-        Self { remaining: None, blocked_for: None, max_block: DEFAULT_MAX_BLOCK }
+        Self {
+            remaining: None,
+            blocked_for: None,
+            is_unknown: false,
+            max_block: DEFAULT_MAX_BLOCK,
+            accepts: None,
+            resource: None,
+        }
     }
 }
 
 impl VendorState {
+    /// Creates the state of a response that rejects nothing.
+    pub(crate) fn of_response(accepts: bool, remaining: Option<u64>) -> Self {
+        Self { accepts: Some(accepts), remaining, ..Self::default() }
+    }
+
     /// Sets the number of units that remain.
     pub const fn with_remaining(mut self, units: u64) -> Self {
         self.remaining = Some(units);
@@ -42,7 +85,25 @@ impl VendorState {
 
     /// Sets the time for which the vendor rejects requests.
     pub const fn with_block(mut self, duration: Duration) -> Self {
-        self.blocked_for = Some(duration);
+        (self.blocked_for, self.is_unknown) = (Some(duration), false);
+        self
+    }
+
+    /// Says that the vendor rejects requests, for an unknown time. The key is blocked for a second,
+    /// and after each further rejection for twice as long, up to a minute, until the vendor accepts
+    /// a request, or has rejected none for ten minutes.
+    ///
+    /// Each process counts the rejections that it has seen, for up to 10,000 keys. The block itself
+    /// holds for all processes of the store.
+    pub const fn with_unknown_block(mut self) -> Self {
+        (self.blocked_for, self.is_unknown) = (Some(FIRST_BLOCK), true);
+        self
+    }
+
+    /// Sets the name of the resource whose limit the response describes. A name of more than 40
+    /// bytes is none.
+    pub fn with_resource(mut self, name: &str) -> Self {
+        self.resource = Resource::new(name);
         self
     }
 
@@ -60,11 +121,47 @@ impl VendorState {
     }
 
     /// Returns the time for which the vendor rejects requests, if the response says that it does:
-    /// at most [`max_block`](Self::max_block).
+    /// at most [`max_block`](Self::max_block). For an
+    /// [unknown time](Self::with_unknown_block), it is the first block.
     #[must_use]
     pub fn blocked_for(&self) -> Option<Duration> {
         let time = self.blocked_for.filter(|time| !time.is_zero())?;
         Some(time.min(self.max_block))
+    }
+
+    /// Returns the resource whose limit the response describes, if it names one: GitHub does so in
+    /// `x-ratelimit-resource`, and Discord in `x-ratelimit-bucket`. Each has a limit of its own.
+    #[must_use]
+    pub fn resource(&self) -> Option<&str> {
+        self.resource.as_ref().map(Resource::name)
+    }
+
+    /// Forgets what the response says, if it describes the limit of another resource than this one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::{HeaderMap, StatusCode};
+    /// use tower_ratelimit::http::VendorState;
+    ///
+    /// let mut headers = HeaderMap::new(); // of a response
+    /// headers.insert("x-ratelimit-remaining", "3".parse().unwrap());
+    /// headers.insert("x-ratelimit-resource", "search".parse().unwrap());
+    /// let state = VendorState::from_response(StatusCode::OK, &headers);
+    /// assert_eq!(state.of_resource("search").remaining(), Some(3));
+    /// assert_eq!(state.of_resource("core"), VendorState::default());
+    /// ```
+    pub fn of_resource(self, name: &str) -> Self {
+        match self.resource() {
+            Some(other) if other != name => Self { max_block: self.max_block, ..Self::default() },
+            _ => self,
+        }
+    }
+
+    /// Returns whether the vendor has accepted a request.
+    fn is_success(&self) -> bool {
+        let accepts = self.accepts.unwrap_or(self.remaining > Some(0));
+        accepts && self.blocked_for().is_none()
     }
 }
 
@@ -73,7 +170,11 @@ impl Limiter {
     /// vendor. Never makes more available than the quota does.
     ///
     /// - If the vendor rejects requests, the key is [blocked](Limiter::block) until it stops doing
-    ///   so.
+    ///   so. Then one request finds out whether the vendor accepts requests again, and the others
+    ///   follow at the rate of the quota, not as a burst: the rest of the key is reserved for the
+    ///   end of the block. [`unblock`](Limiter::unblock) does not return it, but
+    ///   [`reset`](Limiter::reset) does. In windows, and in buckets that are refilled at once, this
+    ///   costs a window, so it is done if the block is as long as that.
     /// - Otherwise, if the vendor has fewer units left than the key, the difference is spent. The
     ///   quota restores it as usual. [Concurrency](crate::Algorithm::Concurrency) has nothing to
     ///   spend.
@@ -120,25 +221,43 @@ impl Limiter {
     pub async fn learn(&self, key: impl Into<Key<'_>>, state: VendorState) -> Result<(), Error> {
         let key = key.into();
         if let Some(time) = state.blocked_for() {
-            self.block(key, time).await?;
-        } else if let Some(remaining) = state.remaining
+            let backoff = || self.backoff().next(&key, state.max_block);
+            let time = if state.is_unknown { backoff() } else { time };
+            let state = self.block(&key, time).await?;
+            return self.reserve_restart(&key, &state).await;
+        }
+        if state.is_success() {
+            self.backoff().end(&key);
+        }
+        if let Some(remaining) = state.remaining
             && !self.only_holds()
         {
             let excess = self.peek(&key).await?.remaining().saturating_sub(remaining);
-            self.take(&key, excess.min(self.max_cost())).await?;
+            self.take(&key, excess, MaxWait::DEFAULT).await?;
         }
         Ok(())
     }
 
-    /// Spends units if they are left. This is no request, so its decision is not reported, neither
-    /// to observers nor to the log.
-    async fn take(&self, key: &Key<'_>, units: u64) -> Result<(), Error> {
+    /// Reserves what a blocked key has at the end of its block, but for one unit. A second call
+    /// finds that unit alone, so it reserves nothing.
+    async fn reserve_restart(&self, key: &Key<'_>, state: &KeyState) -> Result<(), Error> {
+        let (quota, Some(block)) = (self.quota(), state.blocked_for()) else { return Ok(()) };
+        // The time from the end of the block until the key is in its initial state.
+        let late = state.reset_after().saturating_sub(block);
+        let units = self.algorithm().restart_units(quota, block, late);
+        self.take(key, units, MaxWait::UpTo(micros(block))).await
+    }
+
+    /// Spends units if they are left, or will be within a wait. This is no request, so its decision
+    /// is not reported, neither to observers nor to the log.
+    async fn take(&self, key: &Key<'_>, units: u64, max_wait: MaxWait) -> Result<(), Error> {
         if units == 0 {
             return Ok(());
         }
         let answer = {
             let version = self.current();
-            let limit = self.request(&version, Action::Check, key, units, MaxWait::DEFAULT)?;
+            let units = units.min(version.max_cost);
+            let limit = self.request(&version, Action::Check, key, units, max_wait)?;
             let limits: &[LimitRequest<'_>] = &[limit];
             self.store().decide(&StoreRequest { action: Action::Check, limits })
         };
@@ -154,12 +273,13 @@ impl Charge {
     /// nothing to adopt. `known` is what remained of the limit after the request: if the vendor has
     /// as much left, no call is needed. A failure of the store is reported to its observers.
     pub(crate) fn learn(&self, state: VendorState, known: u64) -> Option<Learning> {
+        let (limiter, key) = self.single()?;
         let is_news = state.blocked_for().is_some()
-            || state.remaining.is_some_and(|remaining| remaining < known);
+            || state.remaining.is_some_and(|remaining| remaining < known)
+            || state.is_success() && limiter.backoff().can_end(key);
         if !is_news {
             return None;
         }
-        let (limiter, key) = self.single()?;
         let (limiter, key) = (limiter.clone(), key.clone());
         Some(Box::pin(async move { drop(limiter.learn(key, state).await) }))
     }

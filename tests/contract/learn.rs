@@ -68,9 +68,179 @@ async fn a_rejection_blocks_the_key_and_shortens_no_block() {
         limiter.learn("vendor", left(0).with_block(50 * MINUTE)).await.unwrap();
         let rest = peek(&limiter).await.blocked_for().unwrap();
         assert!(rest > 40 * MINUTE, "{rest:?}");
-        limiter.unblock("vendor").await.unwrap();
-        assert_eq!(peek(&limiter).await.remaining(), 100, "the count stays");
+        limiter.reset("vendor").await.unwrap();
+        assert_eq!(peek(&limiter).await.remaining(), 100);
     }
+}
+
+/// The number of requests that are admitted at one instant.
+async fn admitted(limiter: &Limiter) -> u32 {
+    let mut count = 0;
+    while limiter.check("vendor").await.unwrap().is_allowed() {
+        count += 1;
+    }
+    count
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn one_request_follows_a_block_and_then_the_rate() {
+    let quota = Quota::per_second(1).burst(100);
+    for (spent, block) in [(0, 30), (0, 1), (60, 30), (100, 30), (100, 3), (100, 500), (1, 3_600)] {
+        for overdraft in [0, 5] {
+            let algorithm = Algorithm::TokenBucket { refill: Default::default(), overdraft };
+            let limiter = Limiter::new("vendor", MemoryStore::new(), algorithm, quota);
+            limiter.spend("vendor", spent).await.unwrap();
+            // Responses to several requests that were sent before.
+            for _ in 0..5 {
+                let state = VendorState::default().with_block(block * SECOND);
+                limiter.learn("vendor", state).await.unwrap();
+            }
+            assert_eq!(admitted(&limiter).await, 0);
+            tokio::time::advance(block * SECOND).await;
+            assert_eq!(admitted(&limiter).await, 1, "{spent}, {block} s, overdraft {overdraft}");
+            for _ in 0..3 {
+                tokio::time::advance(SECOND).await;
+                assert_eq!(admitted(&limiter).await, 1);
+            }
+        }
+    }
+}
+
+/// Windows have no rate: a restart with one request takes a window, and is not longer than the
+/// block.
+#[tokio::test(start_paused = true)]
+async fn a_window_restarts_with_one_request_after_a_block_as_long_as_it() {
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::sliding_window()] {
+        for (block, expected) in [(30, 1), (10, 1), (9, 20)] {
+            let quota = Quota::new(20, 10 * SECOND);
+            let limiter = Limiter::new("vendor", MemoryStore::new(), algorithm, quota);
+            let state = VendorState::default().with_block(block * SECOND);
+            limiter.learn("vendor", state).await.unwrap();
+            tokio::time::advance(block * SECOND).await;
+            assert_eq!(admitted(&limiter).await, expected, "{algorithm:?}, {block} s");
+        }
+    }
+}
+
+/// Requests that wait already keep no instants before the end of the block.
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_leave_one_by_one_after_a_block() {
+    let quota = Quota::per_second(10).burst(20);
+    let limiter = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let (start, left) = (tokio::time::Instant::now(), Arc::new(Mutex::new(vec![])));
+    let calls: Vec<_> = (0..50)
+        .map(|_| {
+            let (limiter, left) = (limiter.clone(), left.clone());
+            tokio::spawn(async move {
+                let _ = limiter.acquire("vendor").await.unwrap();
+                left.lock().unwrap().push(start.elapsed());
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(left.lock().unwrap().len(), 20);
+    limiter.learn("vendor", VendorState::default().with_block(10 * SECOND)).await.unwrap();
+    for call in calls {
+        call.await.unwrap();
+    }
+    let late = left.lock().unwrap()[20..].to_vec();
+    assert!(late[0] >= 10 * SECOND, "{late:?}");
+    for pair in late.windows(2) {
+        assert!(pair[1] - pair[0] >= Duration::from_millis(99), "{late:?}");
+    }
+    assert!(late[29] < 14 * SECOND, "{late:?}");
+}
+
+#[tokio::test]
+async fn both_stores_reserve_the_restart() {
+    let server = RedisServer::start();
+    let quota = Quota::per_hour(3_600).burst(100);
+    for limiter in limiters(&server, Algorithm::token_bucket(), quota).await {
+        for spent in [0, 40] {
+            limiter.reset("vendor").await.unwrap();
+            limiter.spend("vendor", spent).await.unwrap();
+            let state = VendorState::default().with_block(30 * SECOND);
+            limiter.learn("vendor", state).await.unwrap();
+            let first = limiter.check_within("vendor", MINUTE).await.unwrap().keep().delay();
+            assert!(first <= 31 * SECOND && first > 10 * SECOND, "{first:?}");
+            let second = limiter.check_within("vendor", 2 * first).await.unwrap().keep().delay();
+            // Between them, only the time has passed that the second check took.
+            assert!(second > first.saturating_sub(10 * SECOND), "{first:?}, {second:?}");
+            let more = limiter.check_within_n("vendor", 50, 10 * MINUTE).await.unwrap();
+            assert!(more.delay() > first + 25 * SECOND, "{spent}: {first:?}, {:?}", more.delay());
+        }
+    }
+}
+
+fn rejected() -> VendorState {
+    VendorState::from_response(StatusCode::TOO_MANY_REQUESTS, &Default::default())
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocks_of_unknown_length_double_until_a_success() {
+    let success = || VendorState::from_response(StatusCode::OK, &Default::default());
+    let quota = Quota::per_day(100);
+    let limiter = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let learn = async |state| limiter.learn("vendor", state).await.unwrap();
+    for _ in 0..2 {
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            limiter.reset("vendor").await.unwrap();
+            learn(rejected()).await;
+            let rest = peek(&limiter).await.blocked_for().unwrap();
+            assert_eq!(rest.as_secs_f64().ceil() as u32, seconds);
+            // Responses to requests that were sent before the block.
+            learn(rejected()).await;
+            learn(success()).await;
+            assert!(peek(&limiter).await.blocked_for().unwrap() <= rest);
+            tokio::time::advance(seconds * SECOND).await;
+            // An answer that says nothing about limits.
+            learn(VendorState::from_response(StatusCode::NOT_FOUND, &Default::default())).await;
+            learn(VendorState::default()).await;
+        }
+        learn(success()).await;
+    }
+    // Other keys, and longer ago.
+    limiter.reset("vendor").await.unwrap();
+    learn(rejected()).await;
+    limiter.learn("other", rejected()).await.unwrap();
+    let other = limiter.peek("other").await.unwrap().blocked_for().unwrap();
+    assert!(other <= SECOND);
+    tokio::time::advance(15 * MINUTE).await;
+    limiter.reset("vendor").await.unwrap();
+    limiter.with_quota(Quota::per_day(50)).unwrap().learn("vendor", rejected()).await.unwrap();
+    assert!(peek(&limiter).await.blocked_for().unwrap() <= SECOND);
+    tokio::time::advance(MINUTE).await;
+    limiter.reset("vendor").await.unwrap();
+    let state = rejected().max_block(SECOND / 10);
+    learn(state).await;
+    assert!(peek(&limiter).await.blocked_for().unwrap() <= SECOND / 10);
+}
+
+/// A vendor that rejects for five minutes, and says no time, gets few requests.
+#[tokio::test(start_paused = true)]
+async fn a_vendor_that_says_no_time_is_asked_ever_less_often() {
+    let quota = Quota::per_hour(3_600).burst(100);
+    let limiter = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(10 * MINUTE);
+    let (start, calls) = (tokio::time::Instant::now(), Arc::new(Mutex::new(0)));
+    let vendor = {
+        let calls = calls.clone();
+        service_fn(move |_: Request<Body>| {
+            *calls.lock().unwrap() += 1;
+            let status = if start.elapsed() < 5 * MINUTE { 429 } else { 200 };
+            let response = Response::builder().status(status).body(Body::empty()).unwrap();
+            async move { Ok::<_, Infallible>(response) }
+        })
+    };
+    let client = layer.learn(VendorState::from_response).layer(vendor);
+    while status(&client).await != 200 {}
+    assert!(start.elapsed() < 7 * MINUTE, "{:?}", start.elapsed());
+    assert!(*calls.lock().unwrap() <= 13, "{}", calls.lock().unwrap());
+    // The success ends the doubling, though it says nothing else.
+    limiter.learn(key::Global.key(), rejected()).await.unwrap();
+    assert_eq!(limiter.peek(key::Global.key()).await.unwrap().blocked_for(), Some(SECOND));
 }
 
 /// Calls that overlap spend what is left, at most: no debt arises.

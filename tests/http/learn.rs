@@ -1,5 +1,5 @@
-//! What vendors' headers say about their limits, by samples of real responses; and `Retry-After`
-//! that is spread. That limiters adopt it is tested over both stores in `contract`.
+//! What vendors' headers say about their limits, by their forms (by vendor: `vendors.rs`); and
+//! `Retry-After` that is spread. That limiters adopt it is tested over both stores in `contract`.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -35,45 +35,6 @@ fn read(status: u16, lines: &[(&'static str, &str)]) -> (Option<u64>, Option<u12
 }
 
 #[test]
-fn github_reports_an_epoch_and_rejects_with_403() {
-    let quota = |remaining| {
-        [
-            ("date", DATE),
-            ("x-ratelimit-limit", "5000"),
-            ("x-ratelimit-remaining", remaining),
-            ("x-ratelimit-used", "13"),
-            ("x-ratelimit-reset", "1795608900"), // 15 minutes later
-            ("x-ratelimit-resource", "core"),
-        ]
-    };
-    assert_eq!(read(200, &quota("4987")), (Some(4_987), None));
-    assert_eq!(read(403, &quota("0")), (Some(0), Some(900_000)));
-    assert_eq!(read(429, &quota("0")), (Some(0), Some(900_000)));
-    // A token without permission: no matter of limits.
-    assert_eq!(read(403, &quota("4987")), (Some(4_987), None));
-    // A secondary limit.
-    let secondary = [&quota("4987")[..], &[("retry-after", "60")]].concat();
-    assert_eq!(read(403, &secondary), (Some(4_987), Some(60_000)));
-}
-
-#[test]
-fn openai_reports_requests_and_tokens() {
-    let lines = [
-        ("x-ratelimit-limit-requests", "60"),
-        ("x-ratelimit-limit-tokens", "150000"),
-        ("x-ratelimit-remaining-requests", "59"),
-        ("x-ratelimit-remaining-tokens", "0"),
-        ("x-ratelimit-reset-requests", "1s"),
-        ("x-ratelimit-reset-tokens", "6m0s"),
-    ];
-    assert_eq!(read(200, &lines), (Some(59), None));
-    let tokens = VendorState::from_response_of("tokens", StatusCode::OK, &headers(&lines));
-    assert_eq!(said(tokens), (Some(0), Some(360_000)));
-    let retry = [&lines[..], &[("retry-after", "2"), ("retry-after-ms", "1300")]].concat();
-    assert_eq!(read(429, &retry), (Some(59), Some(1_300)));
-}
-
-#[test]
 fn resets_are_durations_with_units() {
     for (text, millis) in [
         ("20ms", Some(20)),
@@ -89,7 +50,8 @@ fn resets_are_durations_with_units() {
         ("-5", None),
         ("1e3", None),
         ("inf", None),
-        ("999999999999999999999", None),
+        ("999999999999999999999", Some(3_600_000)),
+        ("99999999999d", Some(3_600_000)),
     ] {
         let lines = [("x-ratelimit-remaining-requests", "0"), ("x-ratelimit-reset-requests", text)];
         assert_eq!(read(200, &lines), (Some(0), millis), "{text}");
@@ -145,28 +107,44 @@ fn x_ratelimit_resets_are_deltas_epochs_or_dates() {
 }
 
 #[test]
-fn x_spells_its_headers_with_two_hyphens() {
-    let lines =
-        [("date", DATE), ("x-rate-limit-remaining", "0"), ("x-rate-limit-reset", "1795608010")];
-    assert_eq!(read(429, &lines), (Some(0), Some(10_000)));
-}
-
-#[test]
 fn retry_after_counts_for_rejections() {
-    for status in [403, 429, 503] {
+    for status in [400, 401, 403, 413, 418, 420, 429, 500, 502, 503, 504, 529, 599] {
         assert_eq!(read(status, &[("retry-after", "120")]), (None, Some(120_000)));
     }
-    for status in [200, 202, 301, 500] {
+    for status in [200, 202, 301, 307] {
         assert_eq!(read(status, &[("retry-after", "120")]), (None, None));
     }
     let date = [("date", DATE), ("retry-after", "Wed, 25 Nov 2026 12:02:00 GMT")];
     assert_eq!(read(429, &date), (None, Some(120_000)));
     let obsolete = [("date", DATE), ("retry-after", "Wednesday, 25-Nov-26 12:02:00 GMT")];
     assert_eq!(read(429, &obsolete), (None, Some(120_000)));
+    for (text, millis) in [
+        ("0.5", 500),
+        ("2.0", 2_000),
+        ("30s", 30_000),
+        ("1795608060", 60_000),
+        ("1795608060000", 60_000),
+        ("2026-11-25T12:00:30Z", 30_000),
+        ("10000000000", 3_600_000), // no instant, so it is a time: bounded
+        ("10000000001", 3_600_000),
+        ("1000000000000", 3_600_000),
+        ("100000000000000000000000", 3_600_000),
+        ("Thu, 25 Nov 9999 12:02:00 GMT", 3_600_000),
+    ] {
+        let lines = [("date", DATE), ("retry-after", text)];
+        assert_eq!(read(429, &lines), (None, Some(millis)), "{text}");
+    }
+    let invalid = [("retry-after-ms", "soon"), ("retry-after", "7")];
+    assert_eq!(read(429, &invalid), (None, Some(7_000)));
     // A 429 that says no time, or one that is over.
     assert_eq!(read(429, &[]), (None, Some(1_000)));
     assert_eq!(read(429, &[("retry-after", "0")]), (None, Some(1_000)));
-    assert_eq!(read(429, &[("retry-after", "later")]), (None, Some(1_000)));
+    for text in ["later", "-5", "1e9", "inf", ""] {
+        assert_eq!(read(429, &[("retry-after", text)]), (None, Some(1_000)), "{text}");
+    }
+    // The reset of a limit of which it says no more, or of another unit with nothing left.
+    assert_eq!(read(429, &[("x-ratelimit-reset", "20")]), (None, Some(20_000)));
+    assert_eq!(read(200, &[("x-ratelimit-reset", "20")]), (None, None));
     // Without the clock of the vendor, that of the process counts.
     assert_eq!(read(429, &[("retry-after", "Wed, 25 Nov 1999 12:02:00 GMT")]), (None, Some(1_000)));
 }
@@ -207,16 +185,27 @@ fn lines() -> impl Strategy<Value = Vec<(HeaderName, Vec<u8>)>> {
         "ratelimit-reset",
         "retry-after",
         "retry-after-ms",
+        "remaining-req",
+        "sforce-limit-info",
+        "x-rate-limit-interval-ms",
         "x-rate-limit-remaining",
+        "x-ratelimit-limit",
         "x-ratelimit-remaining",
         "x-ratelimit-remaining-requests",
         "x-ratelimit-reset",
         "x-ratelimit-reset-requests",
+        "x-ratelimit-resource",
+        "x-ratelimit-used",
+        "x-shopify-shop-api-call-limit",
+        "zendesk-ratelimit-tickets",
     ];
     let value = prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..40),
         r#"[0-9.dhmsn"\\;,=: rtqu-]{0,40}"#.prop_map(String::into_bytes),
         "[0-9]{1,25}(\\.[0-9]{0,25})?(ms|s|m|h|d)?".prop_map(String::into_bytes),
+        "[0-9]{1,5}-[0-9]{1,3}-[0-9]{1,3}[T ][0-9:.]{0,12}[Z+-]?[0-9:]{0,6}"
+            .prop_map(String::into_bytes),
+        "[a-z]{0,4}=?[0-9]{0,20}[/;:,=][0-9]{0,20}".prop_map(String::into_bytes),
         r#"("[a-z\\",;]{0,4}"(;[rtq]=[0-9]{0,20}){0,3},? ?){0,3}"#.prop_map(String::into_bytes),
         Just(DATE.as_bytes().to_vec()),
     ];

@@ -21,3 +21,4 @@ mod service;
 mod settle;
 mod testing;
 mod tokens;
+mod vendors;

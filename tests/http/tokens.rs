@@ -25,6 +25,8 @@ const STREAM: &str = "text/event-stream; charset=utf-8";
 /// The input, the cached input and the output.
 type Numbers = (u64, u64, u64);
 
+const NDJSON: &str = "application/x-ndjson";
+
 fn head(content_type: &str) -> response::Parts {
     Response::builder().header(CONTENT_TYPE, content_type).body(()).unwrap().into_parts().0
 }
@@ -115,6 +117,166 @@ fn the_usage_of_streams_is_found() {
 }
 
 #[test]
+fn anthropic_reports_the_caches_beside_the_input() {
+    let message = json!({
+        "id": "msg_1", "type": "message", "role": "assistant",
+        "content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn",
+        "usage": {
+            "input_tokens": 50,
+            "cache_creation_input_tokens": 248, "cache_read_input_tokens": 100_000,
+            "cache_creation": {"ephemeral_5m_input_tokens": 148, "ephemeral_1h_input_tokens": 100},
+            "output_tokens": 503, "server_tool_use": {"web_search_requests": 1},
+            "service_tier": "standard"
+        }
+    });
+    assert_eq!(tokens(JSON, &message.to_string()), Some((100_298, 100_000, 503)));
+    let plain = json!({"type": "message", "usage": {"input_tokens": 12, "output_tokens": 3}});
+    assert_eq!(tokens(JSON, &plain.to_string()), Some((12, 0, 3)));
+    // A gateway that speaks as OpenAI does, and keeps the fields of Anthropic.
+    let gateway = json!({"usage": {
+        "prompt_tokens": 100_298, "completion_tokens": 503, "total_tokens": 100_801,
+        "prompt_tokens_details": {"cached_tokens": 100_000},
+        "cache_creation_input_tokens": 248, "cache_read_input_tokens": 100_000
+    }});
+    assert_eq!(tokens(JSON, &gateway.to_string()), Some((100_298, 100_000, 503)));
+}
+
+/// The events of a message, up to the usage at its end.
+fn message(start: &serde_json::Value, end: Option<&serde_json::Value>) -> String {
+    let start = json!({"type": "message_start", "message": {
+        "id": "msg_1", "content": [], "stop_reason": null, "usage": start
+    }});
+    let text = json!({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}});
+    let mut events = vec![
+        ("message_start", start),
+        ("ping", json!({"type": "ping"})),
+        ("content_block_delta", text),
+    ];
+    if let Some(usage) = end {
+        let delta = json!({"stop_reason": "end_turn", "stop_sequence": null});
+        let delta = json!({"type": "message_delta", "delta": delta, "usage": usage});
+        events
+            .extend([("message_delta", delta), ("message_stop", json!({"type": "message_stop"}))]);
+    }
+    events.iter().map(|(name, data)| format!("event: {name}\ndata: {data}\n\n")).collect()
+}
+
+#[test]
+fn a_stream_of_anthropic_has_its_usage_in_two_events() {
+    let start = json!({
+        "input_tokens": 25, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 440,
+        "output_tokens": 1
+    });
+    let end = json!({"output_tokens": 89});
+    assert_eq!(tokens(STREAM, &message(&start, Some(&end))), Some((472, 440, 89)));
+    // The numbers at the end are of the whole message, too.
+    let end = json!({
+        "input_tokens": 10_682, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 440,
+        "output_tokens": 89, "server_tool_use": {"web_search_requests": 1}
+    });
+    assert_eq!(tokens(STREAM, &message(&start, Some(&end))), Some((11_129, 440, 89)));
+    let zeros = json!({"input_tokens": 0, "output_tokens": 89});
+    assert_eq!(tokens(STREAM, &message(&start, Some(&zeros))), Some((472, 440, 89)));
+    // Without the end, the output is unknown; without the begin, the input.
+    assert_eq!(tokens(STREAM, &message(&start, None)), None);
+    let null = json!(null);
+    assert_eq!(tokens(STREAM, &message(&null, Some(&json!({"output_tokens": 89})))), None);
+}
+
+#[test]
+fn other_apis_report_their_usage_by_other_names() {
+    let bedrock = json!({"output": {"message": {"content": []}}, "usage": {
+        "inputTokens": 30, "outputTokens": 628, "totalTokens": 658,
+        "cacheReadInputTokens": 0, "cacheWriteInputTokens": 0
+    }});
+    let cached = json!({"usage": {
+        "inputTokens": 3, "cacheReadInputTokens": 20, "cacheWriteInputTokens": 7, "outputTokens": 6,
+        "totalTokens": 36
+    }});
+    let gemini = json!({"candidates": [{"content": {}}], "usageMetadata": {
+        "promptTokenCount": 80, "cachedContentTokenCount": 60, "toolUsePromptTokenCount": 5,
+        "candidatesTokenCount": 20, "thoughtsTokenCount": 100, "totalTokenCount": 205,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 80}]
+    }});
+    let units = json!({"input_tokens": 17, "output_tokens": 12});
+    let counted = json!({"input_tokens": 215, "output_tokens": 14});
+    let cohere = json!({"usage": {"billed_units": units, "tokens": counted, "cached_tokens": 16}});
+    let old_cohere = json!({"text": "Hi", "meta": {"billed_units": units, "tokens": counted}});
+    let ollama = json!({
+        "model": "llama3", "message": {"role": "assistant", "content": "Hi"}, "done": true,
+        "total_duration": 4_883_583_458_u64, "prompt_eval_count": 26, "eval_count": 298
+    });
+    let deepseek = json!({"usage": {
+        "prompt_tokens": 40, "prompt_cache_hit_tokens": 32, "prompt_cache_miss_tokens": 8,
+        "completion_tokens": 9, "total_tokens": 49
+    }});
+    // xAI counts the reasoning in the total alone.
+    let grok = json!({"usage": {
+        "prompt_tokens": 10, "completion_tokens": 9, "total_tokens": 119,
+        "completion_tokens_details": {"reasoning_tokens": 100}
+    }});
+    for (answer, expected) in [
+        (&bedrock, (30, 0, 628)),
+        (&cached, (30, 20, 6)),
+        (&gemini, (85, 60, 120)),
+        (&cohere, (215, 16, 14)),
+        (&old_cohere, (215, 0, 14)),
+        (&ollama, (26, 0, 298)),
+        (&deepseek, (40, 32, 9)),
+        (&grok, (10, 0, 109)),
+    ] {
+        assert_eq!(tokens(JSON, &answer.to_string()), Some(expected), "{answer}");
+    }
+
+    let chunk = |output| {
+        json!({"candidates": [{"content": {}}], "usageMetadata": {
+            "promptTokenCount": 80, "candidatesTokenCount": output, "totalTokenCount": 80 + output
+        }})
+    };
+    assert_eq!(tokens(STREAM, &stream(&[chunk(3), chunk(9)], "\n")), Some((80, 0, 9)));
+    assert_eq!(tokens(JSON, &json!([chunk(3), chunk(9)]).to_string()), Some((80, 0, 9)));
+    let end = json!({"type": "message-end", "delta": {"finish_reason": "COMPLETE", "usage": {
+        "billed_units": units, "tokens": counted
+    }}});
+    let delta = json!({"type": "content-delta", "delta": {"message": {"content": {"text": "a"}}}});
+    assert_eq!(tokens(STREAM, &stream(&[delta, end], "\n")), Some((215, 0, 14)));
+    let groq = json!({"choices": [], "x_groq": {"id": "r", "usage": {
+        "prompt_tokens": 18, "completion_tokens": 6, "total_tokens": 24
+    }}});
+    assert_eq!(tokens(STREAM, &stream(&[groq], "\n")), Some((18, 0, 6)));
+    let part = json!({"message": {"content": "H"}, "done": false});
+    assert_eq!(tokens(NDJSON, &format!("{part}\n{part}\n{ollama}\n")), Some((26, 0, 298)));
+}
+
+/// Too little would be counted as if it were all.
+#[test]
+fn a_usage_that_is_not_understood_is_unknown() {
+    for usage in [
+        json!({"output_tokens": 7}),
+        json!({"completion_tokens": 7, "total_tokens": 9}),
+        json!({"prompt_tokens": 7, "completion_tokens": 7.5}),
+        json!({"prompt_tokens": 7, "completion_tokens": -1}),
+        json!({"input_tokens": 1e30, "output_tokens": 7}),
+        json!({"billed_units": {"input_tokens": 7, "output_tokens": 7}}),
+        json!({"promptTokens": 7, "completionTokens": 7}),
+    ] {
+        let answer = json!({"usage": usage}).to_string();
+        assert_eq!(tokens(JSON, &answer), None, "{answer}");
+    }
+    let usage = json!({"usage": {"prompt_tokens": 7, "completion_tokens": 7}}).to_string();
+    let read = |name: &'static str, value| {
+        let response = Response::builder().header(name, value).body(()).unwrap();
+        let mut meter = TokenMeter::new(&response.into_parts().0, |_| Usage::default());
+        meter.data(usage.as_bytes());
+        meter.usage(true).is_some()
+    };
+    assert!(read("content-encoding", "identity"));
+    assert!(!read("content-encoding", "gzip"));
+    assert!(!read("content-type", "application/vnd.amazon.eventstream"));
+    assert!(read("content-type", "text/plain"));
+}
+
+#[test]
 fn nothing_else_is_taken_for_the_usage() {
     for answer in [
         json!({"usage": null}),
@@ -126,6 +288,11 @@ fn nothing_else_is_taken_for_the_usage() {
         json!({"response": {"response": {"usage": {"prompt_tokens": 7}}}}),
         json!({"usage": {"completion_tokens_details": {"prompt_tokens": 7}}}),
         json!({"usage": {"prompt_tokens_details": {"prompt_tokens": 7}}}),
+        json!({"message": {"message": {"usage": {"prompt_tokens": 7}}}}),
+        json!({"message": {"prompt_eval_count": 7}}),
+        json!({"meta": {"prompt_tokens": 7}}),
+        json!({"tokens": {"prompt_tokens": 7}}),
+        json!([[{"usageMetadata": {"promptTokenCount": 7}}]]),
         json!({"choices": ["usage", {"prompt_tokens": 7}], "a\"usage": {"prompt_tokens": 7}}),
         json!({"choices": [{"message": {"content": "\"usage\": {\"prompt_tokens\": 7}"}}]}),
         json!({"usage": {"prompt_tokens": -7, "completion_tokens": 7.5}}),
@@ -147,7 +314,14 @@ fn nothing_else_is_taken_for_the_usage() {
 /// Texts of what the meter looks for, and of what it may stumble over.
 fn pieces() -> impl Strategy<Value = Vec<String>> {
     let marks = "[\\PC\"{}\\[\\]:,\\\\ \r\n0-9]{0,6}";
-    let names = prop_oneof!["\"usage\":\\{", "\"prompt_tokens\":", "data: ", "\n\n\\{"];
+    let names = prop_oneof![
+        "\"usage\":\\{",
+        "\"message\":\\{",
+        "\"output_tokens\":",
+        "\"prompt_tokens\":",
+        "data: ",
+        "\n\n\\{"
+    ];
     prop::collection::vec(prop_oneof![marks, names], 0..40)
 }
 
@@ -217,4 +391,8 @@ async fn a_layer_settles_by_the_tokens_of_a_stream() {
     assert_eq!(counted(with_usage, 5, &limiter).await, 32, "cut off after the usage");
     assert_eq!(counted(with_usage, 4, &limiter).await, 42, "cut off after two events");
     assert_eq!(counted(without, 100, &limiter).await, 100, "the estimate");
+    let anthropic = "data: {\"message\":{\"usage\":{\"input_tokens\":30,\"output_tokens\":1}}}\n\n\
+        data: {\"delta\":{\"text\":\"a\"}}\n\ndata: {\"usage\":{\"output_tokens\":5}}\n\n";
+    assert_eq!(counted(anthropic, 100, &limiter).await, 35);
+    assert_eq!(counted(anthropic, 4, &limiter).await, 42, "cut off before the output is known");
 }

@@ -1,30 +1,60 @@
-//! octocrab: GitHub allows 5,000 requests per hour and token. All jobs that use the token share one
-//! quota, and wait for their turn. If GitHub rejects a request, also by a secondary limit, all of
-//! them wait until it accepts requests again.
+//! octocrab: GitHub allows 5,000 requests per hour and token, and counts searches apart. All jobs
+//! that use the token share a quota for each of these resources, and wait for their turn. If GitHub
+//! rejects a request, also by a secondary limit, the requests for its resource wait until GitHub
+//! accepts them again.
 
 use std::{sync::Arc, time::Duration};
 
-use http::{Uri, header::USER_AGENT};
+use http::{Uri, header::USER_AGENT, request::Parts};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use octocrab::{
     AuthState, OctoBody, Octocrab, OctocrabBuilder,
     service::middleware::{base_uri::BaseUriLayer, extra_headers::ExtraHeadersLayer},
 };
-use tower_ratelimit::{Limiter, Quota, RateLimitLayer, http::VendorState, key};
+use tower_ratelimit::{Limiter, Quota, RateLimitLayer, http::VendorState};
 
 /// 4,800 per hour and a burst of 100: at most 4,900 in any hour. The rest is the margin.
 pub const QUOTA: Quota = Quota::per_hour(4_800).burst(100);
 
+/// The quotas of the other resources. That of `core` is the one of the limiter.
+const OTHERS: [(&str, Quota); 3] = [
+    ("search", Quota::per_minute(28).burst(1)),
+    ("code_search", Quota::per_minute(8).burst(1)),
+    ("graphql", QUOTA),
+];
+
+/// Returns the resource that GitHub counts a request for, as `x-ratelimit-resource` names it.
+fn resource(head: &Parts) -> &'static str {
+    match head.uri.path() {
+        "/graphql" => "graphql",
+        "/search/code" => "code_search",
+        path if path.starts_with("/search/") => "search",
+        _ => "core",
+    }
+}
+
+/// Returns the layer of one resource. The requests for others cost nothing, and their responses
+/// teach it nothing.
+fn layer(limiter: Limiter, of: &'static str) -> RateLimitLayer {
+    RateLimitLayer::new(limiter, move |_: &Parts| of)
+        .cost(move |head: &Parts| u64::from(resource(head) == of))
+        .max_wait(Duration::from_secs(60))
+        .learn(move |status, headers| VendorState::from_response(status, headers).of_resource(of))
+}
+
 /// Returns a client for plain HTTP. For `https`, use the connector of hyper-rustls.
 pub fn client(api: Uri, limiter: Limiter) -> Octocrab {
     let http = legacy::Client::builder(TokioExecutor::new()).build_http::<OctoBody>();
-    let limit = RateLimitLayer::new(limiter, key::Global)
-        .max_wait(Duration::from_secs(60))
-        .learn(VendorState::from_response);
+    let [search, code_search, graphql] = OTHERS.map(|(resource, quota)| {
+        layer(limiter.with_quota(quota).expect("the algorithm supports the quota"), resource)
+    });
     let agent = vec![(USER_AGENT, "jobs".parse().expect("a header"))];
     let client = OctocrabBuilder::new_empty()
         .with_service(http)
-        .with_layer(&limit)
+        .with_layer(&layer(limiter, "core"))
+        .with_layer(&search)
+        .with_layer(&code_search)
+        .with_layer(&graphql)
         .with_layer(&BaseUriLayer::new(api))
         .with_layer(&ExtraHeadersLayer::new(Arc::new(agent)))
         .with_auth(AuthState::None)

@@ -87,6 +87,35 @@ async fn github_rejects_by_a_secondary_limit() {
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
+/// An empty budget of searches keeps no other request waiting.
+#[tokio::test]
+async fn github_counts_searches_apart() {
+    let (address, count) = {
+        let count = Count::default();
+        let reply = async move |State(count): State<Count>| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let headers = [
+                ("x-ratelimit-remaining", "0"),
+                ("x-ratelimit-reset", "600"),
+                ("x-ratelimit-resource", "search"),
+            ];
+            (headers, Json(json!({"ok": true})))
+        };
+        let app = Router::new().fallback(reply).with_state(count.clone());
+        (serve(app).await, count)
+    };
+    let api = format!("http://{address}").parse().unwrap();
+    let client = crate::github::client(api, limiter("github", crate::github::QUOTA));
+    let get = async |path: &str| client.get::<Value, _, _>(path, None::<&()>).await;
+    assert!(get("/search/issues?q=a").await.is_ok());
+    assert!(get("/search/issues?q=b").await.is_err());
+    // An answer about searches to a request that is none changes nothing.
+    for _ in 0..3 {
+        assert!(get("/meta").await.is_ok());
+    }
+    assert_eq!(count.load(Ordering::SeqCst), 4);
+}
+
 #[tokio::test]
 async fn reqwest_middleware_learns() {
     let (address, count) = busy(StatusCode::TOO_MANY_REQUESTS, "retry-after", "600").await;

@@ -1,10 +1,14 @@
-//! `TokenMeter`: the meter for answers of language models whose API is compatible with OpenAI's. It
-//! finds the usage in JSON and in streams of events, whatever the frames, and keeps no text of
-//! them. What it reports is settled by `guard.rs`.
+//! `TokenMeter`: the meter for answers of language models. It finds the usage in JSON and in
+//! streams of events, whatever the frames, and keeps no text of them. What it reports is settled by
+//! `guard.rs`.
 
 use std::fmt;
 
-use http::{HeaderMap, header::CONTENT_TYPE, response};
+use http::{
+    HeaderMap, HeaderName,
+    header::{CONTENT_ENCODING, CONTENT_TYPE},
+    response,
+};
 
 use super::meter::{Meter, Usage};
 
@@ -12,22 +16,39 @@ use super::meter::{Meter, Usage};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tokens {
-    /// Those of the prompt: `prompt_tokens` or `input_tokens`.
+    /// All tokens of the prompt, with those that the model has read from its cache or has written
+    /// to it.
     pub input: u64,
-    /// Those of the prompt that the model has read from its cache, which often cost less. They are
-    /// part of `input`.
+    /// The part of `input` that the model has read from its cache, which often costs less, and
+    /// which some vendors do not count in their limits.
     pub cached_input: u64,
-    /// Those of the answer, with its reasoning: `completion_tokens` or `output_tokens`.
+    /// The part of `input` that the model has written to its cache, if the answer says so. It can
+    /// cost more.
+    pub written_input: u64,
+    /// The tokens of the answer, with its reasoning.
     pub output: u64,
 }
 
-/// The meter for answers of an API that is compatible with OpenAI's, for
+/// The meter for answers of language models, for
 /// [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by).
 ///
-/// It reads the `usage` of completions, chat completions, embeddings and of the responses API, of
-/// JSON bodies and of streams (`text/event-stream`). If a stream reports it several times, the last
-/// numbers count. It keeps some bytes, however long the answer is. Names inside of what the model
-/// or the client has written are not taken for the usage.
+/// It reads JSON bodies, lines of JSON, and streams (`text/event-stream`). If a stream reports the
+/// usage several times, the largest numbers count. It keeps some bytes, however long the answer is.
+/// Names inside of what the model or the client has written are not taken for the usage.
+///
+/// | API | input | cached, written | output |
+/// |---|---|---|---|
+/// | chat completions and embeddings of OpenAI, Azure, Mistral, Groq, DeepSeek, vLLM and others | `prompt_tokens` | `cached_tokens` or `prompt_cache_hit_tokens`, a part of the input | `completion_tokens` |
+/// | responses of OpenAI | `input_tokens` | `cached_tokens`, a part of the input | `output_tokens` |
+/// | messages of Anthropic; in streams, of `message_start` and `message_delta` | `input_tokens` and both caches | `cache_read_input_tokens`, `cache_creation_input_tokens` | `output_tokens` |
+/// | Converse of Bedrock, without streams | `inputTokens` and both caches | `cacheReadInputTokens`, `cacheWriteInputTokens` | `outputTokens` |
+/// | Gemini | `promptTokenCount`, `toolUsePromptTokenCount` | `cachedContentTokenCount`, a part of the input | `candidatesTokenCount`, `thoughtsTokenCount` |
+/// | Cohere, `tokens` of `usage` or `meta` | `input_tokens` | | `output_tokens` |
+/// | Ollama | `prompt_eval_count` | | `eval_count` |
+///
+/// If the answer has a total that is larger than the sum, the difference is output: some vendors
+/// report reasoning in the total alone. An answer whose usage is not understood, or has no input,
+/// counts as one without usage.
 ///
 /// | answer | counts |
 /// |---|---|
@@ -36,8 +57,8 @@ pub struct Tokens {
 /// | a stream that is cut off before its usage | the estimate, or what [`when_cut_off`](TokenMeter::when_cut_off) returns |
 ///
 /// A stream of chat completions reports its usage only if the request has
-/// `"stream_options": {"include_usage": true}`. The body must not be compressed: a gateway sends no
-/// `Accept-Encoding` to the model.
+/// `"stream_options": {"include_usage": true}`. A body that is compressed, or a binary stream of
+/// AWS, has no usage for the meter: a gateway sends no `Accept-Encoding` to the model.
 ///
 /// # Examples
 ///
@@ -94,9 +115,7 @@ impl TokenMeter {
         head: &response::Parts,
         report: impl FnMut(Tokens) -> Usage + Send + 'static,
     ) -> Self {
-        let source =
-            if is_stream(&head.headers) { Source::Stream(Line::START) } else { Source::Json };
-        let reader = UsageReader::default();
+        let (source, reader) = (Source::of(&head.headers), UsageReader::default());
         Self { source, reader, report: Box::new(report), when_cut_off: None }
     }
 
@@ -111,22 +130,17 @@ impl TokenMeter {
     }
 }
 
-fn is_stream(headers: &HeaderMap) -> bool {
-    const STREAM: &[u8] = b"text/event-stream";
-    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
-    kind.get(..STREAM.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(STREAM))
-}
-
 impl Meter for TokenMeter {
     fn data(&mut self, data: &[u8]) {
         match &mut self.source {
             Source::Json => data.iter().for_each(|byte| self.reader.read(*byte)),
             Source::Stream(line) => data.iter().for_each(|byte| line.read(*byte, &mut self.reader)),
+            Source::Binary => {}
         }
     }
 
     fn usage(&mut self, is_complete: bool) -> Option<Usage> {
-        if let Some(tokens) = self.reader.tokens {
+        if let Some(tokens) = self.reader.counts.tokens() {
             return Some((self.report)(tokens));
         }
         if is_complete {
@@ -138,7 +152,9 @@ impl Meter for TokenMeter {
 
 impl fmt::Debug for TokenMeter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenMeter").field("tokens", &self.reader.tokens).finish_non_exhaustive()
+        f.debug_struct("TokenMeter")
+            .field("tokens", &self.reader.counts.tokens())
+            .finish_non_exhaustive()
     }
 }
 
@@ -146,6 +162,26 @@ enum Source {
     Json,
     /// Events, of which this is the current line.
     Stream(Line),
+    /// What is compressed, or framed otherwise: a part of it could look like a usage.
+    Binary,
+}
+
+impl Source {
+    fn of(headers: &HeaderMap) -> Self {
+        let begins = |name: HeaderName, start: &str| {
+            let value = headers.get(name).map_or(&b""[..], |value| value.as_bytes());
+            value.get(..start.len()).is_some_and(|it| it.eq_ignore_ascii_case(start.as_bytes()))
+        };
+        let is_encoded =
+            headers.contains_key(CONTENT_ENCODING) && !begins(CONTENT_ENCODING, "identity");
+        if is_encoded || begins(CONTENT_TYPE, "application/vnd.amazon.eventstream") {
+            Self::Binary
+        } else if begins(CONTENT_TYPE, "text/event-stream") {
+            Self::Stream(Line::START)
+        } else {
+            Self::Json
+        }
+    }
 }
 
 /// A line of a stream of events.
@@ -194,8 +230,7 @@ impl Line {
 /// Reads JSON documents byte by byte, and keeps the numbers of their usage alone.
 #[derive(Default)]
 struct UsageReader {
-    /// The last numbers, if there were any.
-    tokens: Option<Tokens>,
+    counts: Counts,
     /// The number of objects that have begun, as documents.
     documents: u64,
     /// The number of open objects and arrays.
@@ -208,13 +243,54 @@ struct UsageReader {
     token: Token,
 }
 
+/// The largest number of each field.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    fields: [Option<u64>; CountField::ALL],
+    /// Whether a usage was found that is not only that of the begin of a stream.
+    is_final: bool,
+    /// Whether a number of the usage is no count.
+    is_malformed: bool,
+}
+
+impl Counts {
+    fn tokens(&self) -> Option<Tokens> {
+        if !self.is_final || self.is_malformed {
+            return None;
+        }
+        let known = |field: CountField| self.fields[field as usize];
+        let count = |field| known(field).unwrap_or(0);
+        let [read, written] = [count(CountField::CacheRead), count(CountField::CacheWritten)];
+        // Gateways write the fields of Anthropic beside those of OpenAI, which contain them.
+        let includes_cache = known(CountField::Prompt).or(known(CountField::Cached)).is_some();
+        let caches = if includes_cache { 0 } else { read.saturating_add(written) };
+        let prompt = known(CountField::Prompt).max(known(CountField::Input))?;
+        let input = prompt.saturating_add(count(CountField::ToolPrompt)).saturating_add(caches);
+        let output = count(CountField::Output).saturating_add(count(CountField::Thoughts));
+        Some(Tokens {
+            input,
+            cached_input: count(CountField::Cached).max(read),
+            written_input: written,
+            output: output.max(count(CountField::Total).saturating_sub(input)),
+        })
+    }
+}
+
 /// An object that leads to the usage, or is one.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Part {
     Document,
-    /// That of the responses API, in an event of a stream.
-    Response,
+    /// The array that Gemini streams, and a document in it.
+    List,
+    Chunk,
+    /// An object around the usage, such as the response in an event of the responses API.
+    Wrapper,
+    /// The message with which a stream of Anthropic begins, and its usage.
+    Start,
+    StartUsage,
     Usage,
+    /// The `meta` of Cohere.
+    Meta,
     Details,
 }
 
@@ -233,23 +309,84 @@ enum Token {
 /// The beginning of a string: the names that matter are short.
 #[derive(Clone, Copy, Default)]
 struct Text {
-    bytes: [u8; 24],
+    bytes: [u8; 28],
     length: usize,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Name {
-    Response,
+    Wrapper,
+    Message,
     Usage,
-    Input,
-    Output,
+    UsageMetadata,
+    Meta,
+    Tokens,
     Details,
-    Cached,
+    /// A field of a usage.
+    Count(CountField),
+    /// A field of a document of Ollama.
+    Own(CountField),
 }
+
+/// A number of a usage.
+#[derive(Clone, Copy, PartialEq)]
+enum CountField {
+    /// The input, with what is cached.
+    Prompt,
+    /// The input, without both caches if they have fields of their own.
+    Input,
+    ToolPrompt,
+    /// A part of the input.
+    Cached,
+    CacheRead,
+    CacheWritten,
+    Output,
+    Thoughts,
+    Total,
+}
+
+impl CountField {
+    const ALL: usize = Self::Total as usize + 1;
+}
+
+const NAMES: &[(&str, Name)] = &[
+    ("response", Name::Wrapper),
+    ("delta", Name::Wrapper),  // Cohere
+    ("x_groq", Name::Wrapper), // Groq
+    ("message", Name::Message),
+    ("usage", Name::Usage),
+    ("usageMetadata", Name::UsageMetadata),
+    ("meta", Name::Meta),
+    ("tokens", Name::Tokens),
+    ("prompt_tokens_details", Name::Details),
+    ("input_tokens_details", Name::Details),
+    ("prompt_tokens", Name::Count(CountField::Prompt)),
+    ("completion_tokens", Name::Count(CountField::Output)),
+    ("input_tokens", Name::Count(CountField::Input)),
+    ("output_tokens", Name::Count(CountField::Output)),
+    ("total_tokens", Name::Count(CountField::Total)),
+    ("cached_tokens", Name::Count(CountField::Cached)),
+    ("prompt_cache_hit_tokens", Name::Count(CountField::Cached)), // DeepSeek
+    ("cache_read_input_tokens", Name::Count(CountField::CacheRead)), // Anthropic
+    ("cache_creation_input_tokens", Name::Count(CountField::CacheWritten)),
+    ("inputTokens", Name::Count(CountField::Input)), // Bedrock
+    ("outputTokens", Name::Count(CountField::Output)),
+    ("totalTokens", Name::Count(CountField::Total)),
+    ("cacheReadInputTokens", Name::Count(CountField::CacheRead)),
+    ("cacheWriteInputTokens", Name::Count(CountField::CacheWritten)),
+    ("promptTokenCount", Name::Count(CountField::Prompt)), // Gemini
+    ("toolUsePromptTokenCount", Name::Count(CountField::ToolPrompt)),
+    ("cachedContentTokenCount", Name::Count(CountField::Cached)),
+    ("candidatesTokenCount", Name::Count(CountField::Output)),
+    ("thoughtsTokenCount", Name::Count(CountField::Thoughts)),
+    ("totalTokenCount", Name::Count(CountField::Total)),
+    ("prompt_eval_count", Name::Own(CountField::Prompt)), // Ollama
+    ("eval_count", Name::Own(CountField::Output)),
+];
 
 impl Text {
     /// A string that is no name that matters.
-    const OTHER: Self = Self { bytes: [0; 24], length: usize::MAX };
+    const OTHER: Self = Self { bytes: [0; 28], length: usize::MAX };
 
     fn push(&mut self, byte: u8) {
         if let Some(place) = self.bytes.get_mut(self.length) {
@@ -259,30 +396,25 @@ impl Text {
     }
 
     fn name(&self) -> Option<Name> {
-        Some(match self.bytes.get(..self.length)? {
-            b"response" => Name::Response,
-            b"usage" => Name::Usage,
-            b"prompt_tokens" | b"input_tokens" => Name::Input,
-            b"completion_tokens" | b"output_tokens" => Name::Output,
-            b"prompt_tokens_details" | b"input_tokens_details" => Name::Details,
-            b"cached_tokens" => Name::Cached,
-            _ => return None,
-        })
+        let text = self.bytes.get(..self.length)?;
+        NAMES.iter().find(|(name, _)| name.as_bytes() == text).map(|(_, name)| *name)
     }
 }
 
 impl UsageReader {
     /// Begins another document, also if the last one is not complete.
     fn begin(&mut self) {
-        let Self { tokens, documents, .. } = *self;
-        *self = Self { tokens, documents, ..Self::default() };
+        let Self { counts, documents, .. } = *self;
+        *self = Self { counts, documents, ..Self::default() };
     }
 
     fn read(&mut self, byte: u8) {
         match (&mut self.token, byte) {
             (Token::String(text), b'"') => {
-                self.name = text.name();
+                // Names matter in the parts of the path alone, and few strings are in one.
+                let text = *text;
                 self.token = Token::Other;
+                self.name = self.innermost().and_then(|_| text.name());
             }
             (Token::String(_), b'\\') => self.token = Token::Escape,
             (Token::String(text), _) => text.push(byte),
@@ -295,7 +427,7 @@ impl UsageReader {
             (Token::Number(count), _) => {
                 let count = *count;
                 self.token = Token::Other;
-                count.into_iter().for_each(|count| self.found(count));
+                self.found(count);
                 self.begin_token(byte);
             }
             (Token::Other, _) => self.begin_token(byte),
@@ -309,7 +441,7 @@ impl UsageReader {
             b'0'..=b'9' => self.token = Token::Number(Some(u64::from(byte - b'0'))),
             b'-' => self.token = Token::Number(None),
             b'{' => self.open(self.part()),
-            b'[' => self.open(None),
+            b'[' => self.open((self.depth == 0).then_some(Part::List)),
             b'}' | b']' => self.close(),
             b',' => self.name = None,
             _ => {} // a space, a colon, or a letter of `true`
@@ -318,28 +450,32 @@ impl UsageReader {
 
     /// Returns the part of the path that an object is which begins now.
     fn part(&self) -> Option<Part> {
-        match (self.depth, self.innermost()?, self.name) {
-            (0, ..) => Some(Part::Document),
-            (_, Part::Document, Some(Name::Response)) => Some(Part::Response),
-            (_, Part::Document | Part::Response, Some(Name::Usage)) => Some(Part::Usage),
-            (_, Part::Usage, Some(Name::Details)) => Some(Part::Details),
-            _ => None,
-        }
+        Some(match (self.innermost(), self.name) {
+            _ if self.depth == 0 => Part::Document,
+            (Some(Part::List), None) => Part::Chunk,
+            (Some(Part::Document), Some(Name::Wrapper)) => Part::Wrapper,
+            (Some(Part::Document), Some(Name::Message)) => Part::Start,
+            (Some(Part::Start), Some(Name::Usage)) => Part::StartUsage,
+            (Some(Part::Document | Part::Wrapper), Some(Name::Usage)) => Part::Usage,
+            (Some(Part::Document | Part::Chunk), Some(Name::UsageMetadata)) => Part::Usage,
+            (Some(Part::Document | Part::Wrapper), Some(Name::Meta)) => Part::Meta,
+            (Some(Part::Usage | Part::Meta), Some(Name::Tokens)) => Part::Usage,
+            (Some(Part::Usage), Some(Name::Details)) => Part::Details,
+            _ => return None,
+        })
     }
 
-    /// Returns the innermost object, if it is part of the path.
+    /// Returns the innermost object or array, if it is part of the path.
     fn innermost(&self) -> Option<Part> {
-        match self.depth.checked_sub(1) {
-            Some(depth) => *self.path.get(depth)?,
-            None => Some(Part::Document),
-        }
+        *self.path.get(self.depth.checked_sub(1)?)?
     }
 
     fn open(&mut self, part: Option<Part>) {
         if let Some(place) = self.path.get_mut(self.depth) {
             *place = part;
         }
-        self.documents = self.documents.saturating_add(u64::from(self.depth == 0));
+        let is_document = matches!(part, Some(Part::Document | Part::Chunk));
+        self.documents = self.documents.saturating_add(u64::from(is_document));
         (self.depth, self.name) = (self.depth.saturating_add(1), None);
     }
 
@@ -347,15 +483,21 @@ impl UsageReader {
         (self.depth, self.name) = (self.depth.saturating_sub(1), None);
     }
 
-    fn found(&mut self, count: u64) {
-        let (Some(part), Some(name)) = (self.innermost(), self.name) else { return };
-        let mut tokens = self.tokens.unwrap_or_default();
-        match (part, name) {
-            (Part::Usage, Name::Input) => tokens.input = count,
-            (Part::Usage, Name::Output) => tokens.output = count,
-            (Part::Details, Name::Cached) => tokens.cached_input = count,
+    /// Adds a number of a usage, or that there is one that is no count.
+    fn found(&mut self, count: Option<u64>) {
+        let (field, is_final) = match (self.innermost(), self.name) {
+            (Some(Part::Usage), Some(Name::Count(field))) => (field, true),
+            (Some(Part::StartUsage), Some(Name::Count(field))) => (field, false),
+            (Some(Part::Details), Some(Name::Count(CountField::Cached))) => {
+                (CountField::Cached, true)
+            }
+            (Some(Part::Document), Some(Name::Own(field))) => (field, true),
             _ => return,
-        }
-        self.tokens = Some(tokens);
+        };
+        let counts = &mut self.counts;
+        counts.is_malformed |= count.is_none();
+        counts.is_final |= is_final;
+        let known = &mut counts.fields[field as usize];
+        *known = (*known).max(count);
     }
 }
