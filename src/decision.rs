@@ -251,6 +251,14 @@ impl Decision {
         !self.block_rest().is_zero()
     }
 
+    /// Returns the time until the block of the key ends, counted from the decision; `None` without
+    /// a block. For a request that may wait, [`retry_after`](Decision::retry_after) is shorter: the
+    /// time after which the request may wait for the end.
+    #[must_use]
+    pub fn blocked_for(&self) -> Option<Duration> {
+        Some(self.block_rest()).filter(|rest| !rest.is_zero())
+    }
+
     /// Returns the time until the block of the key ends.
     pub(crate) fn block_rest(&self) -> Duration {
         Duration::from_micros(self.rare.as_ref().map_or(0, |rare| rare.blocked))

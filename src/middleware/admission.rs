@@ -400,7 +400,8 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     fn prepare(&self, acquire: Acquire, slot: Option<WaitSlot>) -> Acquire {
-        acquire.max_lateness(self.max_lateness).wait_slot(slot)
+        let waits_for_store = self.on_failure == FailurePolicy::Wait;
+        acquire.max_lateness(self.max_lateness).wait_for_store(waits_for_store).wait_slot(slot)
     }
 
     /// Returns how long the request can wait, and its slot in the wait queue.

@@ -19,8 +19,9 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// A handler that checks a limiter itself can return it: with the feature `axum`, it implements
 /// `IntoResponse`; for other servers, call [`to_response`](Rejection::to_response).
 ///
-/// Its text is for clients: `rate limit exceeded; try again in 60 s`. The time is
-/// [rounded up](Rejection::retry_after_secs), as in the default response.
+/// Its text says what happened, and names the limiter: `rate limit exceeded; try again in 60 s
+/// (limiter "api")`. The time is [rounded up](Rejection::retry_after_secs), as in the default
+/// response. A client that limits itself can tell by it that its own limiter has rejected.
 ///
 /// # Examples
 ///
@@ -67,11 +68,13 @@ pub enum Rejection {
 
 impl Rejection {
     /// Returns the time after which a retry can succeed; `None` if a retry does not help, or if the
-    /// time is unknown, because units are [held](crate::Limiter::hold).
+    /// time is unknown, because units are [held](crate::Limiter::hold). If the key is blocked, it
+    /// is the end of the block, also if the request may wait.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Denied(decision) => decision.retry_after(),
+            // Both are `None` without a time, and the longer time has the jitter.
+            Self::Denied(decision) => decision.retry_after().max(decision.blocked_for()),
             Self::Store(_) => Some(STORE_RETRY_AFTER),
             Self::CostAboveQuota { .. } | Self::Request(_) => None,
         }
@@ -101,14 +104,14 @@ impl Rejection {
             Self::Denied(_) => "Rate limit exceeded",
             Self::CostAboveQuota { .. } => "The request is too large",
             Self::Request(error) => error.status().canonical_reason().unwrap_or_default(),
-            Self::Store(_) => "The service cannot accept this request right now",
+            Self::Store(_) => "The rate limit cannot be checked right now",
         }
     }
 
     /// Returns what the client can do, or what is wrong with its request.
     pub(crate) fn detail(&self) -> Cow<'_, str> {
         match self {
-            Self::Denied(decision) => match decision.retry_after_secs() {
+            Self::Denied(_) => match self.retry_after_secs() {
                 Some(seconds) => format!("Try again in {seconds} s.").into(),
                 None => "Try again when earlier requests have ended.".into(),
             },
@@ -118,6 +121,16 @@ impl Rejection {
             Self::Request(error) => error.message().into(),
             Self::Store(_) => "Try again later.".into(),
         }
+    }
+
+    /// Returns title and detail as one text, for clients.
+    pub(crate) fn text(&self) -> String {
+        if let Self::Request(error) = self {
+            return error.to_string();
+        }
+        let (title, detail) = (self.title(), self.detail());
+        let lower = |sentence: &str| sentence[..1].to_ascii_lowercase() + &sentence[1..];
+        format!("{}; {}", lower(title), lower(detail.trim_end_matches('.')))
     }
 
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
@@ -130,12 +143,14 @@ impl Rejection {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Self::Request(error) = self {
-            return write!(f, "{error}");
-        }
-        let (title, detail) = (self.title(), self.detail());
-        let lower = |sentence: &str| sentence[..1].to_ascii_lowercase() + &sentence[1..];
-        write!(f, "{}; {}", lower(title), lower(detail.trim_end_matches('.')))
+        let limiter = match self {
+            Self::Denied(decision) => Some(decision.limiter()),
+            Self::CostAboveQuota { limiter, .. } => Some(*limiter),
+            Self::Store(error) => error.limiter(),
+            Self::Request(_) => None,
+        };
+        f.write_str(&self.text())?;
+        limiter.map_or(Ok(()), |limiter| write!(f, " (limiter {limiter:?})"))
     }
 }
 

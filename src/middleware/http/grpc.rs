@@ -91,7 +91,7 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
             _ => INVALID_ARGUMENT,
         },
     };
-    let message = rejection.to_string();
+    let message = rejection.text();
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(STATUS, u16::from(code).into());
     let escaped = utf8_percent_encode(&message, ESCAPED).to_string();
