@@ -453,7 +453,8 @@ impl Acquire {
     /// Waits to check again. Returns the last answer if the deadline comes first.
     fn poll_retry(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
         let retry = self.retry.get_or_insert_default();
-        if ready!(retry.poll(cx, self.deadline)) {
+        // The last answer of a request that waits behind others can be older than a block.
+        if ready!(retry.poll(cx, self.deadline)) || self.is_blocked() {
             self.check_again();
             return Poll::Ready(None);
         }

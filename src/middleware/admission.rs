@@ -231,16 +231,18 @@ impl<P: ProtocolBase> Shared<P> {
         Next::Proceed(None)
     }
 
-    /// Evaluates an immediate answer about one limit. A request that waits, for its reservation or
-    /// for holds to end, takes a slot.
+    /// Evaluates an immediate answer about one limit. A request that waits, for its reservation, for
+    /// holds or for a block to end, takes a slot.
     fn evaluate_wait(
         &self,
         answer: StoreFuture<Outcome>,
         max_wait: MaxWait,
         state: &mut ChargeState,
     ) -> Next {
+        // A reservation knows of a block; a hold tries again when it ends.
+        let holds = state.charge.holds_units();
         let waits = |Outcome { decision, .. }: &Outcome| {
-            decision.is_allowed() || decision.waits_for_holds()
+            decision.is_allowed() || decision.waits_for_holds() || holds && decision.is_blocked()
         };
         if !answer.now().is_some_and(waits) {
             return self.evaluate(answer, max_wait, None, state);

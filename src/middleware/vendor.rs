@@ -38,8 +38,8 @@ impl VendorState {
     ///
     /// The vendor rejects requests
     ///
-    /// - for the `Retry-After` of a 429, a 503 or a 403, as GitHub's for secondary limits. A 403
-    ///   without one, and with units left, is no matter of limits.
+    /// - for the `Retry-After` of a 4xx or a 5xx, such as a 403 for a secondary limit of GitHub. A
+    ///   403 without one, and with units left, is no matter of limits.
     /// - until the reset, if 0 units remain, whatever the status
     /// - for a second, after a 429 that says neither
     ///
@@ -109,10 +109,7 @@ fn block(
     left: Option<Left>,
     now: SystemTime,
 ) -> Option<Duration> {
-    let rejects = matches!(
-        status,
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::FORBIDDEN
-    );
+    let rejects = status.is_client_error() || status.is_server_error();
     let retry_after = retry_after(headers, now).filter(|_| rejects);
     let until_reset = || left.filter(|left| left.remaining == 0)?.reset;
     let unknown = || (status == StatusCode::TOO_MANY_REQUESTS).then_some(UNKNOWN_BLOCK);
