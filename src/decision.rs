@@ -288,11 +288,11 @@ impl Decision {
         }
     }
 
-    /// Returns a denial with a retry-after that is longer by a part of it.
+    /// Returns a denial with a retry-after, or an end of its block, that is later by a part of it.
     pub(crate) fn later(self, part: f64) -> Self {
-        let Some(time) = self.retry_after() else { return self };
-        let extra = time.as_micros() as f64 * part;
-        Self { wait: self.wait.saturating_add(extra as u64).min(UNKNOWN - 1), ..self }
+        let Some(time) = self.retry_after().max(self.blocked_for()) else { return self };
+        let micros = time.as_micros() as f64 * (1.0 + part);
+        Self { wait: (micros as u64).min(UNKNOWN - 1), ..self }
     }
 
     /// Returns whether the request was denied until units that are held are returned.

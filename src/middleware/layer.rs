@@ -835,7 +835,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 
     /// Sets what the layer does with a request if the store does not decide. The default is to
-    /// reject it.
+    /// reject it. [`FailurePolicy::Wait`] needs a [`max_wait`](RateLimitLayer::max_wait).
     ///
     /// [`Decision::source`](crate::Decision::source) reports whether the store decided.
     ///

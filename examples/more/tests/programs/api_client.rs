@@ -93,7 +93,8 @@ fn the_page_contains_the_client() {
     let code = fs::read_to_string("client.rs").unwrap();
     let (_, code) = code.split_once("\n\n").unwrap();
     let page = fs::read_to_string("../../docs/outgoing.md").unwrap();
-    assert!(page.contains(&format!("```rust\n{code}```\n")), "copy client.rs into the page");
+    let block = format!("```rust,no_run\n{code}\n#[tokio::main]\n");
+    assert!(page.contains(&block), "copy client.rs into the page");
 }
 
 #[tokio::test]
