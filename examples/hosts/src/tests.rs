@@ -146,8 +146,8 @@ async fn reqwest_middleware() {
     let url = format!("http://{address}/");
     assert_eq!(client.get(&url).send().await.unwrap().status(), StatusCode::OK);
     let error = client.get(&url).send().await.unwrap_err();
-    let text = "rate limit exceeded; try again in 3599 s (limiter \"hosts\")";
-    assert!(error.to_string().contains(text), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("rate limit exceeded") && text.contains("limiter \"hosts\""), "{text}");
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
