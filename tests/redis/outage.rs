@@ -11,7 +11,7 @@ use tokio::task::{JoinSet, yield_now};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore,
-    http::Rejection, key,
+    http::Rejection, key, redisson,
 };
 
 use crate::support::{self, server::RedisServer};
@@ -168,6 +168,27 @@ async fn a_request_that_is_dropped_while_it_asks_for_others_delays_none_of_them(
     server.restart();
     for other in others {
         drop(other.await.unwrap()); // one after the other: there is one place
+    }
+}
+
+#[tokio::test]
+async fn requests_of_a_limiter_that_redisson_shares_outlast_a_redis_that_hangs() {
+    let server = RedisServer::start();
+    let limiter = redisson::RateLimiter::new(connect(&server).await, "api:{key}").label("api");
+    let hour = Duration::from_secs(3_600);
+    assert!(limiter.try_set_rate(redisson::RateType::Overall, 1_000, hour).await.unwrap());
+    let layer =
+        RateLimitLayer::new(&limiter, key::Global).max_wait(MINUTE).on_failure(FailurePolicy::Wait);
+    let service = layer.layer(support::counting(&Arc::default()));
+    server.freeze();
+    let mut tasks = JoinSet::new();
+    for _ in 0..20 {
+        tasks.spawn(service.clone().oneshot(support::get(&[])));
+    }
+    tokio::time::sleep(Duration::from_millis(1_500)).await; // the deadline of the store is over
+    server.thaw();
+    for response in tasks.join_all().await {
+        assert_eq!(response.unwrap().status(), StatusCode::OK);
     }
 }
 
