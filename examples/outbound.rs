@@ -9,8 +9,8 @@
 //! ```
 //!
 //! If the vendor answers 429 nevertheless, its `Retry-After` blocks all callers. The code that a
-//! client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`. It limits no places,
-//! so there is nothing to give back at its end: see `flush` in `more/client.rs`.
+//! client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`. It holds no places,
+//! and so has nothing to give back when it ends: see `flush` in `more/client.rs`.
 
 mod support;
 

@@ -231,8 +231,8 @@ impl<P: ProtocolBase> Shared<P> {
         Next::Proceed(None)
     }
 
-    /// Evaluates an immediate answer about one limit. A request that waits, for its reservation, for
-    /// holds or for a block to end, takes a slot.
+    /// Evaluates an immediate answer about one limit. A request that waits, for its reservation or
+    /// for the end of holds or of a block, takes a slot.
     fn evaluate_wait(
         &self,
         answer: StoreFuture<Outcome>,
@@ -242,7 +242,7 @@ impl<P: ProtocolBase> Shared<P> {
         // A reservation knows of a block; a hold tries again when it ends.
         let holds = state.charge.holds_units();
         let waits = |Outcome { decision, .. }: &Outcome| {
-            decision.is_allowed() || decision.waits_for_holds() || holds && decision.is_blocked()
+            decision.is_allowed() || decision.waits_for_holds() || (holds && decision.is_blocked())
         };
         if !answer.now().is_some_and(waits) {
             return self.evaluate(answer, max_wait, None, state);

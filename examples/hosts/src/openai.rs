@@ -13,8 +13,8 @@ use tower::ServiceBuilder;
 use tower_ratelimit::{FailurePolicy, Limiter, RateLimitLayer, http::VendorState, key};
 
 /// Returns a client whose requests wait for up to a minute, also for a store that fails. A request
-/// that would have to wait for longer gets a `429` of the layer. To the retry layer it is like one of
-/// the vendor; the `Rejection` in its extensions tells them apart.
+/// that would have to wait for longer gets a `429` of the layer. To the retry layer it is like a
+/// `429` of the vendor; the `Rejection` in its extensions tells them apart.
 pub fn client(config: OpenAIConfig, limiter: Limiter) -> Client<OpenAIConfig> {
     let limit =
         RateLimitLayer::custom(limiter, key::Global, |rejection, _: &HttpRequestFactory| {
