@@ -1,6 +1,6 @@
 //! kube: the QPS and burst of client-go, which kube does not have. Renewals of leases have
-//! priority: they do not wait behind bulk calls, and are not counted. The default stack of kube is a
-//! `BoxService`, which cannot be cloned, so a `BufferLayer` is inside of the limit.
+//! priority: they do not wait behind bulk calls, and are not counted. The default stack of kube is
+//! a `BoxService`, which cannot be cloned, so a `BufferLayer` is inside of the limit.
 
 use std::time::Duration;
 
