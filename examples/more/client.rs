@@ -16,7 +16,7 @@ use tower_ratelimit::{
     store::AnyStore,
 };
 
-/// Clones share the limits, and so do other processes with the same store.
+/// Make one for each store. Its clones share the limits, and so do other processes.
 #[derive(Clone)]
 pub struct ApiClient {
     store: AnyStore,
