@@ -9,7 +9,8 @@
 //! ```
 //!
 //! If the vendor answers 429 nevertheless, its `Retry-After` blocks all callers. The code that a
-//! client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`.
+//! client of a real vendor needs is in `QUOTA`, `limiter`, `client` and `call`. It holds no places,
+//! and so has nothing to give back when it ends: see `flush` in `more/client.rs`.
 
 mod support;
 
@@ -39,7 +40,9 @@ use tokio::{
 };
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, http::Rejection, key,
+    Algorithm, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
+    http::{Rejection, VendorState},
+    key,
     store::RedisConfig,
 };
 
@@ -50,9 +53,6 @@ const IN_FLIGHT_PER_CALLER: usize = 4;
 const LIMIT: usize = 240;
 const WINDOW: Duration = Duration::from_secs(12);
 const BAN: Duration = Duration::from_secs(5);
-
-/// The longest block, whatever the vendor demands.
-const MAX_BLOCK: Duration = Duration::from_secs(3_600);
 
 /// At most 1 + 234 requests leave in any 12 s, evenly spaced: a token bucket with a burst of 1. The
 /// vendor counts arrivals, and some are late. The margin of 5 requests covers 250 ms of delay, or a
@@ -104,37 +104,20 @@ fn client(limiter: Option<Limiter>) -> Client {
     let Some(limiter) = limiter else {
         let service = ServiceBuilder::new().and_then(async |response: Response<_>| {
             if response.status() == StatusCode::TOO_MANY_REQUESTS {
-                sleep(retry_after(&response)).await; // each call by itself
+                sleep(BAN).await; // each call by itself
             }
             Ok::<_, BoxError>(response)
         });
         return service.service(http).map_response(IntoResponse::into_response).boxed_clone();
     };
     // The layer rejects requests that would have to wait longer. They never reach the vendor.
-    let layer = RateLimitLayer::new(&limiter, key::Global)
+    let layer = RateLimitLayer::new(limiter, key::Global)
         .max_wait(Duration::from_secs(2))
+        .on_failure(FailurePolicy::Wait)
+        .learn(VendorState::from_response)
         .extensions(true);
-    let service = ServiceBuilder::new()
-        .layer(layer)
-        // Inside the layer, so that all responses are those of the vendor.
-        .and_then(async move |response: Response<_>| {
-            if response.status() == StatusCode::TOO_MANY_REQUESTS {
-                let blocked = limiter.block(key::Global.key(), retry_after(&response)).await;
-                // The vendor has answered nevertheless.
-                if let Err(error) = blocked {
-                    eprintln!("cannot block the callers: {error}");
-                }
-            }
-            Ok::<_, BoxError>(response)
-        })
-        .service(http);
+    let service = ServiceBuilder::new().map_err(BoxError::from).layer(layer).service(http);
     service.map_response(IntoResponse::into_response).boxed_clone()
-}
-
-/// Returns the time in which the vendor accepts no request.
-fn retry_after<B>(response: &Response<B>) -> Duration {
-    let seconds = response.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(1)).min(MAX_BLOCK)
 }
 
 /// Sends requests, one after the other, until one fails.
@@ -145,7 +128,7 @@ async fn call(client: Client, vendor: Uri) -> Result<(), Failure> {
         let response = response.map_err(|error| Failure::new(error.to_string()))?;
         let pause = match response.extensions().get::<Rejection>() {
             // The 429 of the layer.
-            Some(Rejection::Denied(decision)) => decision.retry_after().unwrap_or_default(),
+            Some(rejection @ Rejection::Denied(_)) => rejection.retry_after().unwrap_or_default(),
             Some(rejection) => return Err(rejection.clone()).context("a request was not sent"),
             // The response of the vendor. After a 429, the layer lets no request pass.
             None => Duration::ZERO,

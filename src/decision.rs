@@ -251,6 +251,14 @@ impl Decision {
         !self.block_rest().is_zero()
     }
 
+    /// Returns the time until the block of the key ends, counted from the decision; `None` without
+    /// a block. For a request that may wait, [`retry_after`](Decision::retry_after) is shorter: the
+    /// time after which the request may wait for the end.
+    #[must_use]
+    pub fn blocked_for(&self) -> Option<Duration> {
+        Some(self.block_rest()).filter(|rest| !rest.is_zero())
+    }
+
     /// Returns the time until the block of the key ends.
     pub(crate) fn block_rest(&self) -> Duration {
         Duration::from_micros(self.rare.as_ref().map_or(0, |rare| rare.blocked))
@@ -280,11 +288,11 @@ impl Decision {
         }
     }
 
-    /// Returns a denial with a retry-after that is longer by a part of it.
+    /// Returns a denial with a retry-after, or an end of its block, that is later by a part of it.
     pub(crate) fn later(self, part: f64) -> Self {
-        let Some(time) = self.retry_after() else { return self };
-        let extra = time.as_micros() as f64 * part;
-        Self { wait: self.wait.saturating_add(extra as u64).min(UNKNOWN - 1), ..self }
+        let Some(time) = self.retry_after().max(self.blocked_for()) else { return self };
+        let micros = time.as_micros() as f64 * (1.0 + part);
+        Self { wait: (micros as u64).min(UNKNOWN - 1), ..self }
     }
 
     /// Returns whether the request was denied until units that are held are returned.

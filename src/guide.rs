@@ -24,6 +24,7 @@ macro_rules! headings {
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second
 [shutdown]: crate::guide::redis_connecting#a-service-that-shuts-down
+[urgent]: crate::guide::outgoing#urgent-calls-priority
 [stuck-streams]: crate::guide::limitctl#stuck-streams
 [what-is-stored]: crate::guide::how_it_works#what-is-stored
 "

@@ -1,8 +1,9 @@
-//! Three callers use a vendor's API with reqwest. They share a quota for each host. If the vendor
-//! answers `429`, all callers wait for its `Retry-After`.
+//! Three callers use a vendor's API with reqwest. They share a rate and a number of places for each
+//! host. If the vendor answers `429`, all callers wait for its `Retry-After`.
 //!
 //! ```text
 //! cargo run -p more-examples --example api_client
+//! cargo run -p more-examples --example api_client -- --redis redis://127.0.0.1/
 //! ```
 //!
 //! The code that a client of a real vendor needs is in `client.rs`.
@@ -15,38 +16,58 @@ mod vendor;
 use std::{process::ExitCode, time::Duration};
 
 use clap::Parser;
+use client::ApiClient;
 use reqwest::{Method, Request, Url};
 use support::{Context, Failure, exit_code};
 use tokio::{task::JoinSet, time::Instant};
-use tower::ServiceExt;
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, http::Rejection};
+use tower_ratelimit::{Quota, http::Rejection, store};
 use vendor::Vendor;
 
 const CALLERS: u32 = 3;
 
-/// Three callers of a vendor's API share a quota, and respect its Retry-After
+/// Three callers of a vendor's API share its limits, and respect its Retry-After
 #[derive(Parser)]
 #[command(name = "api_client")]
 struct Flags {
-    /// The quota of the callers for each host
-    #[arg(long, value_name = "QUOTA", default_value = "10/s")]
+    /// The rate of the callers for each host
+    #[arg(long, value_name = "QUOTA", default_value = "10/s burst 1")]
     quota: Quota,
+
+    /// The requests to a host at a time
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    places: u64,
 
     /// The requests of each caller
     #[arg(long, value_name = "N", default_value_t = 12)]
     requests: u32,
 
-    /// The longest time of a request and its retries, in seconds
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    deadline: u64,
+    /// The longest wait of a request for its place, and for its instant, in
+    /// seconds
+    #[arg(long, value_name = "N", default_value_t = 10, verbatim_doc_comment)]
+    max_wait: u64,
+
+    /// Keep the counts in the Redis server at this URL, such as
+    /// redis://127.0.0.1/, so that other runs share them
+    #[arg(long, value_name = "URL", default_value = "memory:", verbatim_doc_comment)]
+    redis: String,
+
+    /// Call the vendor at this URL
+    #[arg(long, hide = true)]
+    vendor: Option<Url>,
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {
-    let (vendor, url) = Vendor::start(20, Duration::from_secs(2)).await?;
-    let url = Url::parse(&url).context("the URL of the vendor")?;
-    let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), flags.quota);
-    let client = client::client(limiter, Duration::from_secs(flags.deadline));
-    println!("vendor: bans the callers for 2 s after 20 requests");
+    let store = store::connect(&flags.redis).await.context("cannot use the store at --redis")?;
+    let (vendor, url) = match flags.vendor {
+        Some(url) => (None, url),
+        None => {
+            let (vendor, url) = Vendor::start(20, Duration::from_secs(2)).await?;
+            println!("vendor: bans the callers for 2 s after 20 requests");
+            (Some(vendor), Url::parse(&url).context("the URL of the vendor")?)
+        }
+    };
+    let max_wait = Duration::from_secs(flags.max_wait);
+    let client = ApiClient::new(store, flags.quota, flags.places, max_wait);
     println!("callers: {CALLERS}, which share {} per host, and all wait during a ban", flags.quota);
 
     let start = Instant::now();
@@ -55,8 +76,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         let (client, url) = (client.clone(), url.clone());
         callers.spawn(async move {
             for _ in 0..flags.requests {
-                let request = Request::new(Method::GET, url.clone());
-                let outcome = match client.clone().oneshot(request).await {
+                let outcome = match client.send(Request::new(Method::GET, url.clone())).await {
                     Ok(response) => match response.extensions().get::<Rejection>() {
                         Some(rejection) => format!("not sent: {rejection}"),
                         None => response.status().to_string(),
@@ -68,11 +88,14 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         });
     }
     callers.join_all().await;
-    let counts = vendor.lock().unwrap().counts;
-    println!(
-        "vendor: {} accepted, bans: {}, requests during a ban: {}",
-        counts.accepted, counts.bans, counts.banned
-    );
+    client.flush().await;
+    if let Some(vendor) = vendor {
+        let counts = vendor.lock().unwrap().counts;
+        println!(
+            "vendor: {} accepted, bans: {}, requests during a ban: {}",
+            counts.accepted, counts.bans, counts.banned
+        );
+    }
     Ok(())
 }
 

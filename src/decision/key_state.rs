@@ -97,7 +97,7 @@ impl KeyState {
     /// not blocked.
     #[must_use]
     pub fn blocked_for(&self) -> Option<Duration> {
-        if self.0.is_blocked() { Some(self.0.block_rest()) } else { None }
+        self.0.blocked_for()
     }
 
     /// Returns whether a request would be allowed now, with or without a delay: after `peek_n` one

@@ -13,6 +13,8 @@ pub struct StoreError {
         allow(dead_code, reason = "the transport repeats the rest")
     )]
     may_have_run: bool,
+    /// The name of the limiter whose call has failed.
+    limiter: Option<Arc<str>>,
     cause: Arc<dyn Error + Send + Sync>,
 }
 
@@ -73,7 +75,7 @@ impl StoreError {
     /// Returns the error of invalid settings.
     pub(crate) fn config(text: String) -> Self {
         let cause = Box::<dyn Error + Send + Sync>::from(text).into();
-        Self { kind: ErrorKind::Other, may_have_run: false, cause }
+        Self { kind: ErrorKind::Other, may_have_run: false, limiter: None, cause }
     }
 
     /// Returns the error of a backend.
@@ -83,7 +85,19 @@ impl StoreError {
         may_have_run: bool,
         cause: impl Error + Send + Sync + 'static,
     ) -> Self {
-        Self { kind, may_have_run, cause: Arc::new(cause) }
+        Self { kind, may_have_run, limiter: None, cause: Arc::new(cause) }
+    }
+
+    /// Adds the name of the limiter whose call has failed.
+    pub(crate) fn of_limiter(self, name: &str) -> Self {
+        Self { limiter: Some(name.into()), ..self }
+    }
+
+    /// Returns the name of the limiter whose decision has failed, if it is known; of several
+    /// limiters, of the first.
+    #[must_use]
+    pub fn limiter(&self) -> Option<&str> {
+        self.limiter.as_deref()
     }
 
     /// Returns whether the call may have changed the store: it must not be repeated then.

@@ -26,9 +26,9 @@ use super::{
 use crate::{
     algorithm::{Action, micros},
     decision::{Decision, Outcome, Receipts},
-    error::Error,
+    error::{Error, ErrorKind},
     keys::Key,
-    store::{Released, StoreFuture},
+    store::{Released, StoreFuture, after},
 };
 
 /// The default lateness up to which a waiting request proceeds without a second check. A timer of
@@ -263,6 +263,12 @@ impl Charge {
         Wait::begin(limiter.observers(), limiter.static_name())
     }
 
+    /// Reports that the request waits for its store, which has failed.
+    fn begin_store_wait(&self) -> Option<Wait> {
+        let (limiter, ..) = self.own_parts().next()?;
+        Wait::begin(limiter.observers(), limiter.static_name())
+    }
+
     /// Returns the units that `answer` spends, reserves or holds, in the background, and then drops
     /// `slot`.
     fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
@@ -294,7 +300,9 @@ pub(crate) struct Acquire {
     blocked_until: Option<Instant>,
     /// True if a denied request retries.
     retries: bool,
-    /// Set by the first denial. Boxed, as most requests are never denied.
+    /// When the request began, if it waits for a store that fails.
+    waits_for_store: Option<Instant>,
+    /// Set by the first denial or failure. Boxed, as most requests have none.
     retry: Option<Box<Retry>>,
     /// Set from the first sleep to the last one, if there is an observer.
     wait: Option<Wait>,
@@ -309,8 +317,8 @@ enum Phase {
     Admitted(Outcome, Option<Pin<Box<Sleep>>>),
     /// The reservation of a late request is being released.
     Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
-    /// The request waits to check again, after this denial.
-    Retrying(Decision),
+    /// The request waits to check again, after this denial or failure of the store.
+    Retrying(Result<Decision, Error>),
     Done,
 }
 
@@ -319,6 +327,7 @@ impl Acquire {
         let deadline = charge.retry_deadline(max_wait);
         Self {
             phase: Phase::Deciding(answer),
+            waits_for_store: charge.waits_for_store().then(Instant::now),
             charge,
             max_wait,
             last_max_wait: max_wait,
@@ -379,6 +388,12 @@ impl Acquire {
         self
     }
 
+    /// Sets whether the request waits for a store that fails, whatever the policy of its limiters.
+    pub(crate) fn wait_for_store(mut self, waits: bool) -> Self {
+        self.waits_for_store = waits.then(Instant::now);
+        self
+    }
+
     pub(crate) fn wait_slot(mut self, slot: Option<WaitSlot>) -> Self {
         self.slot = slot;
         self
@@ -397,8 +412,12 @@ impl Acquire {
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
                     self.phase = Phase::Done;
-                    if let Some(denied) = self.advance(answer?) {
-                        return Poll::Ready(Ok(denied));
+                    let last = match answer {
+                        Ok(outcome) => self.advance(outcome).map(Ok),
+                        Err(error) => self.failed(error).map(Err),
+                    };
+                    if let Some(last) = last {
+                        return Poll::Ready(last);
                     }
                 }
                 Phase::Admitted(outcome, None) => {
@@ -421,18 +440,31 @@ impl Acquire {
                     // its wait twice.
                     self.check_again();
                 }
-                Phase::Retrying(denied) => {
-                    let retry = self.retry.get_or_insert_default();
-                    if !ready!(retry.poll(cx, self.deadline)) {
-                        let denied = denied.clone();
-                        self.report_final(&denied);
-                        return Poll::Ready(Ok(denied));
+                Phase::Retrying(_) => {
+                    if let Some(last) = ready!(self.poll_retry(cx)) {
+                        return Poll::Ready(last);
                     }
-                    self.check_again();
                 }
                 Phase::Done => panic!("polled after completion"),
             }
         }
+    }
+
+    /// Waits to check again. Returns the last answer if the deadline comes first.
+    fn poll_retry(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
+        let retry = self.retry.get_or_insert_default();
+        // The last answer of a request that waits behind others can be older than a block.
+        if ready!(retry.poll(cx, self.deadline)) || self.is_blocked() {
+            self.check_again();
+            return Poll::Ready(None);
+        }
+        let Phase::Retrying(last) = mem::replace(&mut self.phase, Phase::Done) else {
+            panic!("only a request with an answer retries");
+        };
+        if let Ok(denied) = &last {
+            self.report_final(denied);
+        }
+        Poll::Ready(Some(last))
     }
 
     /// Checks with the rest of the wait.
@@ -484,7 +516,35 @@ impl Acquire {
             return Some(decision);
         }
         self.begin_wait(&decision);
-        self.phase = Phase::Retrying(decision);
+        self.phase = Phase::Retrying(Ok(decision));
+        None
+    }
+
+    /// Moves on after a failure, or returns it if the request does not wait for its store.
+    fn failed(&mut self, error: Error) -> Option<Error> {
+        let error = self.charge.name_failure(error);
+        let (Some(began), Error::Store(failure)) = (self.waits_for_store, &error) else {
+            return Some(error);
+        };
+        let wait = match self.max_wait {
+            MaxWait::UpTo(wait) => wait,
+            MaxWait::Default { .. } => self.charge.resolve(self.max_wait),
+        };
+        if wait.is_finite() {
+            let deadline = || after(began, Duration::from_micros(wait as u64));
+            self.deadline.get_or_insert_with(deadline);
+        }
+        // A store in memory that is full has not failed.
+        let waits = failure.kind() != ErrorKind::Full
+            && self.retry.get_or_insert_default().store_failed(&self.charge, self.deadline);
+        if !waits {
+            self.wait = None;
+            return Some(error);
+        }
+        if self.wait.is_none() {
+            self.wait = self.charge.begin_store_wait();
+        }
+        self.phase = Phase::Retrying(Err(error));
         None
     }
 
@@ -561,11 +621,33 @@ impl Acquire {
 
     /// Waits for the decision alone, and leaves the delay to the caller.
     pub(super) fn poll_decision(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let Phase::Deciding(answer) = &mut self.phase else { panic!("polled after completion") };
-        let answer = ready!(Pin::new(answer).poll(cx));
-        self.phase = Phase::Done;
-        let outcome = answer?;
+        let outcome = loop {
+            match &mut self.phase {
+                Phase::Deciding(answer) => {
+                    let answer = ready!(Pin::new(answer).poll(cx));
+                    self.phase = Phase::Done;
+                    match answer {
+                        Ok(outcome) => break outcome,
+                        Err(error) => {
+                            if let Some(error) = self.failed(error) {
+                                return Poll::Ready(Err(error));
+                            }
+                        }
+                    }
+                }
+                Phase::Retrying(_) => {
+                    if let Some(last) = ready!(self.poll_retry(cx)) {
+                        return Poll::Ready(last);
+                    }
+                }
+                _ => panic!("polled after completion"),
+            }
+        };
         let decision = outcome.decision.clone();
+        if let Some(retry) = &mut self.retry {
+            retry.allowed(&self.charge, &decision);
+        }
+        (self.retry, self.wait) = (None, None);
         if decision.is_allowed() {
             self.start_wait(&decision);
             self.phase = Phase::Admitted(outcome, None);

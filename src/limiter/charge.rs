@@ -242,7 +242,8 @@ impl Charge {
     /// As for [`Limiter::check`].
     pub async fn check(&self) -> Result<Decision, Error> {
         self.check_costs()?;
-        let outcome = self.decide(Action::Check, MaxWait::DEFAULT).await?;
+        let outcome = self.decide(Action::Check, MaxWait::DEFAULT).await;
+        let outcome = outcome.map_err(|error| self.name_failure(error))?;
         if let Err(error) = self.check_spent(&outcome.receipts) {
             self.release_in_background(&outcome.receipts);
             return Err(error);
@@ -477,7 +478,7 @@ impl Charge {
     }
 
     /// Returns whether instants can be reserved.
-    fn reserves(&self) -> bool {
+    pub(super) fn reserves(&self) -> bool {
         self.has_one_key() && !self.holds_units() && self.limiters().all(AnyLimiter::reserves)
     }
 

@@ -9,12 +9,13 @@
 /// | | requests that proceed | requests that can proceed above the quota |
 /// |---|---|---|
 /// | `Closed` | none | none |
+/// | `Wait` | none, until the store decides | none |
 /// | `Open` | all | all |
 /// | `Local` | `share` of the quota in each process | the excess, if the number of processes times `share` is above 1; and the units that were spent before |
 ///
 /// A [`MemoryStore`](crate::MemoryStore) does not decide about a new key if all its keys are in
 /// use: see [`WhenFull`](crate::store::WhenFull). `Open` then admits requests with new keys
-/// uncounted, and `Local` rejects them, as `Closed` does.
+/// uncounted, and `Local` and `Wait` reject them, as `Closed` does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum FailurePolicy {
@@ -22,6 +23,17 @@ pub enum FailurePolicy {
     /// layer returns [`Error::Store`](crate::Error::Store).
     #[default]
     Closed,
+    /// Lets a request that may wait ask again until the store decides, for as long as it may wait:
+    /// up to [`max_wait`](crate::RateLimitLayer::max_wait) from its arrival. Then it is rejected,
+    /// as by `Closed`. So is a request that may not wait.
+    ///
+    /// This is for clients of a vendor: late is better than banned. Of the requests of a key, only
+    /// the first one asks, once in 50 ms to a second. When the store decides again, the others
+    /// follow one after the other, in the order of their arrival.
+    ///
+    /// It is the only policy that also applies to a [`Charge`](crate::Charge): if all of its
+    /// limiters have it.
+    Wait,
     /// Lets the request proceed uncounted. The [source](crate::Decision::source) of its
     /// [`Decision`](crate::Decision) reports that there was no decision of the store. A request
     /// that is charged to a `redisson::RateLimiter` has no decision, because its rate is only in
@@ -30,6 +42,10 @@ pub enum FailurePolicy {
     /// Applies a fraction of the quota by the same algorithm, with counts in the memory of this
     /// process, until the store answers again. Counts are not transferred from the store to the
     /// process, nor back.
+    ///
+    /// So each key begins with a whole burst of the share in each process, also a key that the
+    /// store has just denied. At a burst of 20, four processes with a share of 0.25 admit up to 20
+    /// requests more: 4 times 5. A `burst(1)` makes that 4.
     ///
     /// The limit, the burst and the overdraft are rounded down. A fraction below one request per
     /// window becomes one request per longer window, of at most 366 days. A request is rejected, as

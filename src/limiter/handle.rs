@@ -242,7 +242,8 @@ impl Limiter {
     /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire),
     /// [`acquire`](Limiter::acquire), [`hold`](Limiter::hold) and
     /// [`hold_within`](Limiter::hold_within). A layer has a [policy of its
-    /// own](crate::RateLimitLayer::on_failure), and a [`Charge`](crate::Charge) has none.
+    /// own](crate::RateLimitLayer::on_failure). A [`Charge`](crate::Charge) waits for the store if
+    /// all of its limiters have [`FailurePolicy::Wait`], and has no other policy.
     ///
     /// # Panics
     ///

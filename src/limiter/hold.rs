@@ -139,8 +139,9 @@ impl Charge {
     /// units left: all of them, or none. The inner error is the decision of a denied request. See
     /// [`Limiter::hold`].
     ///
-    /// What is spent stays spent when the permit ends. The [failure
-    /// policy](crate::Limiter::on_failure) of limiters does not apply.
+    /// What is spent stays spent when the permit ends. Of the [failure
+    /// policies](crate::Limiter::on_failure) of limiters, only
+    /// [`Wait`](crate::FailurePolicy::Wait) applies, to [`hold_within`](Charge::hold_within).
     ///
     /// # Errors
     ///

@@ -39,12 +39,28 @@ impl Charge {
 
     /// Applies the policy of its first limiter, which is used without a layer.
     pub(super) fn recover_by_limiter(&self, error: Error) -> Result<Recovered, Error> {
+        let error = self.name_failure(error);
         let Error::Store(failure) = &error else { return Err(error) };
         let Some((limiter, ..)) = self.own_parts().next() else { return Err(error) };
         match self.recover(limiter.failure_policy(), failure) {
             Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
             Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
             Recovery::Uncounted(None) | Recovery::Fail => Err(error),
+        }
+    }
+
+    /// Returns whether a request that may wait asks again while the store fails.
+    pub(super) fn waits_for_store(&self) -> bool {
+        let mut policies = self.own_parts().map(|(limiter, ..)| limiter.failure_policy());
+        policies.next() == Some(FailurePolicy::Wait)
+            && policies.all(|policy| policy == FailurePolicy::Wait)
+    }
+
+    /// Adds the name of the first limiter to a failure of its store.
+    pub(super) fn name_failure(&self, error: Error) -> Error {
+        match (error, self.limiters().next()) {
+            (Error::Store(error), Some(limiter)) => Error::Store(error.of_limiter(limiter.name())),
+            (error, _) => error,
         }
     }
 

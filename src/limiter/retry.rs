@@ -24,6 +24,7 @@ use crate::{
     decision::Decision,
     quota::Quota,
     store::{Forecast, LONGEST_HOLD_RETRY, QueueEntry, RetryQueues, Store, Ticket, after},
+    time::random_fraction,
 };
 
 /// The resolution of the timers of tokio: a shorter sleep takes as long.
@@ -31,6 +32,9 @@ const TIMER_TICK: Duration = Duration::from_millis(1);
 /// The longest pause between requests that move from one queue to another. The instant is a guess,
 /// and a request that sleeps through a wrong one delays those behind it by as much.
 const MAX_GAP: Duration = Duration::from_secs(1);
+/// The pauses between two calls of a store that fails. The first pause is that between the probes
+/// of a circuit breaker: asking more often finds out nothing.
+const STORE_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// The parts of a charge that one limiter counts.
 struct LimiterPart {
@@ -48,13 +52,21 @@ struct LimiterPart {
 impl LimiterPart {
     /// Returns the parts of the limiter that has decided.
     fn of(charge: &Charge, decision: &Decision) -> Option<Self> {
-        Self::named(charge, decision.limiter()).or_else(|| Self::foreign(charge, decision))
+        let foreign = || Self::foreign(charge, decision.quota(), decision.cost());
+        Self::named(charge, decision.limiter()).or_else(foreign)
+    }
+
+    /// Returns the parts of the first limiter, about which nothing is decided.
+    fn first(charge: &Charge) -> Option<Self> {
+        let name = charge.limiters().next()?.name();
+        // The quota of a foreign limiter is only in its store: any will do for a pause.
+        let foreign = || Self::foreign(charge, Quota::per_second(1), 1);
+        Self::named(charge, name).or_else(foreign)
     }
 
     /// Returns the part of a limiter in a foreign format, which shares no charge.
-    fn foreign(charge: &Charge, decision: &Decision) -> Option<Self> {
+    fn foreign(charge: &Charge, quota: Quota, cost: u64) -> Option<Self> {
         let (queues, queue) = foreign_queue(charge)?;
-        let (quota, cost) = (decision.quota(), decision.cost());
         let gap = gap(quota, cost);
         let entry = QueueEntry { queue, group: queue, cost, max_units: u64::MAX, gap };
         Some(Self { queues, entry, quota, is_smooth: false, is_single: true, several: vec![] })
@@ -128,9 +140,37 @@ pub(crate) struct Retry {
     has_slept: bool,
     /// True if it waits for units that are held, which can be returned at any time.
     waits_for_holds: bool,
+    /// True if it waits for a store that has failed.
+    waits_for_store: bool,
 }
 
 impl Retry {
+    /// Records that the store has failed. Returns whether the request asks again by `deadline`: of
+    /// the requests in a queue, only the first one does, after a pause that grows with the wait.
+    pub(crate) fn store_failed(&mut self, charge: &Charge, deadline: Option<Instant>) -> bool {
+        let now = Instant::now();
+        let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
+        let Some(part) = LimiterPart::first(charge).filter(|_| !left.is_zero()) else {
+            return false;
+        };
+        (self.waits_for_store, self.has_slept) = (true, false);
+        let (arrival, since) =
+            *self.arrival.get_or_insert_with(|| (part.queues.next_arrival(), now));
+        let [shortest, longest] = STORE_PAUSES;
+        // At random, so that the requests of all keys and processes do not ask at one instant.
+        let spread = 0.5 + random_fraction() / 2.0;
+        let pause = (now - since).clamp(shortest, longest).mul_f64(spread).min(left);
+        let forecast = Forecast::after_pause(after(now, pause));
+        match &self.ticket {
+            Some(ticket) => ticket.denied(forecast),
+            None => {
+                let ticket = part.queues.join(part.entry, part.keys(), arrival, forecast);
+                self.ticket = Some(ticket);
+            }
+        }
+        true
+    }
+
     /// Records a denial. Returns whether the request retries: if it can be allowed by `deadline`.
     pub(crate) fn denied(
         &mut self,
@@ -141,8 +181,10 @@ impl Retry {
         let now = Instant::now();
         let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
         let has_slept = mem::take(&mut self.has_slept);
+        self.waits_for_store = false;
         let Some(part) = LimiterPart::of(charge, denied) else { return false };
-        self.waits_for_holds = denied.held() > 0;
+        // A block ends at its instant, whatever is returned.
+        self.waits_for_holds = denied.held() > 0 && !denied.is_blocked();
         let queues = &part.queues;
         let (arrival, since) = *self.arrival.get_or_insert_with(|| (queues.next_arrival(), now));
         let retry = queues.hold_retry(now - since);
@@ -161,7 +203,9 @@ impl Retry {
         if retry_after > left {
             // It leaves now, and not at its deadline: those behind may have more time.
             if let Some(ticket) = self.ticket.take_if(|ticket| is_in_queue(ticket)) {
-                ticket.leave(forecast(retry_after));
+                // Those behind it may not know of the block.
+                let next = if denied.is_blocked() { Duration::ZERO } else { retry_after };
+                ticket.leave(forecast(next));
             }
             return false;
         }
@@ -220,6 +264,9 @@ impl Retry {
         (self.timer, self.has_slept) = (None, false);
         let Some(ticket) = self.ticket.take() else { return };
         ticket.record_competition(false);
+        if mem::take(&mut self.waits_for_store) && charge.reserves() {
+            return ticket.leave(Forecast::unknown()); // the next request reserves its instant
+        }
         let shapes = |(limiter, ..): (&Limiter, _, _)| limiter.params().shapes();
         if charge.retry_deadline(MaxWait::LONGEST).is_some() && charge.own_parts().any(shapes) {
             // A shaper can deny even with units available, as no instant is reserved.
@@ -254,7 +301,7 @@ impl Retry {
             if timer.deadline() != instant {
                 timer.as_mut().reset(instant);
             }
-            self.has_slept = checks;
+            self.has_slept = checks && !self.waits_for_store;
             ready!(timer.as_mut().poll(cx));
         }
         Poll::Ready(checks)

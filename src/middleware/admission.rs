@@ -232,15 +232,17 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     /// Evaluates an immediate answer about one limit. A request that waits, for its reservation or
-    /// for holds to end, takes a slot.
+    /// for the end of holds or of a block, takes a slot.
     fn evaluate_wait(
         &self,
         answer: StoreFuture<Outcome>,
         max_wait: MaxWait,
         state: &mut ChargeState,
     ) -> Next {
+        // A reservation knows of a block; a hold tries again when it ends.
+        let holds = state.charge.holds_units();
         let waits = |Outcome { decision, .. }: &Outcome| {
-            decision.is_allowed() || decision.waits_for_holds()
+            decision.is_allowed() || decision.waits_for_holds() || (holds && decision.is_blocked())
         };
         if !answer.now().is_some_and(waits) {
             return self.evaluate(answer, max_wait, None, state);
@@ -400,7 +402,8 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     fn prepare(&self, acquire: Acquire, slot: Option<WaitSlot>) -> Acquire {
-        acquire.max_lateness(self.max_lateness).wait_slot(slot)
+        let waits_for_store = self.on_failure == FailurePolicy::Wait;
+        acquire.max_lateness(self.max_lateness).wait_for_store(waits_for_store).wait_slot(slot)
     }
 
     /// Returns how long the request can wait, and its slot in the wait queue.

@@ -88,7 +88,7 @@ use crate::{
 /// | the request has no key, or is invalid | 400 | none | `INVALID_ARGUMENT` |
 /// | the client is [forbidden](RateLimitLayer::forbid) | 403 | none | `PERMISSION_DENIED` |
 /// | the service is misconfigured | 500 | none | `INTERNAL` |
-/// | the store does not decide, and the [policy](RateLimitLayer::on_failure) is `Closed` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
+/// | the store does not decide, and the [policy](RateLimitLayer::on_failure) is `Closed` or `Wait` | 503, `temporary-reduced-capacity` | 1 | `UNAVAILABLE`, with `RetryInfo` |
 ///
 /// A request is gRPC if it is a `POST` with the content type `application/grpc`. Any version of
 /// HTTP counts, since calls that tonic-web translates from gRPC-Web can arrive over HTTP/1.1. Its
@@ -859,7 +859,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 
     /// Sets what the layer does with a request if the store does not decide. The default is to
-    /// reject it.
+    /// reject it. [`FailurePolicy::Wait`] needs a [`max_wait`](RateLimitLayer::max_wait).
     ///
     /// [`Decision::source`](crate::Decision::source) reports whether the store decided.
     ///

@@ -22,9 +22,11 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// A handler that checks a limiter itself can return it: with the feature `axum`, it implements
 /// `IntoResponse`; for other servers, call [`to_response`](Rejection::to_response).
 ///
-/// Its text is for clients: `rate limit exceeded; try again in 60 s`. The time is
-/// [rounded up](Rejection::retry_after_secs), as in the default response. The text contains no
-/// error of the store, and no mistake of a [misconfigured](RequestError::Misconfigured) service.
+/// Its text says what happened, and names the limiter: `rate limit exceeded; try again in 60 s
+/// (limiter "api")`. The time is [rounded up](Rejection::retry_after_secs), as in the default
+/// response. A client that limits itself can tell by it that its own limiter has rejected. The text
+/// contains no error of the store, and no mistake of a [misconfigured](RequestError::Misconfigured)
+/// service.
 ///
 /// # Examples
 ///
@@ -71,11 +73,13 @@ pub enum Rejection {
 
 impl Rejection {
     /// Returns the time after which a retry can succeed; `None` if a retry does not help, or if the
-    /// time is unknown, because units are [held](crate::Limiter::hold).
+    /// time is unknown, because units are [held](crate::Limiter::hold). If the key is blocked, it
+    /// is the end of the block, also if the request may wait.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Denied(decision) => decision.retry_after(),
+            // Both are `None` without a time, and the longer time has the jitter.
+            Self::Denied(decision) => decision.retry_after().max(decision.blocked_for()),
             Self::Store(_) => Some(STORE_RETRY_AFTER),
             Self::CostAboveQuota { .. } | Self::Request(_) => None,
         }
@@ -109,14 +113,14 @@ impl Rejection {
             Self::Denied(_) => "Rate limit exceeded",
             Self::CostAboveQuota { .. } => "The request is too large",
             Self::Request(error) => error.status().canonical_reason().unwrap_or_default(),
-            Self::Store(_) => "The service cannot accept this request right now",
+            Self::Store(_) => "The rate limit cannot be checked right now",
         }
     }
 
     /// Returns what the client can do, or what is wrong with its request.
     pub(crate) fn detail(&self) -> Cow<'_, str> {
         match self {
-            Self::Denied(decision) => match decision.retry_after_secs() {
+            Self::Denied(_) => match self.retry_after_secs() {
                 Some(seconds) => format!("Try again in {seconds} s.").into(),
                 None => "Try again when earlier requests have ended.".into(),
             },
@@ -140,9 +144,13 @@ impl Rejection {
         }
     }
 
-    /// Returns the title and this detail as one line.
+    /// Returns what happened, with this detail, as one line for clients.
     pub(crate) fn text(&self, detail: &str) -> String {
-        format!("{}; {}", as_clause(self.title()), as_clause(detail))
+        match self {
+            Self::Request(RequestError::Misconfigured(_)) => as_clause(MISCONFIGURED),
+            Self::Request(error) => error.to_string(),
+            _ => format!("{}; {}", as_clause(self.title()), as_clause(detail)),
+        }
     }
 
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
@@ -160,11 +168,14 @@ fn as_clause(sentence: &str) -> String {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Request(RequestError::Misconfigured(_)) => f.write_str(&as_clause(MISCONFIGURED)),
-            Self::Request(error) => write!(f, "{error}"),
-            _ => f.write_str(&self.text(&self.detail())),
-        }
+        let limiter = match self {
+            Self::Denied(decision) => Some(decision.limiter()),
+            Self::CostAboveQuota { limiter, .. } => Some(*limiter),
+            Self::Store(error) => error.limiter(),
+            Self::Request(_) => None,
+        };
+        f.write_str(&self.text(&self.detail()))?;
+        limiter.map_or(Ok(()), |limiter| write!(f, " (limiter {limiter:?})"))
     }
 }
 

@@ -418,7 +418,10 @@ async fn a_layer_rejects_a_blocked_key_or_waits_for_the_end() {
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.headers()["retry-after"], "5");
     let rejection = rejected.extensions().get::<Rejection>().unwrap();
-    assert_eq!(rejection.to_string(), "this client is blocked; try again in 5 s");
+    assert_eq!(
+        rejection.to_string(),
+        "this client is blocked; try again in 5 s (limiter \"default\")"
+    );
     assert!(rejected.extensions().get::<Decision>().unwrap().is_blocked());
     assert_eq!(support::json(rejected).await["title"], "This client is blocked");
     assert_eq!(calls.load(Ordering::Relaxed), 0);

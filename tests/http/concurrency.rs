@@ -46,6 +46,34 @@ fn endless() -> Body {
     Body::from_stream(frames.chain(tokio_stream::pending()))
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_the_end_of_a_block_or_hears_at_once_how_long_it_lasts() {
+    for held in [0, 1] {
+        let limiter = concurrency(1);
+        let service =
+            layer(&limiter).max_wait(10 * SECOND).layer(support::counting(&Arc::default()));
+        let permits = match held {
+            0 => vec![],
+            _ => vec![hold(&limiter).await],
+        };
+        limiter.block(key::Global.key(), 60 * SECOND).await.unwrap();
+        let start = tokio::time::Instant::now();
+        let rejected = service.clone().oneshot(get(&[])).await.unwrap();
+        assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+        // Not 50 s, after which the request may wait.
+        assert_eq!(header(&rejected, "retry-after"), ["60"]);
+        assert_eq!(support::json(rejected).await["title"], "This client is blocked");
+        assert_eq!(start.elapsed(), Duration::ZERO);
+
+        limiter.unblock(key::Global.key()).await.unwrap();
+        limiter.block(key::Global.key(), 5 * SECOND).await.unwrap();
+        drop(permits);
+        let response = service.oneshot(get(&[])).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!((5 * SECOND..6 * SECOND).contains(&start.elapsed()), "{:?}", start.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn a_request_counts_until_its_body_has_ended_or_is_dropped() {
     let limiter = concurrency(1);

@@ -242,7 +242,7 @@ async fn each_rejection_has_a_status() {
             RateLimitLayer::new(without_redis, key::Global),
             "ada",
             Code::Unavailable,
-            "the service cannot accept this request right now; try again later",
+            "the rate limit cannot be checked right now; try again later",
             Some("1000"),
         ),
         (by_user.clone(), "", Code::InvalidArgument, "header user is missing or empty", None),

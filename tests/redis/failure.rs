@@ -259,8 +259,9 @@ async fn a_full_memory_store_is_a_failure_of_the_store() {
         (FailurePolicy::Closed, StatusCode::SERVICE_UNAVAILABLE),
         (FailurePolicy::Open, StatusCode::OK),
         (FailurePolicy::Local { share: 1.0 }, StatusCode::SERVICE_UNAVAILABLE),
+        (FailurePolicy::Wait, StatusCode::SERVICE_UNAVAILABLE),
     ] {
-        let layer = layer.clone().on_failure(policy);
+        let layer = layer.clone().max_wait(Duration::from_secs(60)).on_failure(policy);
         assert_eq!(send(&layer, &[("x", "2")]).await.status(), status, "{policy:?}");
     }
 }

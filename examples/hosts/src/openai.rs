@@ -10,10 +10,11 @@ use async_openai::{
     middleware::{HttpRequestFactory, ReqwestService, retry::OpenAIRetryLayer},
 };
 use tower::ServiceBuilder;
-use tower_ratelimit::{Limiter, RateLimitLayer, http::VendorState, key};
+use tower_ratelimit::{FailurePolicy, Limiter, RateLimitLayer, http::VendorState, key};
 
-/// Returns a client whose requests wait for up to a minute. A request that would have to wait for
-/// longer gets a `429` of the layer, like one of the vendor.
+/// Returns a client whose requests wait for up to a minute, also for a store that fails. A request
+/// that would have to wait for longer gets a `429` of the layer. To the retry layer it is like a
+/// `429` of the vendor; the `Rejection` in its extensions tells them apart.
 pub fn client(config: OpenAIConfig, limiter: Limiter) -> Client<OpenAIConfig> {
     let limit =
         RateLimitLayer::custom(limiter, key::Global, |rejection, _: &HttpRequestFactory| {
@@ -28,7 +29,7 @@ pub fn client(config: OpenAIConfig, limiter: Limiter) -> Client<OpenAIConfig> {
     let service = ServiceBuilder::new()
         .layer(OpenAIRetryLayer::default())
         .map_result(|result: Result<Result<_, OpenAIError>, OpenAIError>| result?)
-        .layer(limit.max_wait(Duration::from_secs(60)))
+        .layer(limit.max_wait(Duration::from_secs(60)).on_failure(FailurePolicy::Wait))
         .map_response(Ok::<reqwest::Response, OpenAIError>)
         .service(ReqwestService::new(reqwest::Client::new()));
     Client::with_config(config).with_http_service(service)

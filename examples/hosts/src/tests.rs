@@ -162,6 +162,10 @@ async fn kubernetes() {
     client.request_text(request()).await.unwrap();
     assert!(client.request_text(request()).await.is_err());
     assert_eq!(count.load(Ordering::SeqCst), 1);
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/leader";
+    let renewal = http::Request::put(lease).body(vec![]).unwrap();
+    client.request_text(renewal).await.unwrap();
+    assert_eq!(count.load(Ordering::SeqCst), 2, "it does not wait behind the others");
 }
 
 #[tokio::test]
@@ -171,7 +175,8 @@ async fn reqwest_middleware() {
     let url = format!("http://{address}/");
     assert_eq!(client.get(&url).send().await.unwrap().status(), StatusCode::OK);
     let error = client.get(&url).send().await.unwrap_err();
-    assert!(error.to_string().contains("rate limit exceeded"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("rate limit exceeded") && text.contains("limiter \"hosts\""), "{text}");
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 

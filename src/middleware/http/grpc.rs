@@ -99,7 +99,7 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
         (Rejection::Denied(_), Some(millis)) => {
             rejection.text(&format!("Try again in {} s", millis as f64 / 1e3))
         }
-        _ => rejection.to_string(),
+        _ => rejection.text(&rejection.detail()),
     };
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(STATUS, u16::from(code).into());

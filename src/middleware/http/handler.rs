@@ -11,7 +11,9 @@ use crate::{
 };
 
 impl Rejection {
-    /// Returns the response that a layer gives by default: status, headers and problem details.
+    /// Returns the response that a layer gives by default: status, headers and problem details. Its
+    /// extensions contain the rejection, so that a client that limits itself can tell it from a
+    /// response of the server.
     ///
     /// With the feature `axum`, a rejection also implements `IntoResponse`. For gRPC, return a
     /// status of tonic instead. The mistake of a [misconfigured](RequestError::Misconfigured)
@@ -33,6 +35,7 @@ impl Rejection {
     /// let response = Rejection::Denied(decision).to_response();
     /// assert_eq!(response.status(), 429);
     /// assert_eq!(response.headers()["retry-after"], "60");
+    /// assert!(matches!(response.extensions().get(), Some(Rejection::Denied(_))));
     /// # Ok(())
     /// # }
     /// ```
@@ -43,7 +46,9 @@ impl Rejection {
             log::misconfigured(&MISTAKES, error);
         }
         let headers = HeaderWriter::new(None).for_rejection(self, &Charge::exempt());
-        problem::response(headers, self)
+        let mut response = problem::response(headers, self);
+        response.extensions_mut().insert(self.clone());
+        response
     }
 }
 

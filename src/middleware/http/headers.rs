@@ -217,7 +217,7 @@ impl HeaderWriter {
             return Some(known.clone());
         }
         self.policy.as_ref().filter(|(quota, _)| decision.quota() == *quota)?;
-        let seconds = decision.retry_after_secs()?;
+        let seconds = decision.retry_after_secs().filter(|_| !decision.is_blocked())?;
         let mut headers = known.clone();
         for (name, value) in headers.iter_mut() {
             if *name == RETRY_AFTER {
