@@ -14,7 +14,9 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Kind, Lifetime, Params},
+    algorithm::{
+        Action, Algorithm, FastStep, HoldReceipt, Kind, Lifetime, Params, Release, units as count,
+    },
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -596,14 +598,15 @@ impl Limiter {
             report_released(&self.0.observers, self.0.taken.text, key, units);
             return None;
         }
-        let version = self.current();
-        let release = version.release_of(receipt, units)?;
+        let Receipt::At(instant, algorithm) = *receipt else { return None };
+        let release = Release { instant: Some(instant as f64), units: count(units) };
         report_released(&self.0.observers, self.0.taken.text, key, units);
-        self.0.store.as_dyn().release_in_background(&version.settings, key, release)
+        let settings = self.0.versions.settings_of(algorithm);
+        self.0.store.as_dyn().release_in_background(&settings, key, release)
     }
 
-    /// Keeps the units that an admitted request holds. If the algorithm of the limiter was changed
-    /// since the decision, the hold is unknown to the new one, and expires.
+    /// Keeps the units that an admitted request holds, by the algorithm of the decision: the
+    /// limiter may have another one by now.
     pub(super) fn keep_hold(
         &self,
         key: &Key<'_>,
@@ -615,9 +618,9 @@ impl Limiter {
         let guard = store.keep_hold(&|| {
             // Not the limiter: the store would keep itself alive.
             let versions = versions.clone();
-            let latest = move || versions.current().settings.clone();
+            let latest = move || versions.settings_of(algorithm);
             Hold {
-                settings: self.current().settings.clone(),
+                settings: latest(),
                 latest: LatestSettings(Arc::new(latest)),
                 observers: (**observers).clone(),
                 key: key.clone().into_owned(),

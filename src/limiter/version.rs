@@ -9,8 +9,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::max_wait::MaxWait;
 use crate::{
-    algorithm::{Action, Algorithm, Release, units as count},
-    decision::Receipt,
+    algorithm::{Action, Algorithm, Kind},
     error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
@@ -52,17 +51,6 @@ impl Version {
         max_wait.resolve(self.default_wait, self.max_reservable)
     }
 
-    /// Returns the release of `units` that a request has spent; `None` if there is nothing to
-    /// return.
-    pub(super) fn release_of(&self, receipt: &Receipt, units: u64) -> Option<Release> {
-        match *receipt {
-            Receipt::At(instant, algorithm) if algorithm == self.settings.params.kind() => {
-                Some(Release { instant: Some(instant as f64), units: count(units) })
-            }
-            _ => None,
-        }
-    }
-
     /// Returns the part of a request to the store that concerns this limit, and spends or changes
     /// no hold.
     #[inline]
@@ -102,8 +90,9 @@ pub(super) struct Versions {
 struct Later {
     /// Set by the first replacement. Read without a lock, too.
     latest: OnceLock<ArcSwap<Version>>,
-    /// Locked by a replacement, so that no concurrent one is undone.
-    changing: Mutex<()>,
+    /// The last settings of each other algorithm, for what was decided by it. Locked by a
+    /// replacement, so that no concurrent one is undone.
+    replaced: Mutex<Vec<Arc<Settings>>>,
 }
 
 impl Versions {
@@ -119,6 +108,17 @@ impl Versions {
         }
     }
 
+    /// Returns the latest settings with an algorithm that a decision has named.
+    pub(super) fn settings_of(&self, algorithm: Kind) -> Arc<Settings> {
+        let is_it = |settings: &&Arc<Settings>| settings.params.kind() == algorithm;
+        let current = self.current().settings.clone();
+        if is_it(&&current) {
+            return current;
+        }
+        let replaced = lock(&self.later.replaced);
+        replaced.iter().find(is_it).cloned().unwrap_or(current)
+    }
+
     /// Changes the quota, and the algorithm if there is one. Returns the settings before and after,
     /// if they differ.
     pub(super) fn update(
@@ -132,11 +132,13 @@ impl Versions {
             let is_change = (algorithm, quota) != (known.algorithm, known.quota);
             is_change.then(|| known.changed(algorithm, quota)).transpose()
         };
-        let Later { latest, changing } = &*self.later;
-        let _changing = lock(changing);
+        let Later { latest, replaced } = &*self.later;
+        let replaced = &mut *lock(replaced);
         let known = self.current();
         let Some(settings) = changed(&known.settings)? else { return Ok(None) };
         let (from, to) = (known.settings.clone(), Arc::new(settings));
+        replaced.retain(|other| other.params.kind() != from.params.kind());
+        replaced.push(from.clone());
         let version = Arc::new(Version::new(to.clone()));
         match latest.get() {
             Some(latest) => latest.store(version),

@@ -18,6 +18,7 @@ mod observe;
 mod redisson;
 mod redisson_layer;
 mod releases;
+mod runtimes;
 mod sentinel;
 mod store;
 mod tls;

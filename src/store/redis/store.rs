@@ -22,7 +22,7 @@ use super::{
     release::{self, ReleaseFuture},
     scan::KeyScan,
     single_hold::SingleHold,
-    transport::{ANSWER_TIMEOUT, Command, Deadline},
+    transport::{ANSWER_TIMEOUT, Command, Deadline, home},
 };
 use crate::{
     algorithm::{Action, Algorithm, Release},
@@ -139,6 +139,12 @@ impl RedisStore {
     ///
     /// If the TLS settings are invalid, a user has no password, or the deadline is 0.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
+        home::start().map_err(|error| {
+            StoreError::config(format!(
+                "cannot start the thread for work in the background: {error}; raise the limits of \
+                 threads and open files"
+            ))
+        })?;
         if config.deadline.is_zero() {
             return Err(StoreError::config(
                 "cannot use a deadline of 0: every decision would fail; set for example 100 ms"
@@ -254,8 +260,10 @@ impl RedisStore {
     /// # }
     /// ```
     pub async fn flush(&self) {
-        self.backend.holds.start(); // if the runtime of its task has ended
-        self.backend.denials.changes_done().await;
+        let denials = &self.backend.denials;
+        // In a runtime that is not driven, a call does not end.
+        self.start_deadline().lingering().wait_for(denials.calls_done()).await;
+        denials.changes_done().await;
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
@@ -470,13 +478,15 @@ impl Store for RedisStore {
     }
 
     fn spawn_background(&self, task: BackgroundTask) {
-        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.backend.client.runtime())
-        {
-            let open = self.backend.denials.begin_call();
-            runtime.spawn(async move {
-                task.await;
-                drop(open);
-            });
+        let open = self.backend.denials.begin_call();
+        let task = async move {
+            task.await;
+            drop(open);
+        };
+        // The connection for its answer is usually in the current runtime.
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(task)),
+            Err(_) => drop(home::spawn(task)),
         }
     }
 

@@ -7,10 +7,12 @@
 //! * `health`: whether a node answers and executes scripts, and what the owner hears of that
 //! * `link`: a connection to one server, its queue, and the deadlines of commands
 //!
-//! `config` and `url` are the settings above them. docs/connections.md has the reasons.
+//! `home` is the thread for all that no request waits for. `config` and `url` are the settings
+//! above them. docs/connections.md has the reasons.
 
 mod config;
 mod health;
+pub(super) mod home;
 mod link;
 mod topology;
 mod url;

@@ -5,16 +5,16 @@
 use std::{
     mem,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until},
-};
+use tokio::time::sleep_until;
 
 use super::{
-    super::link::{ServerState, TransportError},
+    super::{
+        home,
+        link::{ServerState, TransportError},
+    },
     owner::{Event, Owner},
 };
 use crate::sync::lock;
@@ -98,10 +98,10 @@ impl Reports {
         if let Some(report) = report {
             self.emit(&report);
         }
-        if let (Some(ends), Ok(runtime)) = (ends, Handle::try_current()) {
+        if let Some(ends) = ends {
             let reports = self.clone();
-            runtime.spawn(async move {
-                sleep_until(ends).await;
+            home::spawn(async move {
+                sleep_until(ends.into()).await;
                 if let Some(report) = reports.held_back(ends) {
                     reports.emit(&report);
                 }

@@ -7,17 +7,18 @@ use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
     pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex},
+    thread,
     time::{Duration, Instant},
 };
 
 use redis::Cmd;
-use tokio::{runtime::Handle, time::sleep};
+use tokio::time::sleep;
 
-use super::super::link::{Command, TransportError};
+use super::super::{
+    home,
+    link::{Command, TransportError},
+};
 use crate::sync::lock;
 
 /// The maximum number of items and tasks in the queue of a node. Further ones are dropped. An item
@@ -36,10 +37,6 @@ const GATHER: Duration = Duration::from_millis(5);
 /// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
 /// workers of a dead node make 80 calls per second, and then none.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The time without progress after which the runtime of the workers is taken as stopped. It is
-/// longer than a call in the background, which has a deadline of 1 s, with a connection that takes
-/// 3 s.
-const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 /// The lifetime of a job that the node cannot execute. A job that is repeated is harmless at any
 /// time, so this only bounds the time for which memory is held.
 const MAX_AGE: Duration = Duration::from_secs(3_600);
@@ -54,9 +51,6 @@ pub(crate) trait Executor: Clone + Send + Sync + 'static {
 
     /// Returns the queue of the node that has the key now.
     fn queue_of(&self, key: &[u8]) -> Arc<JobQueue>;
-
-    /// Returns the runtime of a connection.
-    fn runtime(&self) -> Option<Handle>;
 }
 
 pub(crate) enum Job {
@@ -143,10 +137,6 @@ impl Batch {
 #[derive(Default)]
 pub(crate) struct JobQueue {
     queued: Mutex<QueuedJobs>,
-    /// True if there are jobs without a worker, because the runtime of the workers has ended. It is
-    /// written under the lock of `queued`. Each call reads it without the lock, `Relaxed`: one that
-    /// reads an old value leaves the jobs to the next call.
-    is_orphaned: AtomicBool,
 }
 
 #[derive(Default)]
@@ -156,11 +146,7 @@ struct QueuedJobs {
     groups: HashMap<GroupHead, Batch>,
     /// The number of items and tasks.
     count: usize,
-    /// The number of workers of this generation. Those of earlier generations stand still.
     workers: usize,
-    generation: u64,
-    /// The time of the last progress of any worker.
-    progress: Option<Instant>,
 }
 
 enum Next {
@@ -227,13 +213,6 @@ impl QueuedJobs {
             }
         }
     }
-
-    fn remove_worker(&mut self) {
-        self.workers -= 1;
-        if self.workers == 0 {
-            self.progress = None;
-        }
-    }
 }
 
 impl JobQueue {
@@ -244,27 +223,13 @@ impl JobQueue {
         queue.start(executor);
     }
 
-    /// Continues with the jobs of workers whose runtime has ended.
-    pub(crate) fn resume(self: &Arc<Self>, executor: &impl Executor) {
-        if self.is_orphaned.load(Relaxed) {
-            self.start(executor);
-        }
-    }
-
-    /// Starts a worker, if there is work for another one: in the runtime of the caller, or else of
-    /// a connection.
+    /// Starts a worker, if there is work for another one.
     fn start(self: &Arc<Self>, executor: &impl Executor) {
-        let Some(worker) = Worker::new(self) else { return };
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(worker.run(executor.clone()))),
-            Err(_) => drop(worker),
-        }
-        // A runtime that shuts down has dropped the worker.
-        if self.is_orphaned.load(Relaxed)
-            && let Some(runtime) = executor.runtime()
-            && let Some(worker) = Worker::new(self)
-        {
-            runtime.spawn(worker.run(executor.clone()));
+        let queued = &mut *lock(&self.queued);
+        if queued.workers < queued.order.len().min(MAX_WORKERS) {
+            queued.workers += 1;
+            let worker = Worker { queue: self.clone(), executor: executor.clone() };
+            home::spawn(worker.run());
         }
     }
 }
@@ -275,69 +240,48 @@ impl fmt::Debug for JobQueue {
     }
 }
 
-/// Runs until the queue is empty, or its runtime ends.
-struct Worker {
+/// Runs until the queue is empty.
+struct Worker<E: Executor> {
     queue: Arc<JobQueue>,
-    generation: u64,
-    is_done: bool,
+    executor: E,
 }
 
-impl Worker {
-    /// Returns a worker, if there is work for another one.
-    fn new(queue: &Arc<JobQueue>) -> Option<Self> {
-        let queued = &mut *lock(&queue.queued);
-        if queued.progress.is_some_and(|progress| progress.elapsed() > MAX_STANDSTILL) {
-            queued.generation += 1;
-            (queued.workers, queued.progress) = (0, None);
-        }
-        if queued.workers >= queued.order.len().min(MAX_WORKERS) {
-            return None;
-        }
-        queued.workers += 1;
-        queued.progress.get_or_insert_with(Instant::now);
-        queue.is_orphaned.store(false, Relaxed);
-        Some(Self { queue: queue.clone(), generation: queued.generation, is_done: false })
-    }
-
-    async fn run(mut self, executor: impl Executor) {
+impl<E: Executor> Worker<E> {
+    async fn run(self) {
         sleep(GATHER).await;
         while let Some(job) = self.next() {
-            if !job.run(&executor).await {
-                JobQueue::push(job, &executor); // of the node that has the key now
+            if !job.run(&self.executor).await {
+                JobQueue::push(job, &self.executor); // of the node that has the key now
                 sleep(PAUSE).await;
             }
         }
     }
 
-    fn next(&mut self) -> Option<Job> {
+    fn next(&self) -> Option<Job> {
         let queued = &mut *lock(&self.queue.queued);
-        if queued.generation != self.generation {
-            return None;
-        }
         let job = queued.pop();
-        queued.progress = Some(Instant::now());
-        if job.is_none() {
-            // Under the same lock as the pop: a job that is pushed now starts a worker.
-            self.is_done = true;
-            queued.remove_worker();
-        }
+        // Under the same lock: a job that is pushed now starts a worker.
+        queued.workers -= usize::from(job.is_none());
         job
     }
 }
 
-impl Drop for Worker {
+/// After a panic, which its job is lost by, another worker does the rest.
+impl<E: Executor> Drop for Worker<E> {
     fn drop(&mut self) {
-        let queued = &mut *lock(&self.queue.queued);
-        if !self.is_done && queued.generation == self.generation {
-            queued.remove_worker();
-            self.queue.is_orphaned.store(queued.workers == 0 && queued.count > 0, Relaxed);
+        if thread::panicking() {
+            lock(&self.queue.queued).workers -= 1;
+            self.queue.start(&self.executor);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use proptest::{collection::vec, prelude::*};
+    use tokio::sync::Semaphore;
 
     use super::*;
 
@@ -402,31 +346,45 @@ mod tests {
         }
     }
 
+    /// Executes nothing by itself: its jobs are tasks.
+    #[derive(Clone, Default)]
+    struct Tasks(Arc<JobQueue>);
+
+    impl Executor for Tasks {
+        async fn execute(&self, _: Command<'_>) -> Result<(), TransportError> {
+            unreachable!("the jobs are tasks")
+        }
+
+        fn queue_of(&self, _: &[u8]) -> Arc<JobQueue> {
+            self.0.clone()
+        }
+    }
+
     #[test]
-    fn a_node_has_few_workers_which_are_replaced_if_they_stand_still() {
-        let queue = Arc::<JobQueue>::default();
-        (0..10).for_each(|_| lock(&queue.queued).push(task(false)));
-        let workers = || (0..10).map_while(|_| Worker::new(&queue)).collect::<Vec<_>>();
-        let is_orphaned = || queue.is_orphaned.load(Relaxed);
-
-        let mut idle = workers();
-        assert_eq!(idle.len(), MAX_WORKERS);
-        lock(&queue.queued).progress = Some(Instant::now() - 2 * MAX_STANDSTILL);
-        let busy = workers();
-        assert_eq!(busy.len(), MAX_WORKERS);
-        assert!(idle[0].next().is_none(), "it has been replaced");
-        drop(idle);
-        assert!(workers().is_empty() && !is_orphaned());
-
-        drop(busy); // as when their runtime ends
-        assert!(is_orphaned());
-        let mut worker = Worker::new(&queue).unwrap();
-        assert!(!is_orphaned());
-        while worker.next().is_some() {}
-        let left = { lock(&queue.queued).workers };
-        assert_eq!((left, { lock(&queue.queued).count }), (0, 0));
-        drop(worker);
-        assert!(workers().is_empty() && !is_orphaned());
+    fn a_node_has_few_workers_and_one_that_panics_is_replaced() {
+        let (tasks, (sender, began)) = (Tasks::default(), mpsc::channel());
+        let go = Arc::new(Semaphore::new(0));
+        let push = |panics: bool| {
+            let (sender, go) = (sender.clone(), go.clone());
+            let run = move || -> Run {
+                let (sender, go) = (sender.clone(), go.clone());
+                Box::pin(async move {
+                    sender.send(()).unwrap();
+                    go.acquire().await.unwrap().forget();
+                    assert!(!panics, "scripted");
+                    true
+                })
+            };
+            JobQueue::push(Job::task(String::new(), Box::new(run)), &tasks);
+        };
+        (0..10).for_each(|index| push(index < MAX_WORKERS));
+        (0..MAX_WORKERS).for_each(|_| began.recv().unwrap());
+        assert_eq!(lock(&tasks.0.queued).order.len(), 10 - MAX_WORKERS);
+        go.add_permits(10);
+        (MAX_WORKERS..10).for_each(|_| began.recv().unwrap());
+        while lock(&tasks.0.queued).workers > 0 {
+            thread::yield_now();
+        }
     }
 
     proptest! {

@@ -4,7 +4,6 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::FromRedisValue;
-use tokio::runtime::Handle;
 
 use super::{
     super::{
@@ -45,14 +44,6 @@ impl Client {
         match self {
             Self::Node(node) => node.tell_breaker(tell),
             Self::Cluster(cluster) => cluster.tell_breakers(tell),
-        }
-    }
-
-    /// Returns the runtime of a connection.
-    pub(crate) fn runtime(&self) -> Option<Handle> {
-        match self {
-            Self::Node(node) => node.runtime(),
-            Self::Cluster(cluster) => cluster.runtime(),
         }
     }
 
@@ -144,10 +135,7 @@ impl Client {
         command: Command<'_>,
     ) -> Result<(T, Connection), TransportError> {
         match self {
-            Self::Node(node) => {
-                node.background().resume(node);
-                node.execute(deadline, command).await
-            }
+            Self::Node(node) => node.execute(deadline, command).await,
             Self::Cluster(cluster) => cluster.execute(deadline, command).await,
         }
     }

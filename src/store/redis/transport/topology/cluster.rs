@@ -19,7 +19,6 @@ use std::{
 
 use redis::{Cmd, FromRedisValue, ServerErrorKind, Value};
 use tokio::{
-    runtime::Handle,
     sync::Notify,
     task::JoinSet,
     time::{sleep, timeout},
@@ -28,6 +27,7 @@ use tokio::{
 use super::{
     super::{
         health::{NodeHealth, Probe, Tell},
+        home,
         link::{
             ANSWER_TIMEOUT, Address, Command, Connection, Deadline, Endpoint, Mapping, Place,
             ServerState, TransportError, is_reply,
@@ -167,11 +167,6 @@ impl Cluster {
         self.read(|map| map.nodes.values().cloned().collect())
     }
 
-    /// Returns the runtime of a connection.
-    pub(crate) fn runtime(&self) -> Option<Handle> {
-        self.read(|map| map.nodes.values().find_map(|it| it.node.runtime()))
-    }
-
     /// Executes a command at the node that has the keys.
     pub(crate) async fn execute<T: FromRedisValue>(
         self: &Arc<Self>,
@@ -183,7 +178,6 @@ impl Cluster {
             self.ensure_slots(deadline).await?;
         }
         let (node, pause) = (self.owner(slot), (deadline.within() / 4).min(FIRST_PAUSE));
-        node.node.background().resume(self);
         let mut redirects = Redirects { slot, node, is_asking: false, source: None, pause };
         let mut hops = 0;
         loop {
@@ -325,7 +319,7 @@ impl Cluster {
             }
             *refresh = RefreshState { is_running: true, next: now + ANSWER_TIMEOUT };
         }
-        tokio::spawn(self.clone().read_slots(doubted.cloned()));
+        home::spawn(self.clone().read_slots(doubted.cloned()));
         Refresh::Begun
     }
 
@@ -391,7 +385,7 @@ impl Cluster {
         let connections = node.node.connections_made();
         let is_new = node.connections_known.load(Relaxed) != connections;
         let is_old = self.now() >= self.outdated_at.load(Relaxed);
-        if is_new && connections > self.common.connections {
+        if is_new && node.node.has_reconnected() {
             let until = self.now() + UNSETTLED.as_micros() as u64;
             self.unsettled_until.store(until, Relaxed);
         }
@@ -535,10 +529,6 @@ impl Executor for Arc<Cluster> {
 
     fn queue_of(&self, key: &[u8]) -> Arc<JobQueue> {
         self.owner(slot_of(key)).node.background().clone()
-    }
-
-    fn runtime(&self) -> Option<Handle> {
-        Cluster::runtime(self)
     }
 }
 
