@@ -1,6 +1,5 @@
-//! Jobs that no request waits for: a queue per node, and the workers that empty it. The queue
-//! bounds the memory, the calls under way, and the work of one call for the server. It does not
-//! know the purpose of a job.
+//! Jobs that no request waits for: a queue per node. It bounds the memory, the calls under way, and
+//! the work of one call for the server. It does not know the purpose of a job.
 
 use std::{
     any::Any,
@@ -8,17 +7,12 @@ use std::{
     fmt,
     pin::Pin,
     sync::{Arc, Mutex},
-    thread,
     time::{Duration, Instant},
 };
 
 use redis::Cmd;
-use tokio::time::sleep;
 
-use super::super::{
-    home,
-    link::{Command, TransportError},
-};
+use super::super::link::Command;
 use crate::sync::lock;
 
 /// The maximum number of items and tasks in the queue of a node. Further ones are dropped. An item
@@ -30,28 +24,9 @@ const MAX_PER_CALL: usize = 100;
 /// The maximum number of workers of a node, each with one call in flight: Redis may execute these
 /// calls without a break.
 const MAX_WORKERS: usize = 4;
-/// The delay of a new worker, which collects items into the same calls: when a service is
-/// restarted, thousands of requests are dropped within milliseconds. No request waits for these
-/// calls.
-const GATHER: Duration = Duration::from_millis(5);
-/// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
-/// workers of a dead node make 80 calls per second, and then none.
-const PAUSE: Duration = Duration::from_millis(50);
 /// The lifetime of a job that the node cannot execute. A job that is repeated is harmless at any
 /// time, so this only bounds the time for which memory is held.
 const MAX_AGE: Duration = Duration::from_secs(3_600);
-
-/// Executes jobs: a node, or a cluster.
-pub(crate) trait Executor: Clone + Send + Sync + 'static {
-    /// Executes a command in the background.
-    fn execute(
-        &self,
-        command: Command<'_>,
-    ) -> impl Future<Output = Result<(), TransportError>> + Send;
-
-    /// Returns the queue of the node that has the key now.
-    fn queue_of(&self, key: &[u8]) -> Arc<JobQueue>;
-}
 
 pub(crate) enum Job {
     Batch(Batch),
@@ -64,7 +39,7 @@ pub(crate) struct Batch {
     /// The command without its last argument.
     head: Cmd,
     /// The text of the script that the command names by its hash.
-    text: &'static str,
+    pub(super) text: &'static str,
     items: VecDeque<(Item, Instant)>,
 }
 
@@ -83,7 +58,7 @@ impl Item {
 /// Calls about one key that are not one command.
 pub(crate) struct JobTask {
     key: String,
-    run: Box<dyn Fn() -> Run + Send + Sync>,
+    pub(super) run: Box<dyn Fn() -> Run + Send + Sync>,
     since: Instant,
 }
 
@@ -95,22 +70,10 @@ impl Job {
         Self::Task(JobTask { key, run, since: Instant::now() })
     }
 
-    fn key(&self) -> &[u8] {
+    pub(super) fn key(&self) -> &[u8] {
         match self {
             Self::Batch(batch) => Command::new(&batch.head).key(),
             Self::Task(task) => task.key.as_bytes(),
-        }
-    }
-
-    /// Returns whether it is done, or may be: it must not be repeated.
-    async fn run(&self, executor: &impl Executor) -> bool {
-        match self {
-            Self::Batch(batch) => {
-                let command = batch.command();
-                let result = executor.execute(Command::script(&command, batch.text)).await;
-                result.err().is_none_or(|error| error.may_have_run())
-            }
-            Self::Task(task) => (task.run)().await,
         }
     }
 }
@@ -216,21 +179,23 @@ impl QueuedJobs {
 }
 
 impl JobQueue {
-    /// Adds a job to the queue of the node that has its key.
-    pub(crate) fn push(job: Job, executor: &impl Executor) {
-        let queue = executor.queue_of(job.key());
-        lock(&queue.queued).push(job);
-        queue.start(executor);
+    /// Adds a job. Returns whether the caller is to start a worker, which takes jobs until there
+    /// are none.
+    pub(crate) fn push(&self, job: Job) -> bool {
+        let queued = &mut *lock(&self.queued);
+        queued.push(job);
+        let needs_worker = queued.workers < queued.order.len().min(MAX_WORKERS);
+        queued.workers += usize::from(needs_worker);
+        needs_worker
     }
 
-    /// Starts a worker, if there is work for another one.
-    fn start(self: &Arc<Self>, executor: &impl Executor) {
+    /// Returns the next job for a worker. Without one, the worker has ended.
+    pub(crate) fn next(&self) -> Option<Job> {
         let queued = &mut *lock(&self.queued);
-        if queued.workers < queued.order.len().min(MAX_WORKERS) {
-            queued.workers += 1;
-            let worker = Worker { queue: self.clone(), executor: executor.clone() };
-            home::spawn(worker.run());
-        }
+        let job = queued.pop();
+        // Under the same lock: a job that is pushed now starts a worker.
+        queued.workers -= usize::from(job.is_none());
+        job
     }
 }
 
@@ -240,48 +205,9 @@ impl fmt::Debug for JobQueue {
     }
 }
 
-/// Runs until the queue is empty.
-struct Worker<E: Executor> {
-    queue: Arc<JobQueue>,
-    executor: E,
-}
-
-impl<E: Executor> Worker<E> {
-    async fn run(self) {
-        sleep(GATHER).await;
-        while let Some(job) = self.next() {
-            if !job.run(&self.executor).await {
-                JobQueue::push(job, &self.executor); // of the node that has the key now
-                sleep(PAUSE).await;
-            }
-        }
-    }
-
-    fn next(&self) -> Option<Job> {
-        let queued = &mut *lock(&self.queue.queued);
-        let job = queued.pop();
-        // Under the same lock: a job that is pushed now starts a worker.
-        queued.workers -= usize::from(job.is_none());
-        job
-    }
-}
-
-/// After a panic, which its job is lost by, another worker does the rest.
-impl<E: Executor> Drop for Worker<E> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            lock(&self.queue.queued).workers -= 1;
-            self.queue.start(&self.executor);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use proptest::{collection::vec, prelude::*};
-    use tokio::sync::Semaphore;
 
     use super::*;
 
@@ -343,47 +269,6 @@ mod tests {
             assert!(self.groups.values().all(|it| !it.items.is_empty()));
             assert_eq!(self.count, items + self.order.len() - groups);
             assert!(self.count <= MAX_QUEUED);
-        }
-    }
-
-    /// Executes nothing by itself: its jobs are tasks.
-    #[derive(Clone, Default)]
-    struct Tasks(Arc<JobQueue>);
-
-    impl Executor for Tasks {
-        async fn execute(&self, _: Command<'_>) -> Result<(), TransportError> {
-            unreachable!("the jobs are tasks")
-        }
-
-        fn queue_of(&self, _: &[u8]) -> Arc<JobQueue> {
-            self.0.clone()
-        }
-    }
-
-    #[test]
-    fn a_node_has_few_workers_and_one_that_panics_is_replaced() {
-        let (tasks, (sender, began)) = (Tasks::default(), mpsc::channel());
-        let go = Arc::new(Semaphore::new(0));
-        let push = |panics: bool| {
-            let (sender, go) = (sender.clone(), go.clone());
-            let run = move || -> Run {
-                let (sender, go) = (sender.clone(), go.clone());
-                Box::pin(async move {
-                    sender.send(()).unwrap();
-                    go.acquire().await.unwrap().forget();
-                    assert!(!panics, "scripted");
-                    true
-                })
-            };
-            JobQueue::push(Job::task(String::new(), Box::new(run)), &tasks);
-        };
-        (0..10).for_each(|index| push(index < MAX_WORKERS));
-        (0..MAX_WORKERS).for_each(|_| began.recv().unwrap());
-        assert_eq!(lock(&tasks.0.queued).order.len(), 10 - MAX_WORKERS);
-        go.add_permits(10);
-        (MAX_WORKERS..10).for_each(|_| began.recv().unwrap());
-        while lock(&tasks.0.queued).workers > 0 {
-            thread::yield_now();
         }
     }
 

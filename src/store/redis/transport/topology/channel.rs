@@ -167,6 +167,10 @@ impl Channel {
         self.queue.withdraw(position)
     }
 
+    pub(crate) fn give_up_silent(&self, time: Duration) {
+        lock(&self.current).take_if(|current| current.connection.silence() > time);
+    }
+
     pub(crate) fn give_up(&self, connection: &Connection) {
         lock(&self.current).take_if(|current| current.connection.is(connection));
     }

@@ -1,7 +1,10 @@
 //! The channels of a node: those of each runtime that makes calls. A connection lives in the
 //! runtime that made it, so calls of another runtime would end or stand still with it.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use tokio::runtime::{self, Handle};
@@ -63,6 +66,13 @@ impl Channels {
         let kept = known.iter().filter(|known| known.is_in_use()).chain([&new]);
         self.of_runtimes.store(Arc::new(kept.cloned().collect()));
         new
+    }
+
+    /// Gives up the connections whose commands have waited for this time without any reply.
+    pub(crate) fn give_up_silent(&self, time: Duration) {
+        let of_runtimes = self.of_runtimes.load();
+        let channels = of_runtimes.iter().flat_map(|it| &it.channels);
+        channels.for_each(|channel| channel.give_up_silent(time));
     }
 
     /// Returns the number of connections so far, and of those that replaced another one.

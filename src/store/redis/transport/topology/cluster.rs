@@ -33,7 +33,6 @@ use super::{
             ServerState, TransportError, is_reply,
         },
     },
-    background::{Executor, JobQueue},
     node::{Common, Node},
     server::Server,
 };
@@ -518,17 +517,6 @@ impl Redirects {
             self.node = cluster.owner(self.slot);
         }
         Ok(())
-    }
-}
-
-impl Executor for Arc<Cluster> {
-    async fn execute(&self, command: Command<'_>) -> Result<(), TransportError> {
-        let deadline = Deadline::in_background();
-        Cluster::execute(self, deadline, command).await.map(|(_, _): (Value, _)| ())
-    }
-
-    fn queue_of(&self, key: &[u8]) -> Arc<JobQueue> {
-        self.owner(slot_of(key)).node.background().clone()
     }
 }
 

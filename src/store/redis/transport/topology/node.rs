@@ -24,7 +24,7 @@ use super::{
             TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection,
         },
     },
-    background::{Executor, JobQueue},
+    background::JobQueue,
     channel::Channel,
     channels::Channels,
     server::Server,
@@ -69,7 +69,7 @@ pub(crate) struct Node {
     common: Common,
     /// The key of the last script without a reply.
     failed_key: Mutex<Box<[u8]>>,
-    background: Arc<JobQueue>,
+    jobs: Arc<JobQueue>,
 }
 
 /// The state of one command in flight.
@@ -95,7 +95,7 @@ impl Node {
             channels: Channels::new(server.clone(), common.connections),
             hasher: RandomState::default(),
             failed_key: Mutex::default(),
-            background: Arc::default(),
+            jobs: Arc::default(),
             server,
             breaker,
             common,
@@ -103,8 +103,8 @@ impl Node {
     }
 
     /// Returns the jobs for this node.
-    pub(crate) fn background(&self) -> &Arc<JobQueue> {
-        &self.background
+    pub(crate) fn jobs(&self) -> &Arc<JobQueue> {
+        &self.jobs
     }
 
     /// Returns whether the breaker is closed for all deadlines.
@@ -353,7 +353,8 @@ impl Node {
     }
 
     /// Sends a probe. If it is unknown why the server does not answer, finds that out before.
-    async fn send_probe(self: &Arc<Self>) {
+    /// Returns whether the answer has closed the breaker.
+    async fn send_probe(self: &Arc<Self>) -> bool {
         let breaker = &self.breaker;
         let mut found = ServerState::Unavailable;
         if breaker.is_unexplained() {
@@ -368,12 +369,12 @@ impl Node {
         let deadline = Deadline::new(PROBE_DEADLINE);
         let probed = self.execute_unchecked::<()>(deadline, probe.command(), true).await;
         let error = match probed {
-            Ok(_) if !breaker.is_open() => return,
+            Ok(_) if !breaker.is_open() => return true,
             // The reply was too late for the callers.
             Ok(_) => {
                 breaker.explain(ServerState::Slow);
                 breaker.remind(&self.named(TransportError::timeout(breaker.failed_within())));
-                return;
+                return false;
             }
             Err(error) => error,
         };
@@ -383,6 +384,7 @@ impl Node {
             clear => breaker.explain(clear),
         }
         breaker.remind(&error);
+        false
     }
 
     /// Finds out why the server does not answer: whether it accepts a new connection, and answers a
@@ -420,8 +422,12 @@ impl Node {
         home::spawn(async move {
             let node = &probing.0;
             while node.breaker.is_open() && Arc::strong_count(node) > 1 {
-                node.send_probe().await;
+                let has_closed = node.send_probe().await;
                 sleep(PROBE_PAUSE).await;
+                if has_closed {
+                    // The server has had the time to answer on the connections of callers, too.
+                    node.channels.give_up_silent(PROBE_PAUSE);
+                }
             }
         });
     }
@@ -508,17 +514,6 @@ fn give_up_if_unusable(
     let is_old = !is_reply || connection.lifetime() >= RECONNECT_AFTER;
     if is_old && is_of_the_connection(error) {
         channel.give_up(connection);
-    }
-}
-
-impl Executor for Arc<Node> {
-    async fn execute(&self, command: Command<'_>) -> Result<(), TransportError> {
-        let deadline = Deadline::in_background();
-        Node::execute(self, deadline, command).await.map(|(_, _): (redis::Value, _)| ())
-    }
-
-    fn queue_of(&self, _key: &[u8]) -> Arc<JobQueue> {
-        self.background.clone()
     }
 }
 
