@@ -253,7 +253,8 @@ async fn a_server_that_has_lost_its_memory_holds_the_units_again_within_a_renewa
     let recorder = Recorder::new();
     let store = observed(support::forgetful_store(&server).await, recorder.clone());
     for algorithm in ALGORITHMS {
-        let limiter = limiter(&store, algorithm);
+        // Long enough for a busy machine to renew it before it expires.
+        let limiter = limiter(&store, algorithm).hold_lifetime(10 * LIFETIME);
         let permit = hold(&limiter, 8).await;
         recorder.take();
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();

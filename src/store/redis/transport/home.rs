@@ -72,12 +72,12 @@ where
 
 /// Lets a task report its events where the caller reports its own.
 #[cfg(feature = "tracing")]
-pub(crate) fn observed<F: Future>(task: F) -> impl Future<Output = F::Output> {
+fn observed<F: Future>(task: F) -> impl Future<Output = F::Output> {
     tracing::instrument::WithSubscriber::with_current_subscriber(task)
 }
 
 #[cfg(not(feature = "tracing"))]
-pub(crate) fn observed<F: Future>(task: F) -> impl Future<Output = F::Output> {
+fn observed<F: Future>(task: F) -> impl Future<Output = F::Output> {
     task
 }
 
