@@ -113,9 +113,8 @@ mod tests {
         let (sender, ids) = mpsc::channel();
         for _ in 0..2 {
             let sender = sender.clone();
-            spawn(
-                async move { sender.send((thread::current().id(), Handle::current().id())).unwrap() },
-            );
+            let ids = || (thread::current().id(), Handle::current().id());
+            spawn(async move { sender.send(ids()).unwrap() });
         }
         let (first, second) = (ids.recv().unwrap(), ids.recv().unwrap());
         assert_eq!(first, second);
