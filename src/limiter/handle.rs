@@ -14,9 +14,7 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{
-        Action, Algorithm, FastStep, HoldReceipt, Kind, Lifetime, Params, Release, units as count,
-    },
+    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Kind, Lifetime, Params},
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -598,11 +596,10 @@ impl Limiter {
             report_released(&self.0.observers, self.0.taken.text, key, units);
             return None;
         }
-        let Receipt::At(instant, algorithm) = *receipt else { return None };
-        let release = Release { instant: Some(instant as f64), units: count(units) };
+        let version = self.current();
+        let release = version.release_of(receipt, units)?;
         report_released(&self.0.observers, self.0.taken.text, key, units);
-        let settings = self.0.versions.settings_of(algorithm);
-        self.0.store.as_dyn().release_in_background(&settings, key, release)
+        self.0.store.as_dyn().release_in_background(&version.settings, key, release)
     }
 
     /// Keeps the units that an admitted request holds, by the algorithm of the decision: the

@@ -9,7 +9,8 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::max_wait::MaxWait;
 use crate::{
-    algorithm::{Action, Algorithm, Kind},
+    algorithm::{Action, Algorithm, Kind, Release, units as count},
+    decision::Receipt,
     error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
@@ -49,6 +50,17 @@ impl Version {
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
         max_wait.resolve(self.default_wait, self.max_reservable)
+    }
+
+    /// Returns the release of `units` that a request has spent; `None` if there is nothing to
+    /// return.
+    pub(super) fn release_of(&self, receipt: &Receipt, units: u64) -> Option<Release> {
+        match *receipt {
+            Receipt::At(instant, algorithm) if algorithm == self.settings.params.kind() => {
+                Some(Release { instant: Some(instant as f64), units: count(units) })
+            }
+            _ => None,
+        }
     }
 
     /// Returns the part of a request to the store that concerns this limit, and spends or changes

@@ -664,7 +664,7 @@ async fn places_that_are_taken_during_a_reload_are_returned() {
 
 /// The algorithm of the decision is not that of the limiter when the units are returned.
 #[tokio::test]
-async fn what_is_returned_between_two_reloads_is_back() {
+async fn a_permit_that_ends_between_two_reloads_returns_its_units() {
     let limits = |text: &str| toml::from_str::<Limits>(text).unwrap();
     let window = limits("calls = { algorithm = 'fixed-window', quota = '5/h' }");
     let bucket = limits("calls = { algorithm = 'token-bucket', quota = '5/h' }");
@@ -674,10 +674,8 @@ async fn what_is_returned_between_two_reloads_is_back() {
         let limiters = window.limiters(&store).unwrap();
         let limiter = limiters.get("calls").unwrap();
         let held = hold(&limiter, 2).await;
-        let spent = limiter.check_within_n("alice", 2, Duration::from_secs(1)).await.unwrap();
         limiters.reload(&bucket).unwrap();
         held.cancel();
-        drop(spent);
         store.flush().await;
         limiters.reload(&window).unwrap();
         let state = state(&limiter).await;
