@@ -430,7 +430,7 @@ const GROUND: [&str; 2] = ["sync", "time"];
 
 /// The modules of the connections, from the top down. A file imports from its own module, and from
 /// those below it.
-const ROOMS: [&[&str]; 4] = [&["config", "url"], &["topology"], &["health"], &["link"]];
+const ROOMS: [&[&str]; 5] = [&["config", "url"], &["topology"], &["health"], &["link"], &["home"]];
 
 /// The words of rate limiters that connections do not know.
 const WORDS: [&str; 8] =

@@ -614,8 +614,8 @@ impl Limiter {
         self.0.store.as_dyn().release_in_background(&version.settings, key, release)
     }
 
-    /// Keeps the units that an admitted request holds. If the algorithm of the limiter was changed
-    /// since the decision, the hold is unknown to the new one, and expires.
+    /// Keeps the units that an admitted request holds, by the algorithm of the decision: the
+    /// limiter may have another one by now.
     pub(super) fn keep_hold(
         &self,
         key: &Key<'_>,
@@ -627,9 +627,9 @@ impl Limiter {
         let guard = store.keep_hold(&|| {
             // Not the limiter: the store would keep itself alive.
             let versions = versions.clone();
-            let latest = move || versions.current().settings.clone();
+            let latest = move || versions.settings_of(algorithm);
             Hold {
-                settings: self.current().settings.clone(),
+                settings: latest(),
                 latest: LatestSettings(Arc::new(latest)),
                 observers: (**observers).clone(),
                 key: key.clone().into_owned(),

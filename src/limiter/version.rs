@@ -9,7 +9,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::max_wait::MaxWait;
 use crate::{
-    algorithm::{Action, Algorithm, Release, units as count},
+    algorithm::{Action, Algorithm, Kind, Release, units as count},
     decision::Receipt,
     error::{ConfigError, Error},
     keys::Key,
@@ -102,8 +102,9 @@ pub(super) struct Versions {
 struct Later {
     /// Set by the first replacement. Read without a lock, too.
     latest: OnceLock<ArcSwap<Version>>,
-    /// Locked by a replacement, so that no concurrent one is undone.
-    changing: Mutex<()>,
+    /// The last settings of each other algorithm, for what was decided by it. Locked by a
+    /// replacement, so that no concurrent one is undone.
+    replaced: Mutex<Vec<Arc<Settings>>>,
 }
 
 impl Versions {
@@ -119,6 +120,17 @@ impl Versions {
         }
     }
 
+    /// Returns the latest settings with an algorithm that a decision has named.
+    pub(super) fn settings_of(&self, algorithm: Kind) -> Arc<Settings> {
+        let is_it = |settings: &&Arc<Settings>| settings.params.kind() == algorithm;
+        let current = self.current().settings.clone();
+        if is_it(&&current) {
+            return current;
+        }
+        let replaced = lock(&self.later.replaced);
+        replaced.iter().find(is_it).cloned().unwrap_or(current)
+    }
+
     /// Changes the quota, and the algorithm if there is one. Returns the settings before and after,
     /// if they differ.
     pub(super) fn update(
@@ -132,11 +144,13 @@ impl Versions {
             let is_change = (algorithm, quota) != (known.algorithm, known.quota);
             is_change.then(|| known.changed(algorithm, quota)).transpose()
         };
-        let Later { latest, changing } = &*self.later;
-        let _changing = lock(changing);
+        let Later { latest, replaced } = &*self.later;
+        let replaced = &mut *lock(replaced);
         let known = self.current();
         let Some(settings) = changed(&known.settings)? else { return Ok(None) };
         let (from, to) = (known.settings.clone(), Arc::new(settings));
+        replaced.retain(|other| other.params.kind() != from.params.kind());
+        replaced.push(from.clone());
         let version = Arc::new(Version::new(to.clone()));
         match latest.get() {
             Some(latest) => latest.store(version),

@@ -70,10 +70,17 @@ struct Memory {
     hasher: RandomState,
     /// When it was made: the entries count their instants from it.
     start: Instant,
-    /// The changes whose calls have not been executed yet, and the calls that may begin one.
-    open_changes: AtomicUsize,
+    /// The changes whose calls have not been executed yet.
+    changes: Open,
+    /// The calls whose answers may begin a change.
+    calls: Open,
+}
+
+#[derive(Default)]
+struct Open {
+    count: AtomicUsize,
     /// Notified when there are none.
-    no_changes: Notify,
+    none: Notify,
 }
 
 /// Entries in two generations. When the young one is full, or older than the TTL, it becomes the
@@ -148,16 +155,19 @@ pub(crate) struct Change {
     ends_block: bool,
 }
 
-/// A change that is not executed yet, or a call that may begin one.
-pub(crate) struct OpenChange(Arc<Memory>);
+/// A change that is not executed yet.
+struct OpenChange(Arc<Memory>);
+
+/// A call whose answer may begin a change.
+pub(crate) struct OpenCall(Arc<Memory>);
 
 impl Denials {
     /// Remembers denials for at most `ttl`; none if it is zero.
     pub(crate) fn new(ttl: Duration) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let (open_changes, no_changes) = (AtomicUsize::new(0), Notify::new());
         let (hasher, start) = (RandomState::default(), Instant::now());
-        let memory = Memory { shards, hasher, start, open_changes, no_changes };
+        let (changes, calls) = Default::default();
+        let memory = Memory { shards, hasher, start, changes, calls };
         Self { memory: Arc::new(memory), ttl: ttl.min(LONGEST_TTL) }
     }
 
@@ -226,17 +236,19 @@ impl Denials {
     }
 
     /// Begins a call whose answer may begin a change.
-    pub(crate) fn begin_call(&self) -> OpenChange {
-        self.memory.open_change()
+    pub(crate) fn begin_call(&self) -> OpenCall {
+        self.memory.calls.begin();
+        OpenCall(self.memory.clone())
     }
 
-    /// Waits until all changes that have begun are executed or given up, and those of such calls.
+    /// Waits until all such calls have ended.
+    pub(crate) async fn calls_done(&self) {
+        self.memory.calls.done().await;
+    }
+
+    /// Waits until all changes that have begun are executed or given up.
     pub(crate) async fn changes_done(&self) {
-        let Memory { open_changes, no_changes, .. } = &*self.memory;
-        let notified = no_changes.notified();
-        if open_changes.load(SeqCst) > 0 {
-            notified.await; // there were none, if only for an instant
-        }
+        self.memory.changes.done().await;
     }
 
     /// Returns the end of the block of the key, or a little earlier, if the block is remembered.
@@ -302,7 +314,7 @@ impl Memory {
     }
 
     fn open_change(self: &Arc<Self>) -> OpenChange {
-        self.open_changes.fetch_add(1, SeqCst);
+        self.changes.begin();
         OpenChange(self.clone())
     }
 
@@ -484,11 +496,34 @@ impl Drop for Change {
     }
 }
 
+impl Open {
+    fn begin(&self) {
+        self.count.fetch_add(1, SeqCst);
+    }
+
+    fn end(&self) {
+        if self.count.fetch_sub(1, SeqCst) == 1 {
+            self.none.notify_waiters();
+        }
+    }
+
+    async fn done(&self) {
+        let notified = self.none.notified();
+        if self.count.load(SeqCst) > 0 {
+            notified.await; // there were none, if only for an instant
+        }
+    }
+}
+
 impl Drop for OpenChange {
     fn drop(&mut self) {
-        if self.0.open_changes.fetch_sub(1, SeqCst) == 1 {
-            self.0.no_changes.notify_waiters();
-        }
+        self.0.changes.end();
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.0.calls.end();
     }
 }
 

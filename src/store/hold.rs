@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub struct Hold {
-    /// Those of the decision.
+    /// The latest ones at the last call.
     pub(crate) settings: Arc<Settings>,
     pub(crate) latest: LatestSettings,
     /// The observers of the limiter.
@@ -27,8 +27,8 @@ pub struct Hold {
     pub(crate) receipt: HoldReceipt,
 }
 
-/// Returns the settings that the limiter has now: with those of the decision, a change of a hold
-/// would undo a change of the quota.
+/// Returns the latest settings with the algorithm of the decision: with those of the decision, a
+/// change of a hold would undo a change of the quota.
 #[derive(Clone)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub struct LatestSettings(pub(crate) Arc<dyn Fn() -> Arc<Settings> + Send + Sync>);
@@ -41,12 +41,9 @@ impl fmt::Debug for LatestSettings {
 
 #[cfg(feature = "redis")]
 impl Hold {
-    /// Takes the settings of now, unless another algorithm counts now.
+    /// Takes the latest settings.
     pub(crate) fn update_settings(&mut self) {
-        let latest = (self.latest.0)();
-        if latest.params.kind() == self.settings.params.kind() {
-            self.settings = latest;
-        }
+        self.settings = (self.latest.0)();
     }
 
     /// Returns the end of the hold, with `used` units.

@@ -2,10 +2,10 @@
 //! in which limiters have leaked units, counted them twice or let too many through. What a permit
 //! does otherwise is in `permit.rs`.
 
-use std::{future::pending, mem, thread, time::Duration};
+use std::{future::pending, thread, time::Duration};
 
 use tokio::{
-    runtime::{self, Runtime},
+    runtime,
     sync::{mpsc, oneshot},
     time::timeout,
 };
@@ -15,7 +15,7 @@ use tower_ratelimit::{
     store::{AnyStore, Store},
 };
 
-use crate::support::{self, clock, load::until, server::RedisServer};
+use crate::support::{self, clock, load::until, proxy::Proxy, server::RedisServer};
 
 /// The shortest lifetime of a hold.
 const LIFETIME: Duration = Duration::from_millis(100);
@@ -178,19 +178,19 @@ async fn the_report_of_the_usage_can_be_retried_without_counting_it_twice() {
     }
 }
 
-/// Holds units in a process of its own, which crashes: none of its code runs any more.
-fn hold_and_crash(url: &str, algorithm: Algorithm, quota: Quota, n: u64) {
-    let config = support::config(url);
-    let process = thread::spawn(move || {
-        let runtime = Runtime::new().unwrap();
-        runtime.block_on(async {
-            let store = support::connected(config).await;
-            let limiter = Limiter::new("tokens", store, algorithm, quota).hold_lifetime(LIFETIME);
-            mem::forget(hold(&limiter, n).await);
-        });
-        runtime.shutdown_background();
-    });
-    process.join().unwrap();
+/// Holds units in a process that crashes: nothing that it sends arrives any more.
+async fn hold_and_crash(
+    server: &RedisServer,
+    algorithm: Algorithm,
+    quota: Quota,
+    n: u64,
+) -> (Permit, Proxy) {
+    let proxy = Proxy::start(server);
+    let store = support::connected(support::config(&proxy.url())).await;
+    let limiter = Limiter::new("tokens", store, algorithm, quota).hold_lifetime(LIFETIME);
+    let permit = hold(&limiter, n).await;
+    proxy.drop_all(true);
+    (permit, proxy)
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn the_units_of_a_process_that_crashes_count_as_used_after_one_lifetime_an
     for algorithm in ALGORITHMS {
         let store = support::forgetful_store(&server).await;
         let quota = Quota::new(1_000, Duration::from_millis(500));
-        hold_and_crash(&server.url(), algorithm, quota, 1_000);
+        let _crashed = hold_and_crash(&server, algorithm, quota, 1_000).await;
         let limiter = Limiter::new("tokens", store, algorithm, quota);
         // They expire, and age from then on as all others do. Not a unit leaks.
         until_state(&limiter, 1_000, 0).await;
@@ -213,7 +213,7 @@ async fn the_units_of_a_process_that_crashes_are_not_free_before_they_count_as_u
     for algorithm in ALGORITHMS {
         let store = support::forgetful_store(&server).await;
         let quota = Quota::per_day(1_000);
-        hold_and_crash(&server.url(), algorithm, quota, 600);
+        let _crashed = hold_and_crash(&server, algorithm, quota, 600).await;
         let limiter = Limiter::new("tokens", store, algorithm, quota);
         until(algorithm.name(), async || {
             let denied = limiter.hold("alice", 500).await.unwrap().unwrap_err();
@@ -268,7 +268,7 @@ async fn denied_requests_do_not_extend_the_life_of_a_key_and_traffic_not_that_of
     let store = support::forgetful_store(&server).await;
     for algorithm in ALGORITHMS {
         let quota = Quota::per_day(1_000);
-        hold_and_crash(&server.url(), algorithm, quota, 900);
+        let _crashed = hold_and_crash(&server, algorithm, quota, 900).await;
         let limiter = Limiter::new("tokens", store.clone(), algorithm, quota);
         let key = format!("ratelimit:tokens:{}:{{alice}}", algorithm.name());
         let ttl = || -> i64 {

@@ -1,12 +1,7 @@
 //! Limits on concurrency over real servers: processes that die or stand still, servers that lose
 //! their memory, replies that are lost, several connections, clusters and failovers.
 
-use std::{
-    mem,
-    sync::{Arc, mpsc},
-    thread,
-    time::Duration,
-};
+use std::{sync::mpsc, thread, time::Duration};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -67,23 +62,20 @@ fn runtime() -> Runtime {
 
 #[tokio::test]
 async fn a_process_that_dies_frees_its_places_after_a_lifetime() {
-    let server = Arc::new(RedisServer::start());
+    let server = RedisServer::start();
     let store = support::redis_store(&server).await;
     // After its first renewal, and before, when a hold lives for a quarter of its lifetime.
     for (lifetime, runs_for, lives_for) in
         [(SHORT, 2 * SHORT, SHORT), (LIFETIME, Duration::ZERO, LIFETIME / 4)]
     {
-        let (url, places) = (server.url(), places(&store, lifetime));
-        let dying = thread::spawn(move || {
-            let permit = runtime().block_on(async {
-                let store = support::connected(support::config(&url)).await;
-                let permit = hold(&self::places(&store, lifetime), PLACES).await;
-                sleep(runs_for).await; // of a real server
-                permit.expect("all are free")
-            });
-            mem::forget(permit);
-        });
-        tokio::task::spawn_blocking(|| dying.join().unwrap()).await.unwrap();
+        let places = places(&store, lifetime);
+        // Of a process that cannot reach the server any more: it renews nothing.
+        let proxy = Proxy::start(&server);
+        let other = support::connected(support::config(&proxy.url())).await;
+        let permit = hold(&self::places(&other, lifetime), PLACES).await;
+        let _permit = permit.expect("all are free");
+        sleep(runs_for).await; // of a real server
+        proxy.drop_all(true);
         assert!(time_to_live(&server) <= longest(lives_for));
         let permit = places.hold_within("alice", PLACES, LONG).await.unwrap();
         drop(permit.expect("they are free again"));

@@ -468,22 +468,22 @@ async fn while_redis_is_down_no_request_waits_for_it() {
 fn a_runtime_that_runs_no_tasks_still_detects_that_redis_is_back() {
     let server = RedisServer::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let store = RedisStore::lazy(&server.url()).unwrap();
-    let limiter = Limiter::new(
-        "default",
-        store.clone(),
-        Algorithm::FixedWindow,
-        Quota::per_hour(LIMIT.into()),
-    );
-    while runtime.block_on(limiter.check("key")).is_err() {}
-    server.freeze();
-    while store.health().is_available {
-        assert!(runtime.block_on(limiter.check("key")).is_err());
-    }
-    server.thaw();
-    let start = Instant::now();
-    while runtime.block_on(limiter.check("key")).is_err() {
-        assert!(start.elapsed() < MAX_TIME, "no probe finds that Redis is back");
+    let client = redis::Client::open(server.url()).unwrap();
+    let given = runtime.block_on(client.get_multiplexed_async_connection()).unwrap();
+    let stores = [RedisStore::lazy(&server.url()).unwrap(), RedisStore::from_connection(given)];
+    for store in stores {
+        let quota = Quota::per_hour(LIMIT.into());
+        let limiter = Limiter::new("default", store.clone(), Algorithm::FixedWindow, quota);
+        while runtime.block_on(limiter.check("key")).is_err() {}
+        server.freeze();
+        while store.health().is_available {
+            assert!(runtime.block_on(limiter.check("key")).is_err());
+        }
+        server.thaw();
+        let start = Instant::now();
+        while runtime.block_on(limiter.check("key")).is_err() {
+            assert!(start.elapsed() < MAX_TIME, "no probe finds that Redis is back");
+        }
     }
 }
 

@@ -19,6 +19,7 @@ mod outage;
 mod redisson;
 mod redisson_layer;
 mod releases;
+mod runtimes;
 mod sentinel;
 mod store;
 mod tls;

@@ -285,9 +285,7 @@ async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
         let before = all_commands(&server);
         drop(early);
         let is_released = async || limiter.peek("key").await.unwrap().remaining() == left + 7;
-        while !is_released().await {
-            tokio::task::yield_now().await;
-        }
+        support::load::until("it is released", is_released).await;
         commands.push(all_commands(&server) - before);
     }
     // There would be thousands if later entries were read or written.

@@ -26,7 +26,7 @@ use crate::{
     observe::{Event, Observers},
     store::{
         Hold, LatestSettings, Settings,
-        denials::{Denials, OpenChange, Undecided},
+        denials::{Denials, OpenCall, Undecided},
     },
 };
 
@@ -74,7 +74,7 @@ impl Backend {
 
     /// Begins a call that is awaited after its deadline, if there are not too many. A flush waits
     /// for what its answer returns.
-    pub(super) fn begin_late_call(&self) -> Option<(OwnedSemaphorePermit, OpenChange)> {
+    pub(super) fn begin_late_call(&self) -> Option<(OwnedSemaphorePermit, OpenCall)> {
         let permit = self.late_calls.clone().try_acquire_owned().ok()?;
         Some((permit, self.denials.begin_call()))
     }

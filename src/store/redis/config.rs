@@ -384,9 +384,9 @@ impl RedisConfig {
         self.with(|it| it.script_header = Some(line.to_owned()))
     }
 
-    /// Sets the number of connections to each server, 1 by default. One connection carries as many
-    /// decisions as a core of Redis can make. More connections help if a proxy or TLS is slower
-    /// than Redis.
+    /// Sets the number of connections of each runtime to each server, 1 by default. One connection
+    /// carries as many decisions as a core of Redis can make. More connections help if a proxy or
+    /// TLS is slower than Redis. The work in the background has one more.
     ///
     /// # Panics
     ///

@@ -1,30 +1,28 @@
-//! The holds of a store in Redis: a task renews them while they are held, and ends them, in calls
-//! of many keys. What the calls say is in `script.rs`.
+//! The holds of a store in Redis: a task at home renews them while they are held, and ends them, in
+//! calls of many keys. What the calls say is in `script.rs`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fmt, iter, mem,
+    fmt, mem,
     sync::{
-        Arc, Mutex, Weak,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use redis::ServerErrorKind;
 use tokio::{
-    runtime::Handle,
     sync::{Notify, Semaphore},
     task::JoinSet,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{self, sleep, timeout, timeout_at},
 };
 
 use super::{
     ends::{Ends, OpenEnd, OpenEnds},
     key_name::key_name,
     script,
-    transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError},
+    transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError, home},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
@@ -58,9 +56,6 @@ const MAX_CALLS: usize = 16;
 /// The time after which ends are sent beside calls that have no answer yet. Before it, a call
 /// collects the ends that come during the one before.
 const ROUND: Duration = Duration::from_millis(20);
-/// The time after which the runtime of a task that was woken is taken as stopped, as for other
-/// tasks in the background.
-const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 /// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are
 /// dropped, and reported: their holds last until they expire.
 const MAX_ENDED: usize = 100_000;
@@ -89,16 +84,10 @@ struct Holds {
     /// When each of them is renewed: a task that wakes for an end looks at no other holds.
     renewals: BTreeSet<(Instant, u64)>,
     ended: Vec<Ended>,
-    /// Those in which holds of `live` were taken, in the order of the last ones.
-    runtimes: Vec<Weak<Handle>>,
     next_id: u64,
     has_task: bool,
-    /// The number of the task that is being spawned.
-    starting: u64,
-    /// The number of the last task, and the time at which it was first woken since it last looked
-    /// for work: one whose runtime stands still is replaced.
-    generation: u64,
-    woken: Option<Instant>,
+    /// The time at which the task wakes. `None` if it looks for work before it sleeps.
+    wakes_at: Option<Instant>,
 }
 
 /// A hold whose permit is held.
@@ -106,12 +95,11 @@ struct Live {
     hold: Hold,
     /// True while a renewal is under way.
     is_renewed: bool,
-    taken: Instant,
+    /// By the clock of the caller, which a test can script.
+    taken: time::Instant,
     /// The time at which it is renewed, and at which it has expired.
     due: Instant,
     expires: Instant,
-    /// The runtime in which it was taken.
-    _runtime: Option<Arc<Handle>>,
 }
 
 /// A hold whose permit has ended. If it is dropped without an answer, that is reported.
@@ -162,7 +150,7 @@ enum Sent {
     End(Ended),
 }
 
-/// A renewal under way. The drop ends it, also when the runtime drops it.
+/// A renewal under way. The drop ends it.
 struct Renewal {
     id: u64,
     hold: Hold,
@@ -173,7 +161,7 @@ impl Drop for Renewal {
     fn drop(&mut self) {
         lock(&self.keeper.0.holds).end_renewal(self.id);
         // The next renewal can be due before the task wakes, and an end may have waited for this.
-        self.keeper.start();
+        self.keeper.wake();
     }
 }
 
@@ -247,14 +235,10 @@ impl Holds {
     }
 
     /// Takes what has to be sent now, and the ends that are too late for it.
-    fn take_due(&mut self, generation: u64) -> Option<Due> {
-        if self.generation != generation {
-            return None; // another task does the work
-        }
-        self.woken = None;
+    fn take_due(&mut self) -> Due {
         let now = Instant::now();
         let ended = self.ended.extract_if(.., |ended| !ended.is_renewed);
-        let (late, ended) = ended.partition(|ended| ended.is_too_late(now));
+        let (late, ended): (Vec<_>, Vec<_>) = ended.partition(|ended| ended.is_too_late(now));
         let mut renewals = vec![];
         while let Some((_, id)) = self.renewals.first().filter(|(at, _)| *at <= now).copied()
             && let Some(live) = self.live.get_mut(&id)
@@ -264,53 +248,23 @@ impl Holds {
             }
             self.renew_at(id, now + ANSWER_TIMEOUT); // unless an answer arrives
         }
-        Some(Due { late, ended, renewals, next: self.renewals.first().map(|(at, _)| *at) })
+        let next = self.renewals.first().map(|(at, _)| *at);
+        let is_idle = ended.is_empty() && renewals.is_empty();
+        self.wakes_at = is_idle.then(|| next.unwrap_or(now + NEVER));
+        Due { late, ended, renewals, next }
     }
 
-    /// Returns the current runtime, as the holds that are taken in it keep it.
-    fn runtime(&mut self) -> Option<Arc<Handle>> {
-        let current = Handle::try_current().ok()?;
-        let is_it =
-            |known: &Weak<Handle>| known.upgrade().is_some_and(|it| it.id() == current.id());
-        let index = self.runtimes.iter().position(is_it);
-        let known = index.and_then(|index| self.runtimes.remove(index).upgrade());
-        let runtime = known.unwrap_or_else(|| {
-            self.runtimes.retain(|known| known.strong_count() > 0);
-            Arc::new(current)
-        });
-        self.runtimes.push(Arc::downgrade(&runtime));
-        Some(runtime)
+    /// Returns whether the task is to be woken for work at this time.
+    fn wakes_by(&mut self, at: Instant) -> bool {
+        self.wakes_at.take_if(|wakes_at| at < *wakes_at).is_some()
     }
 
-    /// Returns the number of a new task, if one is needed.
-    fn next_task(&mut self) -> Option<u64> {
-        let now = Instant::now();
-        let is_overdue = self.renewals.first().is_some_and(|(due, _)| *due + MAX_STANDSTILL < now);
-        let is_late = |since: Instant| now.saturating_duration_since(since) > MAX_STANDSTILL;
-        let stands = self.woken.is_some_and(is_late) || is_overdue;
-        if self.has_task && !stands {
-            self.woken.get_or_insert(now);
-            return None;
-        }
-        (self.has_task, self.woken) = (true, None);
-        self.generation += 1;
-        self.starting = self.generation;
-        Some(self.generation)
-    }
-
-    /// Returns false if there is no task after one was spawned: its runtime has ended.
-    fn has_started(&mut self) -> bool {
-        self.starting = 0;
-        self.has_task
-    }
-
-    /// Ends a task that is dropped. Returns whether another one has to do its work.
-    fn drop_task(&mut self, generation: u64) -> bool {
-        if self.generation != generation {
-            return false;
-        }
-        self.has_task = false;
-        self.starting != generation && !(self.live.is_empty() && self.ended.is_empty())
+    /// Ends the task, if there are no holds. Under one lock: a hold that begins now starts another
+    /// task.
+    fn end_task(&mut self) -> bool {
+        let is_over = self.live.is_empty() && self.ended.is_empty();
+        self.has_task = !is_over;
+        is_over
     }
 
     fn expired(&mut self, id: u64) {
@@ -345,18 +299,17 @@ impl Keeper {
     /// Keeps a hold until its guard ends it.
     pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
         let lives = hold.lifetime / FIRST_PART;
-        let now = Instant::now();
+        let (now, taken) = (Instant::now(), time::Instant::now());
         let (due, expires) = (now + lives / RENEWED_AFTER, now + lives);
         let id = {
             let holds = &mut *lock(&self.0.holds);
-            let _runtime = holds.runtime();
-            let live = Live { hold, is_renewed: false, taken: now, due, expires, _runtime };
+            let live = Live { hold, is_renewed: false, taken, due, expires };
             holds.next_id += 1;
             holds.renewals.insert((live.due, holds.next_id));
             holds.live.insert(holds.next_id, live);
             holds.next_id
         };
-        self.start();
+        self.wake_by(due);
         Box::new(RedisHold { id, keeper: self.clone() })
     }
 
@@ -386,7 +339,7 @@ impl Keeper {
         }
         let (is_renewed, is_settled, _change) = (false, false, change);
         self.queue(Ended { id, hold, used, is_renewed, expires, is_settled, open, _change });
-        self.start();
+        self.wake();
     }
 
     /// Queues an end, unless too many wait. A hold is not renewed any more.
@@ -419,38 +372,33 @@ impl Keeper {
         holds.live.get(&id).is_some_and(|live| live.expires <= Instant::now())
     }
 
-    /// Wakes the task, or starts one.
-    pub(super) fn start(&self) {
-        let KeeperInner { holds, changed, client, .. } = &*self.0;
-        changed.notify_one();
-        // The last one first: it is the least likely to stand still.
-        let of_holds = || {
-            let holds = lock(holds);
-            holds.runtimes.iter().rev().filter_map(Weak::upgrade).collect::<Vec<_>>()
-        };
-        let of_holds = iter::once_with(of_holds).flatten().map(|runtime| (*runtime).clone());
-        let others = iter::once_with(|| client.runtime()).flatten().chain(of_holds);
-        // If none of them runs, the next call starts it.
-        for runtime in Handle::try_current().into_iter().chain(others) {
-            let Some(generation) = lock(holds).next_task() else { return };
-            // A runtime that shuts down drops the task at once, which takes the lock.
-            runtime.spawn(run(Task { keeper: self.clone(), generation, is_done: false }));
-            if lock(holds).has_started() {
-                return;
-            }
+    /// Lets the task look for work now.
+    fn wake(&self) {
+        self.wake_by(Instant::now());
+    }
+
+    /// Lets the task look for work at this time at the latest. Starts one, if there is none.
+    fn wake_by(&self, at: Instant) {
+        let mut holds = lock(&self.0.holds);
+        if !mem::replace(&mut holds.has_task, true) {
+            drop(holds);
+            let keeper = self.clone();
+            home::supervise(move || run(keeper.clone()));
+        } else if holds.wakes_by(at) {
+            drop(holds);
+            self.0.changed.notify_one();
         }
     }
 
-    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one;
-    /// nothing if another task has replaced this one.
-    fn take_due(&self, generation: u64) -> Option<(Vec<Sent>, Option<Instant>)> {
-        let Due { late, ended, renewals, next } = lock(&self.0.holds).take_due(generation)?;
+    /// Takes what has to be sent now. Returns the time of the next renewal, too, if there is one.
+    fn take_due(&self) -> (Vec<Sent>, Option<Instant>) {
+        let Due { late, ended, renewals, next } = lock(&self.0.holds).take_due();
         drop(late);
         let renewal = |(id, hold)| Sent::Renewal(Renewal { id, hold, keeper: self.clone() });
         let ends = ended.into_iter().map(Sent::End);
         let mut due: Vec<_> = ends.chain(renewals.into_iter().map(renewal)).collect();
         due.iter_mut().for_each(|sent| sent.hold_mut().update_settings());
-        Some((due, next))
+        (due, next)
     }
 
     /// Does what the answer to a change demands.
@@ -503,7 +451,7 @@ impl Keeper {
             Sent::End(_) if may_have_run => {}
             Sent::End(end) => {
                 self.queue(end);
-                self.start();
+                self.wake();
             }
         }
     }
@@ -516,38 +464,6 @@ pub(super) fn first_lifetime(of_hold: Duration) -> Lifetime {
 
 fn lifetime(lifetime: Duration) -> Lifetime {
     Lifetime::new(lifetime.as_micros() as u64)
-}
-
-/// The task of a keeper. If its runtime ends, another one that has holds goes on with the work.
-struct Task {
-    keeper: Keeper,
-    generation: u64,
-    is_done: bool,
-}
-
-impl Task {
-    /// Ends the task, if there is nothing to do. Returns whether it has ended. Under one lock: a
-    /// hold that begins now starts another task.
-    fn end(&mut self) -> bool {
-        let holds = &mut *lock(&self.keeper.0.holds);
-        let is_replaced = holds.generation != self.generation;
-        if is_replaced {
-            self.is_done = true;
-        } else if holds.live.is_empty() && holds.ended.is_empty() {
-            (holds.has_task, self.is_done) = (false, true);
-        }
-        self.is_done
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        let has_work = !self.is_done && lock(&self.keeper.0.holds).drop_task(self.generation);
-        // After a panic, the next call starts one: the task could panic again at once.
-        if has_work && !thread::panicking() {
-            self.keeper.start();
-        }
-    }
 }
 
 /// The slots for the calls to each node.
@@ -567,21 +483,18 @@ impl NodeSlots {
 }
 
 /// Sends what is due, until there are no holds.
-async fn run(mut task: Task) {
-    let keeper = &task.keeper.clone();
-    // Not those of an earlier task, whose runtime may stand still.
+async fn run(keeper: Keeper) {
+    let (keeper, changed) = (&keeper, &keeper.0.changed);
     let mut slots = NodeSlots::default();
-    while !task.is_done {
+    loop {
         drop(timeout(GATHER, keeper.0.ends.needed()).await);
-        let Some((due, next)) = keeper.take_due(task.generation) else { return };
+        let (due, next) = keeper.take_due();
         if due.is_empty() {
             match next {
-                Some(next) => {
-                    drop(timeout_at(next, keeper.0.changed.notified()).await);
-                }
-                None if task.end() => {}
+                Some(next) => drop(timeout_at(next.into(), changed.notified()).await),
+                None if lock(&keeper.0.holds).end_task() => return,
                 // An end that waits for a renewal.
-                None => keeper.0.changed.notified().await,
+                None => changed.notified().await,
             }
             continue;
         }
@@ -603,7 +516,7 @@ async fn run(mut task: Task) {
 }
 
 /// The changes of some keys, which one call carries. Those that are left when it is dropped have
-/// failed: also if it is dropped with its runtime.
+/// failed.
 struct Call {
     keeper: Keeper,
     keys: BTreeMap<String, Vec<Sent>>,
@@ -708,7 +621,10 @@ impl HoldGuard for RedisHold {
 impl Drop for RedisHold {
     fn drop(&mut self) {
         let live = lock(&self.keeper.0.holds).take(self.id);
-        drop(live); // not under the lock
+        // Not under the lock. The task ends with the last hold.
+        if live.is_some() {
+            self.keeper.wake();
+        }
     }
 }
 

@@ -11,14 +11,13 @@ use std::{
 };
 
 use redis::RedisError;
-use tokio::runtime::Handle;
 
 use super::{
     error::{Account, ExplainedError, is_of_one_key, lacks_permission, status_of},
     events, probe,
     recent::RecentFailures,
     transport::{
-        ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, TransportError,
+        ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, TransportError, home,
     },
 };
 use crate::{
@@ -155,9 +154,8 @@ impl Monitor {
 
     /// Finds out by a ping which permission is missing, and reports it.
     fn ping_in_background(self: &Arc<Self>, client: &Client) {
-        let Ok(runtime) = Handle::try_current() else { return };
         let (monitor, client) = (self.clone(), client.clone());
-        runtime.spawn(async move {
+        home::spawn(async move {
             let Err(error) = client.ping(Deadline::new(ANSWER_TIMEOUT)).await else { return };
             if error.redis().is_some_and(lacks_permission) {
                 events::permission_missing(&monitor.explain(error));

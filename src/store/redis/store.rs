@@ -22,7 +22,7 @@ use super::{
     release::{self, ReleaseFuture},
     scan::KeyScan,
     single_hold::SingleHold,
-    transport::{ANSWER_TIMEOUT, Command, Deadline},
+    transport::{ANSWER_TIMEOUT, Command, Deadline, home},
 };
 use crate::{
     algorithm::{Action, Algorithm, Release},
@@ -43,9 +43,8 @@ use crate::{
 /// [Sentinels](RedisConfig::sentinels), or a [cluster](RedisConfig::cluster). A URL or a
 /// [`RedisConfig`] describes it, with all settings.
 ///
-/// Clones share one multiplexed connection; [`connections`](RedisConfig::connections) sets another
-/// number. If a connection ends, the store reconnects by itself. The clock is that of the Redis
-/// server.
+/// Clones share their connections, which carry any number of calls at a time. If a connection
+/// ends, the store reconnects by itself. The clock is that of the Redis server.
 ///
 /// # Keys
 ///
@@ -55,8 +54,21 @@ use crate::{
 /// state is the initial one again; with a token bucket, up to one refill of the bucket later.
 ///
 /// The value contains a letter that identifies its format. Reservations of waiting requests, and
-/// the units that [permits](crate::Permit) hold, follow the state in the same value. A background
-/// task renews the permits of the store, and ends them, in calls of up to 64 keys.
+/// the units that [permits](crate::Permit) hold, follow the state in the same value.
+///
+/// # Threads and connections
+///
+/// The first store of a process starts one thread, `ratelimit-redis`, for the work of all stores in
+/// the background. It renews permits and sends their ends, in calls of up to 64 keys. It releases
+/// the units of dropped requests, sends probes, watches Sentinels and reads the slots of a cluster.
+/// So this work goes on while tasks of the application compute, and after their runtimes have
+/// ended. The thread sleeps while there is nothing to do, and ends with the process. A process that
+/// forks makes its stores after the fork.
+///
+/// Each server has one connection for each tokio runtime that makes calls, or as many as
+/// [`connections`](RedisConfig::connections) says, and one for the background. They are made when
+/// they are first needed. A connection ends with its runtime or with the store. So a runtime that
+/// ends or stands still fails no call of another one.
 ///
 /// # Calls
 ///
@@ -137,8 +149,15 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// If the TLS settings are invalid, a user has no password, or the deadline is 0.
+    /// If the TLS settings are invalid, a user has no password, or the deadline is 0; or if the
+    /// process cannot start the thread of the background.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
+        home::start().map_err(|error| {
+            StoreError::config(format!(
+                "cannot start the thread for work in the background: {error}; raise the limits of \
+                 threads and open files"
+            ))
+        })?;
         if config.deadline.is_zero() {
             return Err(StoreError::config(
                 "cannot use a deadline of 0: every decision would fail; set for example 100 ms"
@@ -198,6 +217,13 @@ impl RedisStore {
     /// server hangs or has become a replica, and requests that were not sent fail with the
     /// connection.
     ///
+    /// All runtimes and the background use this one connection. While the runtime that made it is
+    /// blocked or not driven, permits are not renewed, and no end is sent.
+    ///
+    /// # Panics
+    ///
+    /// If the process cannot start the thread of the background.
+    ///
     /// [`RedisConfig::from_connection`] makes one with another prefix.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
@@ -205,7 +231,7 @@ impl RedisStore {
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         let config = RedisConfig::from_connection(connection);
-        Self::new(config).expect("the default settings are valid, and a connection needs no others")
+        Self::new(config).expect("a connection needs no settings, and the thread can start")
     }
 
     /// Proves that Redis can decide: the server, or each master with slots in a cluster, runs a
@@ -234,7 +260,8 @@ impl RedisStore {
     ///
     /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
     /// waits until the holds expire, up to 30 s for the answers to such requests, and up to an hour
-    /// for units of dropped requests.
+    /// for units of dropped requests. It needs only the runtime of its caller: the ones in which
+    /// the permits were taken may have ended, or stand still.
     ///
     /// # Cancel safety
     ///
@@ -254,8 +281,10 @@ impl RedisStore {
     /// # }
     /// ```
     pub async fn flush(&self) {
-        self.backend.holds.start(); // if the runtime of its task has ended
-        self.backend.denials.changes_done().await;
+        let denials = &self.backend.denials;
+        // In a runtime that is not driven, a call does not end.
+        self.start_deadline().lingering().wait_for(denials.calls_done()).await;
+        denials.changes_done().await;
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
@@ -477,13 +506,15 @@ impl Store for RedisStore {
     }
 
     fn spawn_background(&self, task: BackgroundTask) {
-        if let Some(runtime) = Handle::try_current().ok().or_else(|| self.backend.client.runtime())
-        {
-            let open = self.backend.denials.begin_call();
-            runtime.spawn(async move {
-                task.await;
-                drop(open);
-            });
+        let open = self.backend.denials.begin_call();
+        let task = async move {
+            task.await;
+            drop(open);
+        };
+        // The connection for its answer is usually in the current runtime.
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(task)),
+            Err(_) => drop(home::spawn(task)),
         }
     }
 

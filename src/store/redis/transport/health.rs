@@ -10,6 +10,6 @@ mod reports;
 #[cfg(test)]
 pub(crate) use self::owner::Nobody;
 pub(crate) use self::{
-    breaker::{Breaker, NodeHealth, ProbeRole, Tell},
+    breaker::{Breaker, NodeHealth, Tell},
     owner::{Event, Owner, Probe},
 };

@@ -3,6 +3,7 @@
 
 mod background;
 mod channel;
+mod channels;
 mod client;
 mod cluster;
 mod node;

@@ -24,11 +24,6 @@ use super::{
 };
 use crate::sync::lock;
 
-/// The longest time between two probes: the search for the cause takes up to 1.5 s
-/// (`Node::examine`), the probe up to 1 s, and the pause 100 ms. If it is exceeded, their runtime
-/// does not run.
-const MAX_PROBE: Duration = Duration::from_secs(3);
-
 /// The number of calls in a row without an answer that opens the breaker; they must also take at
 /// least one deadline. A single lost call should not open it, and each further one costs a caller
 /// its deadline. The number is chosen, not measured.
@@ -64,8 +59,9 @@ pub(crate) struct Breaker {
     cause: Mutex<ServerState>,
     /// The last event about a cause that was found out, and its time.
     explained: Mutex<Option<(ServerState, Instant)>>,
-    /// The time of the last probe, while a task probes.
-    probed: Mutex<Option<Instant>>,
+    /// True while a task probes. It is set and read by callers, of which one starts the task; no
+    /// other memory depends on it.
+    is_probing: AtomicBool,
     failures: Mutex<Failures>,
     owner: Arc<dyn Owner>,
     /// The address of the server, or the name of the master.
@@ -127,7 +123,7 @@ impl Breaker {
             open_from: AtomicU64::new(u64::MAX),
             cause: Mutex::new(ServerState::Unavailable),
             explained: Mutex::new(None),
-            probed: Mutex::new(None),
+            is_probing: AtomicBool::new(false),
             failures: Mutex::new(Failures { count: 0, since: made, within: Duration::ZERO }),
             reports: reports(),
             reminded: Mutex::new(None),
@@ -397,25 +393,14 @@ impl Breaker {
         last_reply > since && self.last_latency.load(Relaxed) <= micros(within)
     }
 
-    /// Assigns the caller its role in probing.
-    pub(crate) fn probe_role(&self) -> ProbeRole {
-        let probed = &mut *lock(&self.probed);
-        let role = match probed {
-            None => ProbeRole::StartTask,
-            Some(at) if at.elapsed() > MAX_PROBE => ProbeRole::SendCall,
-            Some(_) => return ProbeRole::None,
-        };
-        *probed = Some(Instant::now());
-        role
-    }
-
-    /// Records that the task sends a probe now.
-    pub(crate) fn begin_probe(&self) {
-        *lock(&self.probed) = Some(Instant::now());
+    /// Returns true if the caller is to start the task that probes, which ends with
+    /// [`end_probing`](Self::end_probing).
+    pub(crate) fn begin_probing(&self) -> bool {
+        !self.is_probing.swap(true, Relaxed)
     }
 
     pub(crate) fn end_probing(&self) {
-        *lock(&self.probed) = None;
+        self.is_probing.store(false, Relaxed);
     }
 }
 
@@ -428,16 +413,6 @@ impl fmt::Debug for Breaker {
 
 fn micros(time: Duration) -> u64 {
     time.as_micros().min(u128::from(u64::MAX - 1)) as u64
-}
-
-/// The part of a caller in probing, while the breaker is open.
-pub(crate) enum ProbeRole {
-    /// Another task probes.
-    None,
-    /// Starts the task that probes, which ends with [`end_probing`](Breaker::end_probing).
-    StartTask,
-    /// Sends its own command as the probe, because the runtime of the task does not run.
-    SendCall,
 }
 
 #[cfg(test)]

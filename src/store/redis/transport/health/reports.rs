@@ -5,16 +5,16 @@
 use std::{
     mem,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until},
-};
+use tokio::time::sleep_until;
 
 use super::{
-    super::link::{ServerState, TransportError},
+    super::{
+        home,
+        link::{ServerState, TransportError},
+    },
     owner::{Event, Owner},
 };
 use crate::sync::lock;
@@ -98,10 +98,10 @@ impl Reports {
         if let Some(report) = report {
             self.emit(&report);
         }
-        if let (Some(ends), Ok(runtime)) = (ends, Handle::try_current()) {
+        if let Some(ends) = ends {
             let reports = self.clone();
-            runtime.spawn(async move {
-                sleep_until(ends).await;
+            home::spawn(async move {
+                sleep_until(ends.into()).await;
                 if let Some(report) = reports.held_back(ends) {
                     reports.emit(&report);
                 }
@@ -121,7 +121,7 @@ impl Reports {
                 (report, is_first.then_some(current.ends))
             }
             _ => {
-                // A change is left over if the runtime that had to report it did not run.
+                // A change is left over if its report at the end of the period is late.
                 let left = period.take().and_then(|it| it.held_back).map_or(0, |it| it.changes);
                 *period = Some(Period::new(now, &change));
                 (Some(ChangeReport { last: change, changes: left + 1 }), None)
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_an_ended_runtime_did_not_report_are_in_the_next_report() {
+    fn changes_whose_report_is_late_are_in_the_next_report() {
         let reports = Reports::new("".into(), Arc::new(Nobody));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

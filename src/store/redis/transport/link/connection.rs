@@ -13,7 +13,7 @@ use redis::{
     Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value,
     aio::ConnectionLike,
 };
-use tokio::{runtime::Handle, task::yield_now, time::timeout};
+use tokio::{task::yield_now, time::timeout};
 
 use super::{
     clock_offset::ClockOffset,
@@ -31,8 +31,6 @@ use crate::sync::lock;
 #[derive(Clone)]
 pub(crate) struct Connection {
     link: Link,
-    /// The runtime in which the connection was made.
-    runtime: Handle,
     state: Arc<Mutex<ConnectionState>>,
     /// Ended by the line. So a reply counts whose caller is gone.
     silence: Silence,
@@ -188,7 +186,6 @@ impl Connection {
         };
         Self {
             link,
-            runtime: Handle::current(),
             has_one_clock: clock_offset.is_some(),
             state: Arc::new(Mutex::new(ConnectionState::new(clock_offset))),
             silence,
@@ -291,8 +288,9 @@ impl Connection {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.runtime
+    /// Returns whether it is a connection of its own, which has not ended.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.link, Link::Line(_)) && !self.has_ended()
     }
 }
 

@@ -1,23 +1,18 @@
-//! Jobs that no request waits for: a queue per node, and the workers that empty it. The queue
-//! bounds the memory, the calls under way, and the work of one call for the server. It does not
-//! know the purpose of a job.
+//! Jobs that no request waits for: a queue per node. It bounds the memory, the calls under way, and
+//! the work of one call for the server. It does not know the purpose of a job.
 
 use std::{
     any::Any,
     collections::{HashMap, VecDeque, hash_map::Entry},
     fmt,
     pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use redis::Cmd;
-use tokio::{runtime::Handle, time::sleep};
 
-use super::super::link::{Command, TransportError};
+use super::super::link::Command;
 use crate::sync::lock;
 
 /// The maximum number of items and tasks in the queue of a node. Further ones are dropped. An item
@@ -29,35 +24,9 @@ const MAX_PER_CALL: usize = 100;
 /// The maximum number of workers of a node, each with one call in flight: Redis may execute these
 /// calls without a break.
 const MAX_WORKERS: usize = 4;
-/// The delay of a new worker, which collects items into the same calls: when a service is
-/// restarted, thousands of requests are dropped within milliseconds. No request waits for these
-/// calls.
-const GATHER: Duration = Duration::from_millis(5);
-/// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
-/// workers of a dead node make 80 calls per second, and then none.
-const PAUSE: Duration = Duration::from_millis(50);
-/// The time without progress after which the runtime of the workers is taken as stopped. It is
-/// longer than a call in the background, which has a deadline of 1 s, with a connection that takes
-/// 3 s.
-const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 /// The lifetime of a job that the node cannot execute. A job that is repeated is harmless at any
 /// time, so this only bounds the time for which memory is held.
 const MAX_AGE: Duration = Duration::from_secs(3_600);
-
-/// Executes jobs: a node, or a cluster.
-pub(crate) trait Executor: Clone + Send + Sync + 'static {
-    /// Executes a command in the background.
-    fn execute(
-        &self,
-        command: Command<'_>,
-    ) -> impl Future<Output = Result<(), TransportError>> + Send;
-
-    /// Returns the queue of the node that has the key now.
-    fn queue_of(&self, key: &[u8]) -> Arc<JobQueue>;
-
-    /// Returns the runtime of a connection.
-    fn runtime(&self) -> Option<Handle>;
-}
 
 pub(crate) enum Job {
     Batch(Batch),
@@ -70,7 +39,7 @@ pub(crate) struct Batch {
     /// The command without its last argument.
     head: Cmd,
     /// The text of the script that the command names by its hash.
-    text: &'static str,
+    pub(super) text: &'static str,
     items: VecDeque<(Item, Instant)>,
 }
 
@@ -89,7 +58,7 @@ impl Item {
 /// Calls about one key that are not one command.
 pub(crate) struct JobTask {
     key: String,
-    run: Box<dyn Fn() -> Run + Send + Sync>,
+    pub(super) run: Box<dyn Fn() -> Run + Send + Sync>,
     since: Instant,
 }
 
@@ -101,22 +70,10 @@ impl Job {
         Self::Task(JobTask { key, run, since: Instant::now() })
     }
 
-    fn key(&self) -> &[u8] {
+    pub(super) fn key(&self) -> &[u8] {
         match self {
             Self::Batch(batch) => Command::new(&batch.head).key(),
             Self::Task(task) => task.key.as_bytes(),
-        }
-    }
-
-    /// Returns whether it is done, or may be: it must not be repeated.
-    async fn run(&self, executor: &impl Executor) -> bool {
-        match self {
-            Self::Batch(batch) => {
-                let command = batch.command();
-                let result = executor.execute(Command::script(&command, batch.text)).await;
-                result.err().is_none_or(|error| error.may_have_run())
-            }
-            Self::Task(task) => (task.run)().await,
         }
     }
 }
@@ -143,10 +100,6 @@ impl Batch {
 #[derive(Default)]
 pub(crate) struct JobQueue {
     queued: Mutex<QueuedJobs>,
-    /// True if there are jobs without a worker, because the runtime of the workers has ended. It is
-    /// written under the lock of `queued`. Each call reads it without the lock, `Relaxed`: one that
-    /// reads an old value leaves the jobs to the next call.
-    is_orphaned: AtomicBool,
 }
 
 #[derive(Default)]
@@ -156,11 +109,7 @@ struct QueuedJobs {
     groups: HashMap<GroupHead, Batch>,
     /// The number of items and tasks.
     count: usize,
-    /// The number of workers of this generation. Those of earlier generations stand still.
     workers: usize,
-    generation: u64,
-    /// The time of the last progress of any worker.
-    progress: Option<Instant>,
 }
 
 enum Next {
@@ -227,111 +176,32 @@ impl QueuedJobs {
             }
         }
     }
-
-    fn remove_worker(&mut self) {
-        self.workers -= 1;
-        if self.workers == 0 {
-            self.progress = None;
-        }
-    }
 }
 
 impl JobQueue {
-    /// Adds a job to the queue of the node that has its key.
-    pub(crate) fn push(job: Job, executor: &impl Executor) {
-        let queue = executor.queue_of(job.key());
-        lock(&queue.queued).push(job);
-        queue.start(executor);
+    /// Adds a job. Returns whether the caller is to start a worker, which takes jobs until there
+    /// are none.
+    pub(crate) fn push(&self, job: Job) -> bool {
+        let queued = &mut *lock(&self.queued);
+        queued.push(job);
+        let needs_worker = queued.workers < queued.order.len().min(MAX_WORKERS);
+        queued.workers += usize::from(needs_worker);
+        needs_worker
     }
 
-    /// Continues with the jobs of workers whose runtime has ended.
-    pub(crate) fn resume(self: &Arc<Self>, executor: &impl Executor) {
-        if self.is_orphaned.load(Relaxed) {
-            self.start(executor);
-        }
-    }
-
-    /// Starts a worker, if there is work for another one: in the runtime of the caller, or else of
-    /// a connection.
-    fn start(self: &Arc<Self>, executor: &impl Executor) {
-        let Some(worker) = Worker::new(self) else { return };
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(worker.run(executor.clone()))),
-            Err(_) => drop(worker),
-        }
-        // A runtime that shuts down has dropped the worker.
-        if self.is_orphaned.load(Relaxed)
-            && let Some(runtime) = executor.runtime()
-            && let Some(worker) = Worker::new(self)
-        {
-            runtime.spawn(worker.run(executor.clone()));
-        }
+    /// Returns the next job for a worker. Without one, the worker has ended.
+    pub(crate) fn next(&self) -> Option<Job> {
+        let queued = &mut *lock(&self.queued);
+        let job = queued.pop();
+        // Under the same lock: a job that is pushed now starts a worker.
+        queued.workers -= usize::from(job.is_none());
+        job
     }
 }
 
 impl fmt::Debug for JobQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JobQueue").finish_non_exhaustive()
-    }
-}
-
-/// Runs until the queue is empty, or its runtime ends.
-struct Worker {
-    queue: Arc<JobQueue>,
-    generation: u64,
-    is_done: bool,
-}
-
-impl Worker {
-    /// Returns a worker, if there is work for another one.
-    fn new(queue: &Arc<JobQueue>) -> Option<Self> {
-        let queued = &mut *lock(&queue.queued);
-        if queued.progress.is_some_and(|progress| progress.elapsed() > MAX_STANDSTILL) {
-            queued.generation += 1;
-            (queued.workers, queued.progress) = (0, None);
-        }
-        if queued.workers >= queued.order.len().min(MAX_WORKERS) {
-            return None;
-        }
-        queued.workers += 1;
-        queued.progress.get_or_insert_with(Instant::now);
-        queue.is_orphaned.store(false, Relaxed);
-        Some(Self { queue: queue.clone(), generation: queued.generation, is_done: false })
-    }
-
-    async fn run(mut self, executor: impl Executor) {
-        sleep(GATHER).await;
-        while let Some(job) = self.next() {
-            if !job.run(&executor).await {
-                JobQueue::push(job, &executor); // of the node that has the key now
-                sleep(PAUSE).await;
-            }
-        }
-    }
-
-    fn next(&mut self) -> Option<Job> {
-        let queued = &mut *lock(&self.queue.queued);
-        if queued.generation != self.generation {
-            return None;
-        }
-        let job = queued.pop();
-        queued.progress = Some(Instant::now());
-        if job.is_none() {
-            // Under the same lock as the pop: a job that is pushed now starts a worker.
-            self.is_done = true;
-            queued.remove_worker();
-        }
-        job
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let queued = &mut *lock(&self.queue.queued);
-        if !self.is_done && queued.generation == self.generation {
-            queued.remove_worker();
-            self.queue.is_orphaned.store(queued.workers == 0 && queued.count > 0, Relaxed);
-        }
     }
 }
 
@@ -400,33 +270,6 @@ mod tests {
             assert_eq!(self.count, items + self.order.len() - groups);
             assert!(self.count <= MAX_QUEUED);
         }
-    }
-
-    #[test]
-    fn a_node_has_few_workers_which_are_replaced_if_they_stand_still() {
-        let queue = Arc::<JobQueue>::default();
-        (0..10).for_each(|_| lock(&queue.queued).push(task(false)));
-        let workers = || (0..10).map_while(|_| Worker::new(&queue)).collect::<Vec<_>>();
-        let is_orphaned = || queue.is_orphaned.load(Relaxed);
-
-        let mut idle = workers();
-        assert_eq!(idle.len(), MAX_WORKERS);
-        lock(&queue.queued).progress = Some(Instant::now() - 2 * MAX_STANDSTILL);
-        let busy = workers();
-        assert_eq!(busy.len(), MAX_WORKERS);
-        assert!(idle[0].next().is_none(), "it has been replaced");
-        drop(idle);
-        assert!(workers().is_empty() && !is_orphaned());
-
-        drop(busy); // as when their runtime ends
-        assert!(is_orphaned());
-        let mut worker = Worker::new(&queue).unwrap();
-        assert!(!is_orphaned());
-        while worker.next().is_some() {}
-        let left = { lock(&queue.queued).workers };
-        assert_eq!((left, { lock(&queue.queued).count }), (0, 0));
-        drop(worker);
-        assert!(workers().is_empty() && !is_orphaned());
     }
 
     proptest! {

@@ -1,7 +1,8 @@
-//! A channel: one of the connections to a server, made on demand and again after it ends. One
-//! attempt at a time serves all callers.
+//! A channel: one of the connections of a runtime to a server, made on demand and again after it
+//! ends. One attempt at a time serves all callers.
 
 use std::{
+    io, mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -10,10 +11,7 @@ use std::{
 };
 
 use redis::{ErrorKind, RedisError};
-use tokio::{
-    task::{JoinError, JoinHandle},
-    time::timeout,
-};
+use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
     super::link::{CommandQueue, Connection, MAX_SILENCE, Position},
@@ -29,11 +27,23 @@ const MAX_ATTEMPT: Duration = Duration::from_secs(3);
 /// and bounds the attempts at a port that refuses connections to 50 per second.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
+/// The time beyond its limits after which an attempt fails only because its runtime was not driven.
+const LATE_AFTER: Duration = Duration::from_millis(100);
+
+/// The connections to a server so far, of all its channels. Each counts by itself: so `Relaxed`.
+#[derive(Default)]
+pub(crate) struct ConnectionCounts {
+    pub(crate) all: AtomicUsize,
+    /// Those in place of another one that has ended.
+    pub(crate) again: AtomicUsize,
+}
+
 pub(crate) struct Channel {
     server: Arc<Server>,
-    /// The number of connections to the server so far, of all its channels.
-    connections_made: Arc<AtomicUsize>,
+    made: Arc<ConnectionCounts>,
     current: Arc<Mutex<Option<Current>>>,
+    /// The number of its connections so far.
+    own: Arc<AtomicUsize>,
     /// Its commands that are not written yet.
     queue: Arc<CommandQueue>,
     /// Held while connecting, so that one attempt serves all callers.
@@ -48,14 +58,15 @@ struct Current {
 
 #[derive(Default)]
 struct Attempts {
-    running: Option<Attempt>,
+    /// In a task of its own, which continues after the deadline of its caller.
+    running: Option<JoinHandle<Result<Connection, FailedAttempt>>>,
     failed: Option<FailedAttempt>,
 }
 
-/// An attempt in a task of its own, which continues after the deadline of its caller.
-struct Attempt {
-    task: JoinHandle<Result<Connection, FailedAttempt>>,
-    began: Instant,
+impl Attempts {
+    fn is_running(&self) -> bool {
+        self.running.as_ref().is_some_and(|task| !task.is_finished())
+    }
 }
 
 struct FailedAttempt {
@@ -70,14 +81,21 @@ impl FailedAttempt {
 }
 
 impl Channel {
-    pub(crate) fn new(server: Arc<Server>, connections_made: Arc<AtomicUsize>) -> Self {
-        let (current, attempts) = (Arc::default(), tokio::sync::Mutex::default());
-        Self { server, connections_made, current, queue: Arc::default(), attempts }
+    pub(crate) fn new(server: Arc<Server>, made: Arc<ConnectionCounts>) -> Self {
+        let (current, own, queue) = (Arc::default(), Arc::default(), Arc::default());
+        Self { server, made, current, own, queue, attempts: tokio::sync::Mutex::default() }
     }
 
     /// Returns the connection as it is, usable or not.
+    #[cfg(test)]
     pub(crate) fn current(&self) -> Option<Connection> {
         lock(&self.current).as_ref().map(|it| it.connection.clone())
+    }
+
+    /// Returns whether there is an open connection of this channel, or an attempt to make one.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let is_open = lock(&self.current).as_ref().is_some_and(|it| it.connection.is_open());
+        is_open || self.attempts.try_lock().is_ok_and(|it| it.is_running())
     }
 
     /// Returns whether there is a connection over which a command is sent without a pause.
@@ -97,37 +115,39 @@ impl Channel {
             return Ok(connection);
         }
         // The deadline of its caller may have passed before it failed.
-        if let Some(ended) = attempts.running.take_if(|it| it.task.is_finished()) {
-            attempts.failed = attempt_result(ended.task).await.err();
+        if let Some(ended) = attempts.running.take_if(|task| task.is_finished()) {
+            attempts.failed = ended.await.ok().and_then(Result::err);
         }
         if let Some(failed) = attempts.failed.as_ref().filter(|it| it.at.elapsed() < RETRY_AFTER) {
             return Err(failed.error.clone());
         }
-        // An attempt beyond its time limit is in a runtime that does not run.
-        let running = attempts.running.take_if(|it| it.began.elapsed() <= 2 * MAX_ATTEMPT);
-        let running = attempts.running.insert(running.unwrap_or_else(|| self.attempt()));
-        let result = attempt_result(&mut running.task).await;
+        let result = attempts.running.get_or_insert_with(|| self.attempt()).await;
         attempts.running = None;
         match result {
-            Ok(connection) => {
+            Ok(Ok(connection)) => {
                 attempts.failed = None;
                 Ok(connection)
             }
-            Err(failed) => Err(attempts.failed.insert(failed).error.clone()),
+            Ok(Err(failed)) => Err(attempts.failed.insert(failed).error.clone()),
+            // It was cancelled with its runtime, which says nothing about the server.
+            Err(cancelled) => Err(io::Error::other(cancelled).into()),
         }
     }
 
-    fn attempt(&self) -> Attempt {
-        let (server, queue) = (self.server.clone(), self.queue.clone());
-        let (current, made) = (self.current.clone(), self.connections_made.clone());
-        let attempt = async move {
+    fn attempt(&self) -> JoinHandle<Result<Connection, FailedAttempt>> {
+        let Self { server, made, current, own, queue, .. } = self;
+        let (server, queue, current) = (server.clone(), queue.clone(), current.clone());
+        let (made, own) = (made.clone(), own.clone());
+        tokio::spawn(async move {
             let made_now = connect(&server, &queue).await.map_err(FailedAttempt::new)?;
             let connection = made_now.connection.clone();
             *lock(&current) = Some(made_now);
-            made.fetch_add(1, Relaxed);
+            if own.fetch_add(1, Relaxed) > 0 {
+                made.again.fetch_add(1, Relaxed);
+            }
+            made.all.fetch_add(1, Relaxed);
             Ok(connection)
-        };
-        Attempt { task: tokio::spawn(attempt), began: Instant::now() }
+        })
     }
 
     /// Returns the connection, if it is open, has replies, and leads to the server.
@@ -147,6 +167,10 @@ impl Channel {
         self.queue.withdraw(position)
     }
 
+    pub(crate) fn give_up_silent(&self, time: Duration) {
+        lock(&self.current).take_if(|current| current.connection.silence() > time);
+    }
+
     pub(crate) fn give_up(&self, connection: &Connection) {
         lock(&self.current).take_if(|current| current.connection.is(connection));
     }
@@ -154,10 +178,18 @@ impl Channel {
 
 /// Makes a connection to the server, again if another server took its place meanwhile.
 async fn connect(server: &Server, queue: &Arc<CommandQueue>) -> Result<Current, RedisError> {
+    let mut was_late = false;
     loop {
+        let start = Instant::now();
         let attempt = timeout(MAX_ATTEMPT, server.connect()).await;
-        let Connected { mut opened, generation } =
-            attempt.map_err(|_| (ErrorKind::Io, "the attempt to connect took too long"))??;
+        let attempt = attempt.unwrap_or_else(|_| {
+            Err((ErrorKind::Io, "the attempt to connect took too long").into())
+        });
+        let is_late = || start.elapsed() > server.connects_within(MAX_ATTEMPT) + LATE_AFTER;
+        if attempt.is_err() && is_late() && !mem::replace(&mut was_late, true) {
+            continue; // its runtime was not driven meanwhile
+        }
+        let Connected { mut opened, generation } = attempt?;
         let clock_offset = match server.has_one_clock() {
             true => Some(opened.read_clock().await?),
             false => None,
@@ -167,13 +199,4 @@ async fn connect(server: &Server, queue: &Arc<CommandQueue>) -> Result<Current, 
             return Ok(Current { connection, generation });
         }
     }
-}
-
-async fn attempt_result(
-    task: impl Future<Output = Result<Result<Connection, FailedAttempt>, JoinError>>,
-) -> Result<Connection, FailedAttempt> {
-    task.await.unwrap_or_else(|_| {
-        let error = (ErrorKind::Io, "the attempt to connect was cancelled");
-        Err(FailedAttempt::new(error.into()))
-    })
 }

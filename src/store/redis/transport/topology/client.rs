@@ -3,12 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use redis::FromRedisValue;
-use tokio::runtime::Handle;
+use redis::{FromRedisValue, Value};
+use tokio::time::sleep;
 
 use super::{
     super::{
         health::{NodeHealth, Tell},
+        home,
         link::{Command, Connection, Deadline, TransportError},
     },
     background::{Job, JobQueue},
@@ -16,6 +17,14 @@ use super::{
     node::{Common, Node},
     server::Server,
 };
+
+/// The delay of a new worker, which collects items into the same calls: when a service is
+/// restarted, thousands of requests are dropped within milliseconds. No request waits for these
+/// calls.
+const GATHER: Duration = Duration::from_millis(5);
+/// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
+/// workers of a dead node make 80 calls per second, and then none.
+const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 pub(crate) enum Client {
@@ -45,14 +54,6 @@ impl Client {
         match self {
             Self::Node(node) => node.tell_breaker(tell),
             Self::Cluster(cluster) => cluster.tell_breakers(tell),
-        }
-    }
-
-    /// Returns the runtime of a connection.
-    pub(crate) fn runtime(&self) -> Option<Handle> {
-        match self {
-            Self::Node(node) => node.runtime(),
-            Self::Cluster(cluster) => cluster.runtime(),
         }
     }
 
@@ -123,9 +124,37 @@ impl Client {
 
     /// Executes a job in the background, at the server that has its key.
     pub(crate) fn execute_later(&self, job: Job) {
-        match self {
-            Self::Node(node) => JobQueue::push(job, node),
-            Self::Cluster(cluster) => JobQueue::push(job, cluster),
+        let jobs = match self {
+            Self::Node(node) => node.jobs().clone(),
+            Self::Cluster(cluster) => cluster.node_of(slot_of(job.key())).jobs().clone(),
+        };
+        if jobs.push(job) {
+            let client = self.clone();
+            home::supervise(move || client.clone().work(jobs.clone()));
+        }
+    }
+
+    /// Executes jobs until there are none.
+    async fn work(self, jobs: Arc<JobQueue>) {
+        sleep(GATHER).await;
+        while let Some(job) = jobs.next() {
+            if !self.run(&job).await {
+                self.execute_later(job); // at the node that has the key now
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Executes a job. Returns whether it is done, or may be: it must not be repeated.
+    async fn run(&self, job: &Job) -> bool {
+        match job {
+            Job::Batch(batch) => {
+                let (command, deadline) = (batch.command(), Deadline::in_background());
+                let executed = self.execute(deadline, Command::script(&command, batch.text)).await;
+                let executed: Result<(Value, _), _> = executed;
+                executed.err().is_none_or(|error| error.may_have_run())
+            }
+            Job::Task(task) => (task.run)().await,
         }
     }
 
@@ -144,10 +173,7 @@ impl Client {
         command: Command<'_>,
     ) -> Result<(T, Connection), TransportError> {
         match self {
-            Self::Node(node) => {
-                node.background().resume(node);
-                node.execute(deadline, command).await
-            }
+            Self::Node(node) => node.execute(deadline, command).await,
             Self::Cluster(cluster) => cluster.execute(deadline, command).await,
         }
     }
@@ -169,5 +195,56 @@ impl Client {
     ) -> Result<T, TransportError> {
         let (reply, _) = self.node_of(place).execute(deadline, command).await?;
         Ok(reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        iter,
+        sync::mpsc::{self, RecvTimeoutError},
+    };
+
+    use redis::RedisConnectionInfo;
+    use tokio::sync::Semaphore;
+
+    use super::{
+        super::{
+            super::{
+                health::Nobody,
+                link::{Endpoint, Place},
+            },
+            background::Run,
+        },
+        *,
+    };
+
+    #[test]
+    fn a_node_has_few_workers_and_one_that_panics_goes_on_with_the_next_job() {
+        let place = Place::Tcp(("127.0.0.1".to_owned(), 1)); // no job calls it
+        let server = Server::One(Endpoint::new(place, RedisConnectionInfo::default(), None));
+        let common = Common { connections: 1, header: None, owner: Arc::new(Nobody) };
+        let client = Client::of(server, common);
+        let ((sender, began), go) = (mpsc::channel(), Arc::new(Semaphore::new(0)));
+        for number in 0..10 {
+            let (sender, go) = (sender.clone(), go.clone());
+            let run = move || -> Run {
+                let (sender, go) = (sender.clone(), go.clone());
+                Box::pin(async move {
+                    sender.send(number).unwrap();
+                    go.acquire().await.unwrap().forget();
+                    assert!(number > 3, "scripted");
+                    true
+                })
+            };
+            client.execute_later(Job::task(String::new(), Box::new(run)));
+        }
+        let first: Vec<_> = began.iter().take(4).collect();
+        assert_eq!(first, [0, 1, 2, 3]);
+        assert_eq!(began.recv_timeout(10 * GATHER), Err(RecvTimeoutError::Timeout));
+        go.add_permits(10);
+        let mut rest: Vec<_> = iter::from_fn(|| began.recv().ok()).take(6).collect();
+        rest.sort_unstable();
+        assert_eq!(rest, [4, 5, 6, 7, 8, 9]);
     }
 }

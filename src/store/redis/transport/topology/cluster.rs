@@ -19,7 +19,6 @@ use std::{
 
 use redis::{Cmd, FromRedisValue, ServerErrorKind, Value};
 use tokio::{
-    runtime::Handle,
     sync::Notify,
     task::JoinSet,
     time::{sleep, timeout},
@@ -28,12 +27,12 @@ use tokio::{
 use super::{
     super::{
         health::{NodeHealth, Probe, Tell},
+        home,
         link::{
             ANSWER_TIMEOUT, Address, Command, Connection, Deadline, Endpoint, Mapping, Place,
             ServerState, TransportError, is_reply,
         },
     },
-    background::{Executor, JobQueue},
     node::{Common, Node},
     server::Server,
 };
@@ -167,11 +166,6 @@ impl Cluster {
         self.read(|map| map.nodes.values().cloned().collect())
     }
 
-    /// Returns the runtime of a connection.
-    pub(crate) fn runtime(&self) -> Option<Handle> {
-        self.read(|map| map.nodes.values().find_map(|it| it.node.runtime()))
-    }
-
     /// Executes a command at the node that has the keys.
     pub(crate) async fn execute<T: FromRedisValue>(
         self: &Arc<Self>,
@@ -183,7 +177,6 @@ impl Cluster {
             self.ensure_slots(deadline).await?;
         }
         let (node, pause) = (self.owner(slot), (deadline.within() / 4).min(FIRST_PAUSE));
-        node.node.background().resume(self);
         let mut redirects = Redirects { slot, node, is_asking: false, source: None, pause };
         let mut hops = 0;
         loop {
@@ -325,7 +318,7 @@ impl Cluster {
             }
             *refresh = RefreshState { is_running: true, next: now + ANSWER_TIMEOUT };
         }
-        tokio::spawn(self.clone().read_slots(doubted.cloned()));
+        home::spawn(self.clone().read_slots(doubted.cloned()));
         Refresh::Begun
     }
 
@@ -391,7 +384,7 @@ impl Cluster {
         let connections = node.node.connections_made();
         let is_new = node.connections_known.load(Relaxed) != connections;
         let is_old = self.now() >= self.outdated_at.load(Relaxed);
-        if is_new && connections > self.common.connections {
+        if is_new && node.node.has_reconnected() {
             let until = self.now() + UNSETTLED.as_micros() as u64;
             self.unsettled_until.store(until, Relaxed);
         }
@@ -524,21 +517,6 @@ impl Redirects {
             self.node = cluster.owner(self.slot);
         }
         Ok(())
-    }
-}
-
-impl Executor for Arc<Cluster> {
-    async fn execute(&self, command: Command<'_>) -> Result<(), TransportError> {
-        let deadline = Deadline::in_background();
-        Cluster::execute(self, deadline, command).await.map(|(_, _): (Value, _)| ())
-    }
-
-    fn queue_of(&self, key: &[u8]) -> Arc<JobQueue> {
-        self.owner(slot_of(key)).node.background().clone()
-    }
-
-    fn runtime(&self) -> Option<Handle> {
-        Cluster::runtime(self)
     }
 }
 

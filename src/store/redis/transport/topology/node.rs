@@ -4,30 +4,29 @@
 use std::{
     hash::BuildHasher,
     mem,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use foldhash::fast::RandomState;
 use redis::{FromRedisValue, RedisError};
 use tokio::{
-    runtime::Handle,
+    task::yield_now,
     time::{sleep, timeout},
 };
 
 use super::{
     super::{
-        health::{Breaker, Event, NodeHealth, Owner, ProbeRole, Tell},
+        health::{Breaker, Event, NodeHealth, Owner, Tell},
+        home,
         link::{
             ANSWER_TIMEOUT, Command, Connection, Deadline, Header, Replied, ServerState,
             TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection,
         },
     },
-    background::{Executor, JobQueue},
+    background::JobQueue,
     channel::Channel,
+    channels::Channels,
     server::Server,
 };
 use crate::sync::lock;
@@ -63,15 +62,14 @@ pub(crate) struct Common {
 
 pub(crate) struct Node {
     server: Arc<Server>,
-    channels: Box<[Channel]>,
+    channels: Channels,
     /// Distributes the keys over the channels.
     hasher: RandomState,
     breaker: Breaker,
-    connections_made: Arc<AtomicUsize>,
     common: Common,
     /// The key of the last script without a reply.
     failed_key: Mutex<Box<[u8]>>,
-    background: Arc<JobQueue>,
+    jobs: Arc<JobQueue>,
 }
 
 /// The state of one command in flight.
@@ -93,23 +91,20 @@ impl Node {
     pub(crate) fn new(server: Server, common: Common) -> Self {
         let server = Arc::new(server);
         let breaker = Breaker::new(server.name().unwrap_or_default(), common.owner.clone());
-        let connections_made = Arc::<AtomicUsize>::default();
-        let channel = |_| Channel::new(server.clone(), connections_made.clone());
         Self {
-            channels: (0..common.connections).map(channel).collect(),
+            channels: Channels::new(server.clone(), common.connections),
             hasher: RandomState::default(),
             failed_key: Mutex::default(),
-            background: Arc::default(),
+            jobs: Arc::default(),
             server,
             breaker,
-            connections_made,
             common,
         }
     }
 
     /// Returns the jobs for this node.
-    pub(crate) fn background(&self) -> &Arc<JobQueue> {
-        &self.background
+    pub(crate) fn jobs(&self) -> &Arc<JobQueue> {
+        &self.jobs
     }
 
     /// Returns whether the breaker is closed for all deadlines.
@@ -172,12 +167,12 @@ impl Node {
 
     /// Returns the number of connections so far.
     pub(crate) fn connections_made(&self) -> usize {
-        self.connections_made.load(Relaxed)
+        self.channels.made().all.load(Relaxed)
     }
 
-    /// Returns the runtime of a connection.
-    pub(crate) fn runtime(&self) -> Option<Handle> {
-        self.channels.iter().find_map(|channel| Some(channel.current()?.runtime().clone()))
+    /// Returns whether a connection was ever made in place of another one.
+    pub(crate) fn has_reconnected(&self) -> bool {
+        self.channels.made().again.load(Relaxed) > 0
     }
 
     /// Proves that the server can execute the scripts of the owner.
@@ -197,7 +192,7 @@ impl Node {
             return;
         }
         let (node, proof) = (self.clone(), self.common.owner.proof(key));
-        tokio::spawn(async move {
+        home::spawn(async move {
             let deadline = Deadline::new(ANSWER_TIMEOUT);
             let by_text = proof.by_text();
             for command in [Command::new(&by_text), proof.command()] {
@@ -223,7 +218,11 @@ impl Node {
             if self.breaker.is_open() {
                 return Err(self.named(TransportError::circuit_open()));
             }
-        } else if self.breaker.is_open_for(deadline.within()) && !self.ensure_probing() {
+        } else if self.breaker.is_open_for(deadline.within()) {
+            self.ensure_probing();
+            if let Server::Given(_) = *self.server {
+                yield_now().await; // its runtime may be driven by calls alone
+            }
             self.notify(Event::Skipped);
             return Err(self.named(TransportError::circuit_open()));
         }
@@ -239,13 +238,13 @@ impl Node {
     }
 
     pub(crate) fn connections(&self) -> usize {
-        self.channels.len()
+        self.common.connections
     }
 
     /// Returns the index of the connection for a key: the commands of a key take one connection, so
     /// that they are executed in order.
     pub(crate) fn channel_of(&self, key: &[u8]) -> usize {
-        match self.channels.len() {
+        match self.common.connections {
             1 => 0,
             count => self.hasher.hash_one(key) as usize % count,
         }
@@ -253,13 +252,12 @@ impl Node {
 
     /// Returns whether a command that is sent now can be written without a pause.
     pub(crate) fn is_ready(&self, channel: usize) -> bool {
-        self.channels[channel % self.channels.len()].is_ready()
+        self.channels.current().get(channel).is_ready()
     }
 
     /// Waits until the next command over a connection can be sent immediately, or fails.
     pub(crate) async fn ready(&self, channel: usize) {
-        let channel = &self.channels[channel % self.channels.len()];
-        if let Ok(connection) = channel.connection().await {
+        if let Ok(connection) = self.channels.current().get(channel).connection().await {
             connection.notice_end_while_idle().await;
         }
     }
@@ -274,7 +272,8 @@ impl Node {
         let headed = self.common.header.as_ref().and_then(|header| header.apply(command));
         let command = headed.as_ref().map_or(command, |headed| headed.command(command));
         let start = Instant::now();
-        let channel = &self.channels[self.channel_of(command.key())];
+        let channels = self.channels.current();
+        let channel = channels.get(self.channel_of(command.key()));
         let mut sending = Sending::default();
         let replied = sending.run(self, channel, deadline, command).await;
         let Sending { connection, was_sent } = sending;
@@ -354,9 +353,9 @@ impl Node {
     }
 
     /// Sends a probe. If it is unknown why the server does not answer, finds that out before.
-    async fn send_probe(self: &Arc<Self>) {
+    /// Returns whether the answer has closed the breaker.
+    async fn send_probe(self: &Arc<Self>) -> bool {
         let breaker = &self.breaker;
-        breaker.begin_probe();
         let mut found = ServerState::Unavailable;
         if breaker.is_unexplained() {
             found = self.examine().await;
@@ -364,19 +363,18 @@ impl Node {
             if found != ServerState::Slow {
                 breaker.explain(found);
             }
-            breaker.begin_probe();
         }
         let failed_key = lock(&self.failed_key).clone();
         let probe = self.common.owner.probe(&failed_key);
         let deadline = Deadline::new(PROBE_DEADLINE);
         let probed = self.execute_unchecked::<()>(deadline, probe.command(), true).await;
         let error = match probed {
-            Ok(_) if !breaker.is_open() => return,
+            Ok(_) if !breaker.is_open() => return true,
             // The reply was too late for the callers.
             Ok(_) => {
                 breaker.explain(ServerState::Slow);
                 breaker.remind(&self.named(TransportError::timeout(breaker.failed_within())));
-                return;
+                return false;
             }
             Err(error) => error,
         };
@@ -386,6 +384,7 @@ impl Node {
             clear => breaker.explain(clear),
         }
         breaker.remind(&error);
+        false
     }
 
     /// Finds out why the server does not answer: whether it accepts a new connection, and answers a
@@ -405,10 +404,9 @@ impl Node {
         }
     }
 
-    /// Ensures that probes are sent until Redis answers. Returns whether the caller's own command
-    /// is to be the probe.
-    fn ensure_probing(self: &Arc<Self>) -> bool {
-        /// Ends the probing, also if its runtime ends.
+    /// Ensures that probes are sent until Redis answers.
+    fn ensure_probing(self: &Arc<Self>) {
+        /// Ends the probing, also by a panic.
         struct Probing(Arc<Node>);
 
         impl Drop for Probing {
@@ -417,20 +415,21 @@ impl Node {
             }
         }
 
-        match self.breaker.probe_role() {
-            ProbeRole::None => return false,
-            ProbeRole::SendCall => return true,
-            ProbeRole::StartTask => {}
+        if !self.breaker.begin_probing() {
+            return;
         }
         let probing = Probing(self.clone());
-        tokio::spawn(async move {
+        home::spawn(async move {
             let node = &probing.0;
             while node.breaker.is_open() && Arc::strong_count(node) > 1 {
-                node.send_probe().await;
+                let has_closed = node.send_probe().await;
                 sleep(PROBE_PAUSE).await;
+                if has_closed {
+                    // The server has had the time to answer on the connections of callers, too.
+                    node.channels.give_up_silent(PROBE_PAUSE);
+                }
             }
         });
-        false
     }
 }
 
@@ -515,21 +514,6 @@ fn give_up_if_unusable(
     let is_old = !is_reply || connection.lifetime() >= RECONNECT_AFTER;
     if is_old && is_of_the_connection(error) {
         channel.give_up(connection);
-    }
-}
-
-impl Executor for Arc<Node> {
-    async fn execute(&self, command: Command<'_>) -> Result<(), TransportError> {
-        let deadline = Deadline::in_background();
-        Node::execute(self, deadline, command).await.map(|(_, _): (redis::Value, _)| ())
-    }
-
-    fn queue_of(&self, _key: &[u8]) -> Arc<JobQueue> {
-        self.background.clone()
-    }
-
-    fn runtime(&self) -> Option<Handle> {
-        Node::runtime(self)
     }
 }
 

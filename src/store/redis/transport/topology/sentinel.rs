@@ -14,7 +14,7 @@ use std::{
     fmt::Write,
     io,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -30,6 +30,7 @@ use tokio::{
 use self::votes::{Report, Wait, wait};
 use super::super::{
     health::{Event, Owner},
+    home,
     link::{
         ANSWER_TIMEOUT as ROLE_TIMEOUT, Address, CONNECT_TIMEOUT, Endpoint, Mapping, Place,
         Session, is_reply, race,
@@ -69,9 +70,6 @@ const MAX_DISCOVERED: usize = 16;
 /// The number of polls of a Sentinel between two queries for its peers: Sentinels are replaced by
 /// people, not within seconds.
 const DISCOVER_EVERY: usize = 10;
-/// The time without progress after which the runtime of the watcher is taken as stopped. A turn of
-/// the watcher takes at most 2.7 s: a comparison that opens two connections, and a poll.
-const MAX_STANDSTILL: Duration = Duration::from_secs(5);
 
 const ANNOUNCEMENT: &str = "+switch-master";
 
@@ -90,7 +88,8 @@ struct SentinelsInner {
     /// Changes with each report.
     reported: watch::Sender<()>,
     master: Mutex<Master>,
-    watcher: Mutex<Option<Watcher>>,
+    /// Set by the first call.
+    watcher: OnceLock<AbortHandle>,
     has_warned: AtomicBool,
     /// The last master that was unusable.
     unusable: Mutex<Option<Address>>,
@@ -104,11 +103,6 @@ struct Master {
     named: Option<Arc<str>>,
     /// The number of changes. A connection of an earlier generation is outdated.
     generation: u64,
-}
-
-struct Watcher {
-    task: AbortHandle,
-    progress: Arc<Mutex<Instant>>,
 }
 
 struct Sentinel {
@@ -158,7 +152,7 @@ impl Sentinels {
             sentinels: Mutex::new(sentinels),
             reported: watch::Sender::new(()),
             master: Mutex::default(),
-            watcher: Mutex::default(),
+            watcher: OnceLock::new(),
             has_warned: AtomicBool::new(false),
             unusable: Mutex::default(),
         }))
@@ -204,7 +198,7 @@ impl Sentinels {
         lock(&self.0.master).generation != generation
     }
 
-    /// Ensures that the Sentinels are watched, also if the runtime of the watcher has ended.
+    /// Ensures that the Sentinels are watched.
     pub(crate) fn ensure_watching(&self) {
         self.0.ensure_watching();
     }
@@ -212,8 +206,8 @@ impl Sentinels {
 
 impl Drop for Sentinels {
     fn drop(&mut self) {
-        if let Some(watcher) = lock(&self.0.watcher).take() {
-            watcher.task.abort();
+        if let Some(watcher) = self.0.watcher.get() {
+            watcher.abort();
         }
     }
 }
@@ -228,19 +222,10 @@ impl SentinelsInner {
     }
 
     fn ensure_watching(self: &Arc<Self>) {
-        let watcher = &mut *lock(&self.watcher);
-        let progresses = |it: &Watcher| lock(&it.progress).elapsed() < MAX_STANDSTILL;
-        if watcher.as_ref().is_some_and(|it| !it.task.is_finished() && progresses(it)) {
-            return;
-        }
-        if let Some(watcher) = watcher.take() {
-            watcher.task.abort();
-        }
-        // The last answers may be old, and the connections end with the runtime.
-        self.sentinels().iter().for_each(|it| lock(&it.state).forget());
-        let progress = Arc::new(Mutex::new(Instant::now()));
-        let task = tokio::spawn(self.clone().watch(progress.clone())).abort_handle();
-        *watcher = Some(Watcher { task, progress });
+        self.watcher.get_or_init(|| {
+            let shared = self.clone();
+            home::supervise(move || shared.clone().watch())
+        });
     }
 
     /// Polls all Sentinels. Returns the address that a majority names; without a majority, all
@@ -373,11 +358,10 @@ impl SentinelsInner {
         Some(generation)
     }
 
-    async fn watch(self: Arc<Self>, progress: Arc<Mutex<Instant>>) {
+    async fn watch(self: Arc<Self>) {
         let mut reported = self.reported.subscribe();
         let mut pollers: Vec<Poller> = vec![];
         loop {
-            *lock(&progress) = Instant::now();
             self.discover();
             let sentinels = self.sentinels();
             pollers.retain(|poller| {
@@ -386,7 +370,7 @@ impl SentinelsInner {
             });
             for sentinel in sentinels {
                 if !pollers.iter().any(|poller| Arc::ptr_eq(&sentinel, &poller.sentinel)) {
-                    let task = tokio::spawn(self.clone().poll(sentinel.clone())).abort_handle();
+                    let task = home::spawn(self.clone().poll(sentinel.clone()));
                     pollers.push(Poller { sentinel, task });
                 }
             }
@@ -659,12 +643,6 @@ impl Sentinel {
         let command = sentinel_command("MASTER", Some(name));
         let master = command.query_async::<HashMap<String, String>>(&mut connection);
         timeout(GRACE, master).await.ok()?.ok()?.get("config-epoch")?.parse().ok()
-    }
-}
-
-impl SentinelState {
-    fn forget(&mut self) {
-        (self.report, self.connection) = (Report::Awaited, None);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The targets of connections: a server, the master that Sentinels name, or a connection of the
 //! application.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use redis::RedisError;
 
@@ -37,6 +37,11 @@ impl Server {
             }
         };
         Ok(Connected { opened: Opened::Session(session), generation })
+    }
+
+    /// Returns the time limit of [`connect`](Self::connect), which is `longest` if it has none.
+    pub(crate) fn connects_within(&self, longest: Duration) -> Duration {
+        if let Self::One(_) = self { CONNECT_TIMEOUT } else { longest }
     }
 
     /// Returns the address, or the name of the master, for errors.

@@ -103,7 +103,7 @@ async fn a_server_that_answers_a_command_whose_caller_is_gone_is_not_silent() {
     setup.until_seen("hang").await;
     gone.abort();
     setup.answer.send(()).unwrap();
-    let connection = setup.node.channels[0].current().unwrap();
+    let connection = setup.node.channels.current().get(0).current().unwrap();
     while !connection.silence().is_zero() {
         sleep(Duration::from_millis(1)).await;
         assert!(connection.silence() < MAX_SILENCE, "it counts as silent");

@@ -1,0 +1,93 @@
+//! The channels of a node: those of each runtime that makes calls. A connection lives in the
+//! runtime that made it, so calls of another runtime would end or stand still with it.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use tokio::runtime::{self, Handle};
+
+use super::{
+    super::home,
+    channel::{Channel, ConnectionCounts},
+    server::Server,
+};
+use crate::sync::lock;
+
+pub(crate) struct Channels {
+    server: Arc<Server>,
+    made: Arc<ConnectionCounts>,
+    /// The number of connections of a runtime of the application.
+    connections: usize,
+    /// Read without a lock by each call. A process has few runtimes.
+    of_runtimes: ArcSwap<Vec<Arc<RuntimeChannels>>>,
+    /// Locked while a runtime is added.
+    adding: Mutex<()>,
+}
+
+/// The channels of one runtime.
+pub(crate) struct RuntimeChannels {
+    runtime: runtime::Id,
+    channels: Box<[Channel]>,
+}
+
+impl Channels {
+    pub(crate) fn new(server: Arc<Server>, connections: usize) -> Self {
+        let (made, of_runtimes) = (Arc::default(), ArcSwap::default());
+        Self { server, made, connections, of_runtimes, adding: Mutex::default() }
+    }
+
+    /// Returns the channels of the current runtime.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime.
+    pub(crate) fn current(&self) -> Arc<RuntimeChannels> {
+        let runtime = Handle::current().id();
+        let is_it = |known: &&Arc<RuntimeChannels>| known.runtime == runtime;
+        let known = self.of_runtimes.load().iter().find(is_it).cloned();
+        known.unwrap_or_else(|| self.add(runtime))
+    }
+
+    fn add(&self, runtime: runtime::Id) -> Arc<RuntimeChannels> {
+        let _adding = lock(&self.adding);
+        let known = self.of_runtimes.load_full();
+        if let Some(known) = known.iter().find(|known| known.runtime == runtime) {
+            return known.clone();
+        }
+        // The home makes few calls.
+        let count = if home::is(runtime) { 1 } else { self.connections };
+        let channel = |_| Channel::new(self.server.clone(), self.made.clone());
+        let new =
+            Arc::new(RuntimeChannels { runtime, channels: (0..count).map(channel).collect() });
+        // Without those of runtimes that have ended.
+        let kept = known.iter().filter(|known| known.is_in_use()).chain([&new]);
+        self.of_runtimes.store(Arc::new(kept.cloned().collect()));
+        new
+    }
+
+    /// Gives up the connections whose commands have waited for this time without any reply.
+    pub(crate) fn give_up_silent(&self, time: Duration) {
+        let of_runtimes = self.of_runtimes.load();
+        let channels = of_runtimes.iter().flat_map(|it| &it.channels);
+        channels.for_each(|channel| channel.give_up_silent(time));
+    }
+
+    /// Returns the number of connections so far, and of those that replaced another one.
+    pub(crate) fn made(&self) -> &ConnectionCounts {
+        &self.made
+    }
+}
+
+impl RuntimeChannels {
+    pub(crate) fn get(&self, index: usize) -> &Channel {
+        &self.channels[index % self.channels.len()]
+    }
+
+    /// Returns false if the runtime has ended, or has no connection, and no call uses them.
+    fn is_in_use(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1 || self.channels.iter().any(Channel::is_in_use)
+    }
+}
