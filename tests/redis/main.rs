@@ -15,6 +15,7 @@ mod faults;
 mod front;
 mod holds;
 mod observe;
+mod pauses;
 mod redisson;
 mod redisson_layer;
 mod releases;

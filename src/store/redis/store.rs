@@ -70,8 +70,7 @@ use crate::{
 /// `SCRIPT FLUSH`, or if the connection ends before they are written, they are sent again in the
 /// same order. Four cases have no order: another client or another connection loads the script
 /// again meanwhile, a slot of a cluster moves, the process finds out that its server is a cluster,
-/// or a call is sent again without its earliest check, whose deadline was over before it was
-/// written.
+/// or a call is sent again without its earliest check, which failed before it was written.
 ///
 /// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
 /// error that concerns one key fails the checks of that key only, and names the key. While Redis
@@ -99,8 +98,9 @@ use crate::{
 /// state are events.
 ///
 /// If the process was stopped, or a task blocked the runtime, a deadline may be noticed late. The
-/// store then reads for up to 20 ms the answers that arrived in the meantime. These decisions are
-/// late, but valid.
+/// decision then has up to 20 ms more: its command is sent if it was not, and an answer that
+/// arrived in the meantime is read. Such a decision is late, but valid. If it fails, that is not counted as
+/// a failure of Redis. No command is sent after its decision has failed.
 ///
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    super::link::{CommandQueue, Connection, MAX_SILENCE, Position},
+    super::link::{CommandQueue, Connection, MAX_SILENCE},
     server::{Connected, Server},
 };
 use crate::sync::lock;
@@ -140,11 +140,6 @@ impl Channel {
     fn is_usable(&self, Current { connection, generation }: &Current) -> bool {
         let has_replies = !connection.has_ended() && connection.silence() < MAX_SILENCE;
         has_replies && !self.server.is_outdated(*generation)
-    }
-
-    /// Takes a command back that has kept its place. Returns false if it may have been written.
-    pub(crate) fn withdraw(&self, position: Position) -> bool {
-        self.queue.withdraw(position)
     }
 
     pub(crate) fn give_up(&self, connection: &Connection) {
