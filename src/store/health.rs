@@ -43,7 +43,7 @@ pub struct Health {
     /// The number of answers from Redis, including errors.
     pub answers: u64,
     /// The number of calls without an answer within their deadlines, and of attempts to connect
-    /// that took too long.
+    /// that took too long. Calls that this process delayed itself are not included.
     pub timeouts: u64,
     /// The number of calls whose connection ended before the answer. They are not repeated, because
     /// Redis may have counted them.

@@ -16,6 +16,7 @@ mod front;
 mod holds;
 mod observe;
 mod outage;
+mod pauses;
 mod redisson;
 mod redisson_layer;
 mod releases;

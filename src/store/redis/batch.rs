@@ -17,7 +17,7 @@ use super::{
     backend::{Backend, report_released, report_sent},
     call::{EachReply, execute_each},
     script::CheckEach,
-    transport::{Deadline, TransportError},
+    transport::{Claim, Deadline, TransportError},
 };
 use crate::{
     algorithm::Lifetime,
@@ -56,6 +56,8 @@ struct Contents {
     index_of: HashTable<usize>,
     /// In the order of arrival.
     callers: Vec<Caller>,
+    /// Those of the calls so far.
+    claims: Vec<Arc<Claim>>,
 }
 
 struct Caller {
@@ -65,8 +67,8 @@ struct Caller {
     max_wait: f64,
     deadline: Deadline,
     end: End,
-    /// True if a call has been made for it.
-    is_sent: bool,
+    /// The index of the claim of its call, if one was made for it.
+    claim: Option<usize>,
     state: CallerState,
 }
 
@@ -77,6 +79,8 @@ enum End {
     Deadline,
     /// The end of the call of the batch, at most [`MAX_DELAY`] later.
     OfBatch,
+    /// One that has passed: it gets its error now, and is in no further call.
+    Past,
 }
 
 enum CallerState {
@@ -90,8 +94,10 @@ pub(super) struct BatchCall {
     checks: CheckEach,
     /// The indexes of the callers of these checks, in the same order.
     callers: Vec<usize>,
-    /// The latest deadline of the callers; the call is not sent after the earliest.
+    /// The latest deadline of the callers.
     deadline: Deadline,
+    /// Given up when the first caller fails before the call is written.
+    claim: Arc<Claim>,
     has_one_key: bool,
 }
 
@@ -110,6 +116,7 @@ impl Contents {
             keys: Vec::with_capacity(keys),
             index_of: HashTable::with_capacity(keys),
             callers: Vec::with_capacity(checks),
+            claims: vec![],
         }
     }
 }
@@ -145,7 +152,7 @@ impl CheckBatch {
         deadline: Deadline,
     ) -> Option<Queued> {
         let LimitRequest { settings, key, cost, max_wait, .. } = *request;
-        let Contents { keys, index_of, callers } = &mut *self.contents();
+        let Contents { keys, index_of, callers, .. } = &mut *self.contents();
         // The fast path of the script makes a request wait only if the algorithm does that always.
         let is_fast = max_wait == 0.0 || settings.params.shapes();
         let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };
@@ -161,7 +168,7 @@ impl CheckBatch {
         });
         let index = callers.len();
         let (end, state) = (End::Deadline, CallerState::Waiting(None));
-        callers.push(Caller { key, cost, max_wait, deadline, end, is_sent: false, state });
+        callers.push(Caller { key, cost, max_wait, deadline, end, claim: None, state });
         Some(Queued { batch: self.clone(), index, is_done: false })
     }
 
@@ -180,7 +187,8 @@ impl CheckBatch {
             return false;
         }
         report_sent(&self.observers, self.settings.name, call.callers.len());
-        match execute_each(&call.checks, client, call.deadline, on_handover).await {
+        let BatchCall { checks, deadline, claim, .. } = call;
+        match execute_each(checks, client, *deadline, claim, on_handover).await {
             Ok(reply) => self.complete(call, &reply),
             Err(error) if error.server_kind() == Some(ServerErrorKind::CrossSlot) => {
                 is_clustered.store(true, Relaxed);
@@ -190,9 +198,11 @@ impl CheckBatch {
                 // Nothing ran, so a second call cannot spend twice (law 2).
                 let mut contents = self.contents();
                 for &index in &call.callers {
-                    let caller = &mut contents.callers[index];
-                    (caller.is_sent, caller.end) = (false, End::Deadline);
+                    let end = &mut contents.callers[index].end;
+                    *end = if *end == End::Past { End::Past } else { End::Deadline };
                 }
+                drop(contents);
+                self.expire();
                 return true;
             }
             Err(error) => self.fail(call, &error),
@@ -210,39 +220,36 @@ impl CheckBatch {
         self.contents().callers.iter().any(|it| it.is_waiting() && self.is_returned(it))
     }
 
-    /// Makes a call for the callers that wait and whose deadlines are not over; `None` if there are
-    /// none. `may_linger` is true if its reply can be awaited after the deadline.
+    /// Makes a call for the callers that wait; `None` if there are none. `may_linger` is true if
+    /// its reply can be awaited after the deadline.
     pub(super) fn begin(&self, may_linger: bool) -> Option<BatchCall> {
         let mut contents = self.contents();
-        let now = Instant::now();
         let callers = contents.callers.iter().enumerate();
-        // A check that is sent late spends units after its caller was told of the timeout.
-        let is_in_time = |it: &Caller| it.is_waiting() && it.deadline.end() > now;
-        let waiting: Vec<_> = callers.filter(|it| is_in_time(it.1)).map(|it| it.0).collect();
+        let waiting: Vec<_> = callers.filter(|it| it.1.is_waiting()).map(|it| it.0).collect();
         self.call(&mut contents, waiting, may_linger)
     }
 
     /// Makes a call for some callers.
     fn call(
         &self,
-        Contents { keys, callers, .. }: &mut Contents,
+        Contents { keys, callers, claims, .. }: &mut Contents,
         mut indexes: Vec<usize>,
         may_linger: bool,
     ) -> Option<BatchCall> {
-        let mut first = callers[*indexes.first()?].deadline;
-        let (mut last, mut may_wait) = (first, false);
+        let mut last = callers[*indexes.first()?].deadline;
+        let (claim, mut may_wait) = (Arc::<Claim>::default(), false);
         for &index in &indexes {
             let caller = &mut callers[index];
             may_wait |= self.is_returned(caller);
-            caller.is_sent = true;
-            if caller.deadline.end() < first.end() {
-                first = caller.deadline;
-            } else if caller.deadline.end() > last.end() {
+            caller.claim = Some(claims.len());
+            if caller.deadline.end() > last.end() {
                 last = caller.deadline;
             }
         }
         let lingers = may_wait && may_linger;
-        let ends_with_call = last.end() - MAX_DELAY;
+        claims.push(claim.clone());
+        // A caller whose deadline has passed is in its grace.
+        let ends_with_call = Instant::now().max(last.end() - MAX_DELAY);
         for &index in &indexes {
             // A call that lingers ends up to 30 s late: too late for any caller.
             let is_in_time = !lingers && callers[index].deadline.end() >= ends_with_call;
@@ -258,8 +265,8 @@ impl CheckBatch {
             let of_key = of_key.iter().map(|index| &callers[*index]);
             checks.add(name, of_key.map(|caller| (caller.cost, caller.max_wait)));
         }
-        let deadline = last.shared(first, lingers);
-        Some(BatchCall { checks, callers: indexes, deadline, has_one_key: of_keys == 1 })
+        let deadline = last.shared(lingers);
+        Some(BatchCall { checks, callers: indexes, deadline, claim, has_one_key: of_keys == 1 })
     }
 
     fn name(&self, key: &Key<'_>) -> String {
@@ -314,8 +321,9 @@ impl CheckBatch {
             let batch = self.clone();
             tasks.spawn(async move {
                 report_sent(&batch.observers, batch.settings.name, call.callers.len());
-                match execute_each(&call.checks, &batch.backend.client, call.deadline, &|| ()).await
-                {
+                let client = &batch.backend.client;
+                let BatchCall { checks, deadline, claim, .. } = &call;
+                match execute_each(checks, client, *deadline, claim, &|| ()).await {
                     Ok(reply) => batch.complete(&call, &reply),
                     Err(error) => batch.fail(&call, &error),
                 }
@@ -327,7 +335,8 @@ impl CheckBatch {
     /// Returns a call for each key of a call.
     fn split(&self, call: &BatchCall) -> Vec<BatchCall> {
         let mut contents = self.contents();
-        let mut callers = call.callers.clone();
+        let is_waiting = |it: &&usize| contents.callers[**it].is_waiting();
+        let mut callers: Vec<_> = call.callers.iter().filter(is_waiting).copied().collect();
         let key = |contents: &Contents, index: usize| contents.callers[index].key;
         let mut calls = vec![];
         while let Some(&first) = callers.first() {
@@ -350,50 +359,60 @@ impl CheckBatch {
                 .extend(callers.filter(|(_, it)| it.is_waiting()).map(|it| (it.0, it.1.deadline)));
         }
         for (count, (index, deadline)) in waiting.into_iter().enumerate() {
-            let mut error = error.clone();
-            // The call has the latest deadline of all: the text names that of this caller.
-            if error.is_timeout() {
-                error = TransportError::timeout(deadline.within());
-            }
-            if (count > 0 || error.is_timeout()) && !error.is_error_reply() {
-                error = self.backend.client.record_failure(self.slot, deadline, error);
-            }
+            let (client, slot) = (&self.backend.client, self.slot);
+            let error = match error.clone() {
+                error if error.is_timeout() => {
+                    client.record_timeout(slot, deadline, Some(&call.claim))
+                }
+                error if count > 0 && !error.is_error_reply() => {
+                    client.record_failure(slot, deadline, error)
+                }
+                error => error,
+            };
             self.complete_one(index, Err(error));
         }
     }
 
     /// Fails the callers whose runtime has ended before the call.
     pub(super) fn abandon(&self) {
-        for (index, deadline) in self.waiting(|_| true) {
+        for (index, deadline, _) in self.give_up(|_| true) {
             self.complete_one(index, Err(TransportError::timeout(deadline.within())));
         }
     }
 
     /// Returns the first deadline at which a caller is to fail, unless its call ends before.
     pub(super) fn next_deadline(&self) -> Option<Deadline> {
-        let deadlines = self.waiting(|it| it.end == End::Deadline).into_iter().map(|it| it.1);
-        deadlines.min_by_key(|deadline| deadline.end())
+        let contents = self.contents();
+        let callers = contents.callers.iter();
+        let waiting = callers.filter(|it| it.is_waiting() && it.end == End::Deadline);
+        waiting.map(|it| it.deadline).min_by_key(|deadline| deadline.end())
     }
 
     /// Fails the callers whose deadlines are over.
     pub(super) fn expire(&self) {
-        let now = Instant::now();
-        let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.end() <= now;
-        for (index, deadline) in self.waiting(is_over) {
-            let error = TransportError::timeout(deadline.within());
-            // Of a check that was not sent, a caller knows that it has spent nothing.
-            let is_sent = self.contents().callers[index].is_sent;
-            let error = if is_sent { error } else { error.unsent() };
-            let error = self.backend.client.record_failure(self.slot, deadline, error);
+        let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.is_too_late();
+        for (index, deadline, claim) in self.give_up(is_over) {
+            let (client, slot) = (&self.backend.client, self.slot);
+            let error = client.record_timeout(slot, deadline, claim.as_deref());
             self.complete_one(index, Err(error));
         }
     }
 
-    fn waiting(&self, filter: impl Fn(&Caller) -> bool) -> Vec<(usize, Deadline)> {
-        let contents = self.contents();
-        let callers = contents.callers.iter().enumerate();
-        let waiting = callers.filter(|(_, caller)| caller.is_waiting() && filter(caller));
-        waiting.map(|(index, caller)| (index, caller.deadline)).collect()
+    /// Gives up the calls of callers that are to fail, so that their checks spend nothing later.
+    fn give_up(
+        &self,
+        filter: impl Fn(&Caller) -> bool,
+    ) -> Vec<(usize, Deadline, Option<Arc<Claim>>)> {
+        let Contents { callers, claims, .. } = &mut *self.contents();
+        let callers = callers.iter_mut().enumerate();
+        let failing = callers.filter(|(_, it)| it.is_waiting() && filter(it));
+        let give_up = |(index, caller): (usize, &mut Caller)| {
+            caller.end = End::Past;
+            let claim = caller.claim.map(|index| claims[index].clone());
+            claim.iter().for_each(|claim| _ = claim.give_up());
+            (index, caller.deadline, claim)
+        };
+        failing.map(give_up).collect()
     }
 
     /// Fails a caller, unless it has a result or is gone.
@@ -413,7 +432,7 @@ impl BatchCall {
 
 impl Caller {
     fn is_waiting(&self) -> bool {
-        matches!(self.state, CallerState::Waiting(_))
+        matches!(self.state, CallerState::Waiting(_)) && self.end != End::Past
     }
 
     /// Sets the result, unless the caller has one or is gone.

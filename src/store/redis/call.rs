@@ -1,12 +1,14 @@
 //! Decisions as script calls: one call for the limits of a request, or for several requests.
 
+use std::sync::Arc;
+
 use redis::RedisError;
 
 use super::{
     backend::Backend,
     holds::first_lifetime,
     script::{self, CheckEach, Limit},
-    transport::{Client, Command, Deadline, TransportError},
+    transport::{Claim, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{Action, EngineReply},
@@ -49,6 +51,18 @@ impl ScriptCall {
         self.execute_command(client, deadline, Command::script(&command, &script.text)).await
     }
 
+    /// Executes the call, until another task gives it up.
+    pub(super) async fn execute_claimed(
+        &self,
+        client: &Client,
+        deadline: Deadline,
+        claim: &Arc<Claim>,
+    ) -> Result<Outcome, TransportError> {
+        let (command, script) = script::decide(self.action, &self.limits);
+        let command = Command::script(&command, &script.text).claimed(claim);
+        self.execute_command(client, deadline, command).await
+    }
+
     /// Executes the call, over a connection that is ready. `on_handover` is called when no later
     /// call can overtake it.
     pub(super) async fn execute_in_turn(
@@ -83,16 +97,18 @@ impl ScriptCall {
     }
 }
 
-/// Executes one call for several checks of one limiter, each by itself. `on_handover` is called
-/// when no later call can overtake it.
+/// Executes one call for several checks of one limiter, each by itself, until another task gives it
+/// up. `on_handover` is called when no later call can overtake it.
 pub(super) async fn execute_each(
     checks: &CheckEach,
     client: &Client,
     deadline: Deadline,
+    claim: &Arc<Claim>,
     on_handover: &(dyn Fn() + Sync),
 ) -> Result<EachReply, TransportError> {
     let (command, script) = checks.command();
-    let command = Command::script(&command, &script.text).ready().on_handover(on_handover);
+    let command = Command::script(&command, &script.text).claimed(claim);
+    let command = command.ready().on_handover(on_handover);
     let (reply, connection) = client.execute(deadline, command).await?;
     let (now, replies) = checks.read(&reply).map_err(TransportError::of_redis)?;
     Ok(EachReply { replies, age: connection.age(now) })

@@ -19,10 +19,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, hash_map::Entry};
-use tokio::{
-    runtime::{self, Handle},
-    time::sleep,
-};
+use tokio::runtime::{self, Handle};
 
 use super::{
     backend::Backend,
@@ -199,9 +196,7 @@ struct Watch {
 impl Watch {
     async fn run(mut self) {
         while let Some(next) = self.next_deadline() {
-            // The grace is computed after the sleep, which shows how late the runtime is.
-            sleep(next.left()).await;
-            sleep(next.grace()).await;
+            next.over().await;
             for batch in self.batches() {
                 batch.expire();
             }
@@ -341,7 +336,6 @@ impl Turn {
         let Some(batch) = front.take(self.id) else { return };
         self.batch = Some(batch.clone());
         loop {
-            batch.expire();
             let late = if batch.may_wait() { backend.begin_late_call() } else { None };
             let Some(call) = batch.begin(late.is_some()) else { return };
             let on_handover = || self.hand_over();
@@ -353,7 +347,7 @@ impl Turn {
                 }
                 return;
             }
-            let in_time = call.deadline().strict().wait_for(call_again.as_mut()).await;
+            let in_time = call.deadline().wait_for(call_again.as_mut()).await;
             match in_time {
                 Some(true) => {}
                 Some(false) => return,

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::{
     backend::{Backend, report_released},
     call::ScriptCall,
-    transport::{Deadline, TransportError},
+    transport::{Claim, Deadline, TransportError},
 };
 use crate::{
     decision::{Outcome, Receipts},
@@ -53,29 +53,23 @@ impl WaitingCall {
         let slot = client.slot_of(&self.call.limits()[0].key);
         let call = self.clone();
         let late = call.backend.begin_late_call();
-        let call_deadline = if late.is_some() { deadline.lingering() } else { deadline };
+        let call_deadline = deadline.shared(late.is_some());
         let (sender, receiver) = oneshot::channel();
-        let task = call.clone();
+        let claim = Arc::<Claim>::default();
+        let (task, task_claim) = (call.clone(), claim.clone());
         tokio::spawn(async move {
             let _late = late;
-            // The caller was dropped before the first poll of this task: nothing is sent, so
-            // nothing can be spent.
-            if sender.is_closed() {
-                return;
-            }
-            let result = task.call.execute(&task.backend.client, call_deadline).await;
+            let WaitingCall { call, backend, .. } = &*task;
+            let result = call.execute_claimed(&backend.client, call_deadline, &task_claim).await;
             if let Err(Ok(outcome)) = sender.send(result) {
                 task.release_all(&outcome.receipts);
             }
         });
-        let answer = LateAnswer { receiver, call };
-        let error = match deadline.wait_for(answer).await {
-            // The call itself records no timeout then.
-            Some(Err(error)) if call_deadline.is_shared() && error.is_timeout() => error,
-            Some(result) => return result,
-            None => TransportError::timeout(deadline.within()),
-        };
-        Err(client.record_failure(slot, deadline, error))
+        let answer = LateAnswer { receiver, call, claim: claim.clone() };
+        match deadline.wait_for(answer).await {
+            Some(result) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
+            _ => Err(client.record_timeout(slot, deadline, Some(&claim))),
+        }
     }
 
     /// Releases what the request has spent, reserved or held in all limits.
@@ -89,10 +83,12 @@ impl WaitingCall {
     }
 }
 
-/// The answer to a call in a task. If it is dropped, the call releases what it spends.
+/// The answer to a call in a task. If it is dropped, the call is not written any more, and releases
+/// what it spends.
 struct LateAnswer {
     receiver: oneshot::Receiver<Result<Outcome, TransportError>>,
     call: Arc<WaitingCall>,
+    claim: Arc<Claim>,
 }
 
 impl Future for LateAnswer {
@@ -107,6 +103,7 @@ impl Future for LateAnswer {
 
 impl Drop for LateAnswer {
     fn drop(&mut self) {
+        self.claim.give_up();
         self.receiver.close();
         if let Ok(Ok(outcome)) = self.receiver.try_recv() {
             self.call.release_all(&outcome.receipts);

@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    pin::pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -82,8 +83,7 @@ use crate::{
 /// `SCRIPT FLUSH`, or if the connection ends before they are written, they are sent again in the
 /// same order. Four cases have no order: another client or another connection loads the script
 /// again meanwhile, a slot of a cluster moves, the process finds out that its server is a cluster,
-/// or a call is sent again without its earliest check, whose deadline was over before it was
-/// written.
+/// or a call is sent again without its earliest check, which failed before it was written.
 ///
 /// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
 /// error that concerns one key fails the checks of that key only, and names the key. While Redis
@@ -111,8 +111,9 @@ use crate::{
 /// state are events.
 ///
 /// If the process was stopped, or a task blocked the runtime, a deadline may be noticed late. The
-/// store then reads for up to 20 ms the answers that arrived in the meantime. These decisions are
-/// late, but valid.
+/// decision then has up to 20 ms more: its command is sent if it was not, and an answer that
+/// arrived in the meantime is read. Such a decision is late, but valid. If it fails, that is not counted as
+/// a failure of Redis. No command is sent after its decision has failed.
 ///
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
@@ -281,9 +282,12 @@ impl RedisStore {
     /// # }
     /// ```
     pub async fn flush(&self) {
-        let denials = &self.backend.denials;
+        let (denials, deadline) = (&self.backend.denials, self.start_deadline().shared(true));
+        let mut calls = pin!(denials.calls_done());
         // In a runtime that is not driven, a call does not end.
-        self.start_deadline().lingering().wait_for(denials.calls_done()).await;
+        if deadline.wait_for(calls.as_mut()).await.is_none() {
+            deadline.linger(calls).await;
+        }
         denials.changes_done().await;
     }
 

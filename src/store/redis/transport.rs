@@ -24,7 +24,7 @@ pub(in super::super) use self::url::{FORMS, scheme_error};
 pub(super) use self::{
     config::TransportConfig,
     health::{Event, NodeHealth, Owner, Probe},
-    link::{ANSWER_TIMEOUT, Command, ServerState, TransportError},
+    link::{ANSWER_TIMEOUT, Claim, Command, ServerState, TransportError},
     topology::{Batch, Client, Item, Job},
     url::Parameters,
 };

@@ -1,6 +1,7 @@
 //! A connection to one server: opening it, the queue and the writer of its commands, their
 //! deadlines and replies. It knows neither breakers nor the choice of a server.
 
+mod claim;
 mod clock_offset;
 mod command;
 mod connection;
@@ -25,6 +26,7 @@ mod traffic;
 #[cfg(feature = "tls-rustls-no-provider")]
 pub(crate) use self::tls::TlsSettings;
 pub(crate) use self::{
+    claim::Claim,
     command::Command,
     connection::{Connection, DynConnection, Opened, Replied},
     deadline::Deadline,
@@ -35,7 +37,7 @@ pub(crate) use self::{
     header::Header,
     line::MAX_SILENCE,
     login::Credentials,
-    queue::{CommandQueue, Position},
+    queue::CommandQueue,
     server_state::ServerState,
     session::Session,
 };

@@ -1,6 +1,10 @@
 //! A command as the transport sends it, and the key that determines its node.
 
+use std::sync::Arc;
+
 use redis::{Arg, Cmd};
+
+use super::claim::Claim;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Command<'a> {
@@ -12,11 +16,13 @@ pub(crate) struct Command<'a> {
     /// True if the caller has awaited [`ready`](super::Client::ready).
     is_ready: bool,
     on_handover: Option<&'a (dyn Fn() + Sync)>,
+    claim: Option<&'a Arc<Claim>>,
 }
 
 impl<'a> Command<'a> {
     pub(crate) fn new(cmd: &'a Cmd) -> Self {
-        Self { cmd, text: None, is_asking: false, is_ready: false, on_handover: None }
+        let (text, is_asking, is_ready, on_handover, claim) = (None, false, false, None, None);
+        Self { cmd, text, is_asking, is_ready, on_handover, claim }
     }
 
     /// Makes a command from an `EVALSHA`; `text` is for servers that do not know the hash.
@@ -42,6 +48,16 @@ impl<'a> Command<'a> {
     /// Calls a function when no later command can overtake this one.
     pub(crate) fn on_handover(self, function: &'a (dyn Fn() + Sync)) -> Self {
         Self { on_handover: Some(function), ..self }
+    }
+
+    /// Lets another task give the command up, too.
+    pub(crate) fn claimed(self, claim: &'a Arc<Claim>) -> Self {
+        Self { claim: Some(claim), ..self }
+    }
+
+    /// Returns the claim to this command.
+    pub(crate) fn claim(self) -> Arc<Claim> {
+        self.claim.cloned().unwrap_or_default()
     }
 
     pub(crate) fn hand_over(self) {

@@ -16,9 +16,9 @@ use redis::{
 use tokio::{task::yield_now, time::timeout};
 
 use super::{
+    claim::Claim,
     clock_offset::ClockOffset,
     command::Command,
-    deadline::Deadline,
     endpoint::ANSWER_TIMEOUT,
     error::is_reply,
     line::{IDLE, Line},
@@ -193,28 +193,27 @@ impl Connection {
         }
     }
 
-    /// Executes a command; returns nothing if its deadline passed before it could be written. If it
-    /// is an `EVALSHA` of an unknown script, sends the text: the server has executed nothing then,
-    /// and knows the script from now on.
+    /// Executes a command; returns nothing if it was given up before it could be written. If it is
+    /// an `EVALSHA` of an unknown script, sends the text: the server has executed nothing then, and
+    /// knows the script from now on.
     ///
     /// `position` is that of a command that another connection has not written. If this one ends
     /// before it writes the command, it sets `position` again, and returns an error.
     pub(crate) async fn execute<T: FromRedisValue>(
         &mut self,
         command: Command<'_>,
-        deadline: Deadline,
+        claim: &Arc<Claim>,
         position: &mut Option<Position>,
     ) -> Option<Replied<T>> {
         self.called = Instant::now();
         if !command.is_ready() {
             self.notice_end_while_idle().await;
         }
-        let sent = Instant::now();
-        self.silence.begin(sent);
-        let reply = self.send(command, deadline, position).await?.and_then(without_error);
+        let reply = self.send(command, claim, position).await?.and_then(without_error);
         let partial_error = reply.as_ref().ok().and_then(partial_error);
         let result = reply.and_then(read);
-        let replied = Replied { result, partial_error, latency: sent.elapsed() };
+        let latency = claim.written().map_or(Duration::ZERO, |at| at.elapsed());
+        let replied = Replied { result, partial_error, latency };
         if matches!(self.link, Link::Given(_)) && replied.error().is_none_or(is_reply) {
             self.silence.end();
         }
@@ -238,15 +237,22 @@ impl Connection {
     async fn send(
         &mut self,
         command: Command<'_>,
-        deadline: Deadline,
+        claim: &Arc<Claim>,
         position: &mut Option<Position>,
     ) -> Option<Result<Value, RedisError>> {
         let line = match &mut self.link {
             Link::Line(line) => line,
-            Link::Given(connection) => return Some(send_over(&mut **connection, command).await),
+            Link::Given(connection) => {
+                let now = Instant::now();
+                if !claim.write(now) {
+                    return None;
+                }
+                self.silence.begin(now);
+                return Some(send_over(&mut **connection, command).await);
+            }
         };
         let begin = || {
-            let position = line.push(command, deadline);
+            let position = line.push(command, claim);
             command.hand_over();
             position
         };
@@ -254,7 +260,7 @@ impl Connection {
         *position = None;
         match outcome {
             Outcome::Reply(reply) => return Some(reply),
-            Outcome::Late => return None,
+            Outcome::GivenUp => return None,
             Outcome::Interrupted => {}
             Outcome::Unsent(kept) => *position = Some(kept),
         }

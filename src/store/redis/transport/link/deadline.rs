@@ -1,11 +1,21 @@
-//! The deadline of a call, however many commands the call takes.
+//! The deadline of a call, however many commands the call takes, and the grace after it for a
+//! process that did not run meanwhile.
 
 use std::{
+    collections::VecDeque,
+    future::poll_fn,
     pin::pin,
+    sync::Mutex,
+    task::Poll,
     time::{Duration, Instant},
 };
 
-use tokio::time::timeout;
+use tokio::{
+    runtime::{Handle, Id},
+    time::{sleep, timeout},
+};
+
+use crate::sync::lock;
 
 /// The deadline of calls that no request waits for. It is longer than the deadline of requests,
 /// because a late call in the background delays no request, and a failed one is sent again.
@@ -14,20 +24,29 @@ const BACKGROUND_DEADLINE: Duration = Duration::from_secs(1);
 /// pauses for seconds (a failover, a fork, `CLIENT PAUSE`), and a reply after half a minute is one
 /// of a connection that is usually given up.
 const MAX_LINGER: Duration = Duration::from_secs(30);
-/// The longest extra time for a reply where the process notices the deadline late. To read replies
-/// that have arrived takes microseconds; on a busy machine, the runtime may first run all other
-/// tasks.
-const MAX_GRACE: Duration = Duration::from_millis(20);
+/// The time that a call has after this process did not run. To write commands and to read replies
+/// takes microseconds; on a busy machine, the runtime may first run all other tasks.
+const GRACE: Duration = Duration::from_millis(20);
+/// A timer that is later than this shows that the process was stopped, or that a task blocked its
+/// runtime. Timers have a resolution of 1 ms.
+const LATE: Duration = Duration::from_millis(5);
+/// The number of pauses of the process during the grace that a call survives.
+const MAX_PAUSES: usize = 3;
 /// The longest deadline: an `Instant` cannot tell every later time. 30 years.
 const MAX_WITHIN: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// The last times at which a runtime ran again after it did not, in order. All calls share them, and
+/// the first one after its last chance counts for a call: so a call of several commands has the
+/// grace once, also in a process that is always late.
+static RESUMED: Mutex<VecDeque<(Option<Id>, Instant)>> = Mutex::new(VecDeque::new());
+/// Those of more than a grace in some runtimes: they are at least [`LATE`] apart.
+const MAX_RESUMED: usize = 64;
 
 /// The time within which a call gets its reply, however many commands it takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     within: Duration,
     end: Instant,
-    /// The time until which a command is sent.
-    sent_until: Instant,
     is_background: bool,
     is_shared: bool,
     lingers: bool,
@@ -41,8 +60,8 @@ impl Deadline {
 
     pub(crate) fn starting(start: Instant, within: Duration) -> Self {
         let end = start + within.min(MAX_WITHIN);
-        let (sent_until, is_background, is_shared, lingers) = (end, false, false, false);
-        Self { within, end, sent_until, is_background, is_shared, lingers }
+        let (is_background, is_shared, lingers) = (false, false, false);
+        Self { within, end, is_background, is_shared, lingers }
     }
 
     /// Starts now, for a call that no request waits for: its failures say nothing about requests.
@@ -50,37 +69,15 @@ impl Deadline {
         Self { is_background: true, ..Self::new(BACKGROUND_DEADLINE) }
     }
 
-    /// Returns the deadline of a call whose reply is of use after it, too: the call is not sent
-    /// later, but its reply is awaited for up to [`MAX_LINGER`] more. Its callers fail at their
-    /// deadlines.
-    pub(crate) fn lingering(self) -> Self {
-        Self { is_shared: true, lingers: true, ..self }
+    /// Returns the same deadline for a call whose callers fail, and record that, each for itself.
+    /// If it lingers, its reply is of use after the deadline, too: the call is not written later,
+    /// but its reply is awaited for up to [`MAX_LINGER`] more.
+    pub(crate) fn shared(self, lingers: bool) -> Self {
+        Self { is_shared: true, lingers, ..self }
     }
 
-    /// Returns the same deadline for the callers of a call that lingers.
-    pub(crate) fn strict(self) -> Self {
-        Self { lingers: false, ..self }
-    }
-
-    /// Returns the deadline of a call for several callers, of which `self` is the latest and
-    /// `first` the earliest: the call is not sent after the earliest.
-    pub(crate) fn shared(self, first: Self, lingers: bool) -> Self {
-        Self { sent_until: first.end, is_shared: true, lingers, ..self }
-    }
-
-    /// Returns whether the callers of the call record its timeout, each for itself.
     pub(crate) fn is_shared(self) -> bool {
         self.is_shared
-    }
-
-    /// Returns whether a command must not be sent any more.
-    pub(crate) fn is_too_late(self) -> bool {
-        self.sent_until <= Instant::now()
-    }
-
-    /// Returns the time in which a command can be sent.
-    pub(crate) fn left_to_send(self) -> Duration {
-        self.sent_until.saturating_duration_since(Instant::now())
     }
 
     pub(crate) fn lingers(self) -> bool {
@@ -91,35 +88,9 @@ impl Deadline {
         self.is_background
     }
 
-    pub(crate) fn is_over(self) -> bool {
-        self.end <= Instant::now()
-    }
-
     /// Returns the whole time, from the start.
     pub(crate) fn within(self) -> Duration {
         self.within
-    }
-
-    pub(crate) fn left(self) -> Duration {
-        self.end.saturating_duration_since(Instant::now())
-    }
-
-    /// Waits for a reply until the deadline.
-    ///
-    /// If the deadline is noticed late, the process did not run for a while, and the reply may wait
-    /// to be read. The call then has the same time again to read it, up to [`MAX_GRACE`].
-    pub(crate) async fn wait_for<T>(self, reply: impl Future<Output = T>) -> Option<T> {
-        let mut reply = pin!(reply);
-        if let Ok(reply) = timeout(self.left(), reply.as_mut()).await {
-            return Some(reply);
-        }
-        let more = if self.lingers { MAX_LINGER } else { self.grace() };
-        timeout(more, reply).await.ok()
-    }
-
-    /// Returns the extra time for a reply if the deadline is noticed now.
-    pub(crate) fn grace(self) -> Duration {
-        self.end.elapsed().min(MAX_GRACE)
     }
 
     pub(crate) fn start(self) -> Instant {
@@ -128,5 +99,155 @@ impl Deadline {
 
     pub(crate) fn end(self) -> Instant {
         self.end
+    }
+
+    /// Returns the time until the callers fail.
+    pub(crate) fn left(self) -> Duration {
+        self.last_end().saturating_duration_since(Instant::now())
+    }
+
+    /// Returns whether the callers have failed, or fail now.
+    pub(crate) fn is_over(self) -> bool {
+        let now = Instant::now();
+        self.end <= now && self.last_end() <= now
+    }
+
+    /// Returns whether a call that begins now is too late. If the deadline is over for a while, the
+    /// process did not run meanwhile: its callers have not failed yet, and get the grace.
+    pub(crate) fn is_too_late(self) -> bool {
+        let late = self.end.elapsed();
+        if late >= LATE && !self.has_grace() {
+            resume();
+        }
+        !late.is_zero() && self.is_over()
+    }
+
+    /// Waits for a reply until the callers fail.
+    pub(crate) async fn wait_for<T>(self, reply: impl Future<Output = T>) -> Option<T> {
+        let (mut reply, mut over) = (pin!(reply), pin!(self.over()));
+        poll_fn(|cx| match reply.as_mut().poll(cx) {
+            Poll::Ready(reply) => Poll::Ready(Some(reply)),
+            Poll::Pending => over.as_mut().poll(cx).map(|()| None),
+        })
+        .await
+    }
+
+    /// Waits for the reply to a command that was written, after the callers have failed.
+    pub(crate) async fn linger<T>(self, reply: impl Future<Output = T>) -> Option<T> {
+        match self.lingers {
+            true => timeout(MAX_LINGER, reply).await.ok(),
+            false => None,
+        }
+    }
+
+    /// Waits until the callers fail: at the deadline, or [`GRACE`] after this process ran again, if
+    /// that is later. So commands that are still in a queue can be written, and replies be read
+    /// that arrived in the meantime.
+    pub(crate) async fn over(self) {
+        self.is_too_late();
+        if lateness_at(self.last_chance()).await >= LATE && !self.has_grace() {
+            resume();
+        }
+        let mut late = lateness_at(self.last_end()).await;
+        if late >= LATE && !self.has_grace() {
+            resume();
+        }
+        // Pauses come in a row, and what has arrived must be read before the callers fail.
+        for _ in 0..MAX_PAUSES {
+            late = lateness_at(Instant::now() + late.min(GRACE).max(self.left())).await;
+            if late < LATE {
+                return;
+            }
+        }
+    }
+
+    /// Returns the time from which on a pause of the process leaves less than the grace.
+    fn last_chance(self) -> Instant {
+        self.end - GRACE.min(self.within / 2)
+    }
+
+    /// Returns the end of the grace, if the process did not run shortly before the deadline.
+    fn grace_end(self) -> Option<Instant> {
+        let (runtime, last_chance) = (runtime(), self.last_chance());
+        let resumed = lock(&RESUMED);
+        let first = resumed.iter().find(|(id, at)| *id == runtime && *at >= last_chance);
+        first.map(|(_, at)| *at + GRACE)
+    }
+
+    fn last_end(self) -> Instant {
+        self.grace_end().map_or(self.end, |end| end.max(self.end))
+    }
+
+    /// Returns whether a server that had this time to answer had its share of the deadline. It had
+    /// not if this process wrote the command late.
+    pub(crate) fn is_fair(self, time: Duration) -> bool {
+        time >= self.within - self.within / 4
+    }
+
+    /// Returns whether the process did not run shortly before the deadline.
+    pub(crate) fn has_grace(self) -> bool {
+        self.grace_end().is_some()
+    }
+}
+
+/// Records that this runtime runs again.
+fn resume() {
+    let resumed = &mut *lock(&RESUMED);
+    if resumed.len() == MAX_RESUMED {
+        resumed.pop_front();
+    }
+    resumed.push_back((runtime(), Instant::now()));
+}
+
+fn runtime() -> Option<Id> {
+    Handle::try_current().ok().map(|runtime| runtime.id())
+}
+
+/// Sleeps until an instant. Returns how much later that ended; 0 if the instant was past before.
+async fn lateness_at(due: Instant) -> Duration {
+    let left = due.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return left;
+    }
+    sleep(left).await;
+    due.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn a_call_that_is_found_after_its_deadline_has_more_time_and_one_that_is_in_time_has_not() {
+        let late = Deadline::starting(Instant::now() - 2 * WITHIN, WITHIN);
+        assert!(!late.is_too_late());
+        while !late.is_over() {
+            assert!(late.left() <= GRACE);
+            thread::sleep(GRACE);
+        }
+        let in_time = Deadline::new(600 * WITHIN);
+        assert!(!in_time.is_too_late() && in_time.last_end() == in_time.end());
+    }
+
+    #[tokio::test]
+    async fn a_reply_is_awaited_after_the_runtime_was_blocked() {
+        let deadline = Deadline::new(WITHIN);
+        let reply = async {
+            thread::sleep(2 * WITHIN);
+            sleep(Duration::from_millis(1)).await;
+        };
+        assert!(deadline.wait_for(reply).await.is_some());
+        assert!(Deadline::new(GRACE).wait_for(std::future::pending::<()>()).await.is_none());
+    }
+
+    #[test]
+    fn a_server_that_had_little_of_the_deadline_has_not_failed() {
+        let deadline = Deadline::new(WITHIN);
+        assert!(deadline.is_fair(WITHIN) && deadline.is_fair(WITHIN * 3 / 4));
+        assert!(!deadline.is_fair(WITHIN / 2));
     }
 }

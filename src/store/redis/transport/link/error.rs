@@ -20,6 +20,7 @@ pub(crate) struct TransportError {
 #[derive(Clone, Debug)]
 enum Kind {
     Timeout(Duration),
+    Late(Duration),
     CircuitOpen,
     Config(Arc<str>),
     Redis(Arc<RedisCause>),
@@ -70,6 +71,12 @@ impl TransportError {
     /// Returns the error of a command without a reply within the deadline.
     pub(crate) fn timeout(deadline: Duration) -> Self {
         Self::new(Kind::Timeout(deadline))
+    }
+
+    /// Returns the error of a command that left the server too little of the deadline to answer: it
+    /// says nothing about the server.
+    pub(crate) fn late(deadline: Duration) -> Self {
+        Self::new(Kind::Late(deadline))
     }
 
     /// Returns the error of a command that was not sent, because the breaker is open.
@@ -143,7 +150,11 @@ impl TransportError {
     }
 
     pub(crate) fn is_timeout(&self) -> bool {
-        matches!(self.kind, Kind::Timeout(_))
+        matches!(self.kind, Kind::Timeout(_) | Kind::Late(_))
+    }
+
+    pub(crate) fn is_late(&self) -> bool {
+        matches!(self.kind, Kind::Late(_))
     }
 
     pub(crate) fn is_circuit_open(&self) -> bool {
@@ -177,6 +188,12 @@ impl fmt::Display for TransportError {
                 let from = server.map(|server| format!(" from {server}")).unwrap_or_default();
                 write!(f, "no answer{from} within {deadline:?}")
             }
+            Kind::Late(deadline) => write!(
+                f,
+                "{} had too little of the deadline of {deadline:?} to answer: the process was \
+                 stopped, a task blocked its runtime, or the slot was moving",
+                server.unwrap_or("Redis")
+            ),
             Kind::CircuitOpen => {
                 let server = server.unwrap_or("Redis");
                 write!(

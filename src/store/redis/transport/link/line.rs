@@ -1,6 +1,6 @@
 //! The line of a connection: it writes the commands of a channel's queue, in the order of their
-//! arrival, and passes the replies on. It writes none after its deadline, and keeps the order if
-//! the server does not know a script. What replies prove about the server is in `connection.rs`.
+//! arrival, and passes the replies on. It writes none that was given up, and keeps the order if the
+//! server does not know a script. What replies prove about the server is in `connection.rs`.
 
 use std::{
     collections::VecDeque,
@@ -12,18 +12,18 @@ use std::{
         atomic::{AtomicBool, Ordering::Acquire},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
 use tokio::{
     task::{AbortHandle, unconstrained, yield_now},
-    time::{Instant, Sleep, sleep},
+    time::{self, Sleep, sleep},
 };
 
 use super::{
+    claim::Claim,
     command::{Command, by_text},
-    deadline::Deadline,
     queue::{CommandQueue, Outcome, Position, Request},
     session::{DriverFuture, Session},
     silence::Silence,
@@ -99,14 +99,13 @@ impl Line {
     }
 
     /// Adds a command, whose position is fixed when this returns.
-    pub(crate) fn push(&self, command: Command<'_>, deadline: Deadline) -> Position {
+    pub(crate) fn push(&self, command: Command<'_>, claim: &Arc<Claim>) -> Position {
         let LineInner { number, queue, .. } = &*self.0;
-        queue.push(*number, command, deadline)
+        queue.push(*number, command, claim)
     }
 }
 
-/// The task of a line, which also drives the connection: between the look at a deadline and the
-/// write of the command, nothing else can run.
+/// The task of a line, which also drives the connection.
 struct Writer {
     commands: MultiplexedConnection,
     driver: DriverFuture,
@@ -190,6 +189,7 @@ impl Writer {
         };
         let is_unknown = |error: &RedisError| error.kind() == ServerErrorKind::NoScript.into();
         if request.text.is_some() && !has_text && reply.as_ref().is_err_and(is_unknown) {
+            request.claim.reopen();
             self.rejected.push_back(request);
         } else if reply.as_ref().is_err_and(RedisError::is_io_error) {
             self.broken.push((request, self.traffic.written() != written_before));
@@ -220,9 +220,6 @@ impl Writer {
         }
         for Repeated { request, has_text } in next {
             self.hand_over(cx, request, has_text);
-        }
-        if has_next && self.under_way.is_empty() {
-            self.silence.end(); // all of them were too late, or their callers are gone
         }
         has_next
     }
@@ -255,10 +252,11 @@ impl Writer {
         if request.is_closed() {
             return; // its caller is gone
         }
-        if request.deadline.is_too_late() {
-            request.end(Outcome::Late);
+        if !request.claim.write(self.used) {
+            request.end(Outcome::GivenUp);
             return;
         }
+        self.silence.begin(self.used);
         let mut commands = self.commands.clone();
         let cmd = match request.text {
             Some(text) if has_text => Arc::new(by_text(&request.cmd, text)),
@@ -304,7 +302,7 @@ impl Writer {
             if !mem::take(&mut self.was_answered) && self.under_way.iter().all(is_gone) {
                 return true;
             }
-            watch.as_mut().reset(Instant::now() + MAX_SILENCE);
+            watch.as_mut().reset(time::Instant::now() + MAX_SILENCE);
         }
         false
     }

@@ -15,7 +15,7 @@ use std::{
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::oneshot;
 
-use super::{command::Command, deadline::Deadline};
+use super::{claim::Claim, command::Command};
 use crate::sync::lock;
 
 /// The commands of a channel that no line has taken.
@@ -44,7 +44,7 @@ pub(super) struct Request {
     pub(super) cmd: Arc<Cmd>,
     pub(super) text: Option<&'static str>,
     pub(super) is_asking: bool,
-    pub(super) deadline: Deadline,
+    pub(super) claim: Arc<Claim>,
     number: u64,
     outcome: oneshot::Sender<Outcome>,
 }
@@ -52,8 +52,8 @@ pub(super) struct Request {
 /// The end of a command, for one line.
 pub(crate) enum Outcome {
     Reply(RedisResult<Value>),
-    /// It was not written before its deadline.
-    Late,
+    /// It was not written before it was given up.
+    GivenUp,
     /// The connection ended after bytes of the command were written.
     Interrupted,
     /// The line ended before a byte was written. The command keeps its position for the next line
@@ -61,11 +61,8 @@ pub(crate) enum Outcome {
     Unsent(Position),
 }
 
-/// The position of a command in the queue, and the way to its outcome. The drop gives it up.
-pub(crate) struct Position {
-    number: u64,
-    outcome: oneshot::Receiver<Outcome>,
-}
+/// The way to the outcome of a command in the queue. The drop gives it up.
+pub(crate) struct Position(oneshot::Receiver<Outcome>);
 
 /// An outcome for a caller, sent under no lock: its waker can run foreign code.
 type OutcomeNotice = (oneshot::Sender<Outcome>, Outcome);
@@ -83,14 +80,15 @@ impl CommandQueue {
     }
 
     /// Adds a command behind all others, for a caller who has the connection of `line`.
-    pub(super) fn push(&self, line: u64, command: Command<'_>, deadline: Deadline) -> Position {
+    pub(super) fn push(&self, line: u64, command: Command<'_>, claim: &Arc<Claim>) -> Position {
         let (outcome, receiver) = oneshot::channel();
         let cmd = Arc::new(command.cmd().clone());
         let (text, is_asking) = (command.text(), command.is_asking());
         let mut state = lock(&self.0);
         state.commands += 1;
         let number = state.commands;
-        let mut request = Request { cmd, text, is_asking, deadline, number, outcome };
+        let claim = claim.clone();
+        let mut request = Request { cmd, text, is_asking, claim, number, outcome };
         let notice = (state.line != Some(line)).then(|| request.set_aside());
         state.requests.push_back(request);
         let waker = state.waker.take();
@@ -99,7 +97,7 @@ impl CommandQueue {
         if let Some(waker) = waker {
             waker.wake();
         }
-        Position { number, outcome: receiver }
+        Position(receiver)
     }
 
     /// Takes the first commands, at most `max`, for this line. If there are none, `waker` is woken
@@ -129,6 +127,7 @@ impl CommandQueue {
         let mut state = lock(&self.0);
         let was_current = state.line == Some(line);
         for mut request in unsent {
+            request.claim.reopen();
             if !request.is_closed() {
                 if !was_current {
                     notices.push(request.set_aside());
@@ -148,15 +147,6 @@ impl CommandQueue {
         if let Some(waker) = waker {
             waker.wake();
         }
-    }
-
-    /// Takes a command back. Returns false if a line has taken it, which may have written it.
-    pub(crate) fn withdraw(&self, position: Position) -> bool {
-        let mut state = lock(&self.0);
-        let found = state.requests.binary_search_by_key(&position.number, |it| it.number);
-        let request = found.ok().and_then(|index| state.requests.remove(index));
-        drop(state);
-        request.is_some()
     }
 }
 
@@ -179,8 +169,7 @@ impl Request {
     /// Lets the caller find another line, and waits for its outcome on it.
     fn set_aside(&mut self) -> OutcomeNotice {
         let (outcome, receiver) = oneshot::channel();
-        let position = Position { number: self.number, outcome: receiver };
-        (mem::replace(&mut self.outcome, outcome), Outcome::Unsent(position))
+        (mem::replace(&mut self.outcome, outcome), Outcome::Unsent(Position(receiver)))
     }
 }
 
@@ -191,6 +180,6 @@ impl Position {
     ///
     /// It can be dropped and called again.
     pub(crate) async fn outcome(&mut self) -> Outcome {
-        (&mut self.outcome).await.unwrap_or(Outcome::Interrupted)
+        (&mut self.0).await.unwrap_or(Outcome::Interrupted)
     }
 }

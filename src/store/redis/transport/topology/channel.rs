@@ -14,7 +14,7 @@ use redis::{ErrorKind, RedisError};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
-    super::link::{CommandQueue, Connection, MAX_SILENCE, Position},
+    super::link::{CommandQueue, Connection, MAX_SILENCE},
     server::{Connected, Server},
 };
 use crate::sync::lock;
@@ -87,7 +87,6 @@ impl Channel {
     }
 
     /// Returns the connection as it is, usable or not.
-    #[cfg(test)]
     pub(crate) fn current(&self) -> Option<Connection> {
         lock(&self.current).as_ref().map(|it| it.connection.clone())
     }
@@ -160,11 +159,6 @@ impl Channel {
     fn is_usable(&self, Current { connection, generation }: &Current) -> bool {
         let has_replies = !connection.has_ended() && connection.silence() < MAX_SILENCE;
         has_replies && !self.server.is_outdated(*generation)
-    }
-
-    /// Takes a command back that has kept its place. Returns false if it may have been written.
-    pub(crate) fn withdraw(&self, position: Position) -> bool {
-        self.queue.withdraw(position)
     }
 
     pub(crate) fn give_up_silent(&self, time: Duration) {

@@ -46,9 +46,20 @@ impl Channels {
     /// Outside of a runtime.
     pub(crate) fn current(&self) -> Arc<RuntimeChannels> {
         let runtime = Handle::current().id();
-        let is_it = |known: &&Arc<RuntimeChannels>| known.runtime == runtime;
-        let known = self.of_runtimes.load().iter().find(is_it).cloned();
-        known.unwrap_or_else(|| self.add(runtime))
+        self.known(runtime).unwrap_or_else(|| self.add(runtime))
+    }
+
+    fn known(&self, runtime: runtime::Id) -> Option<Arc<RuntimeChannels>> {
+        self.of_runtimes.load().iter().find(|known| known.runtime == runtime).cloned()
+    }
+
+    /// Returns the time for which an open connection of the current runtime has not answered; `None`
+    /// if none is open.
+    pub(crate) fn silence(&self) -> Option<Duration> {
+        let known = self.known(Handle::try_current().ok()?.id())?;
+        let connections = known.channels.iter().filter_map(Channel::current);
+        let open = connections.filter(|connection| !connection.has_ended());
+        open.map(|connection| connection.silence()).max()
     }
 
     fn add(&self, runtime: runtime::Id) -> Arc<RuntimeChannels> {

@@ -10,7 +10,7 @@ use super::{
     super::{
         health::{NodeHealth, Tell},
         home,
-        link::{Command, Connection, Deadline, TransportError},
+        link::{Claim, Command, Connection, Deadline, TransportError},
     },
     background::{Job, JobQueue},
     cluster::{Cluster, slot_of},
@@ -110,6 +110,17 @@ impl Client {
     /// Names the server in an error.
     pub(crate) fn at_server(&self, slot: u16, error: TransportError) -> TransportError {
         self.node_of(slot).named(error)
+    }
+
+    /// Records that a caller has no reply at its deadline. `claim` is that of its call, if there is
+    /// one. Returns the error of the caller.
+    pub(crate) fn record_timeout(
+        &self,
+        slot: u16,
+        deadline: Deadline,
+        claim: Option<&Claim>,
+    ) -> TransportError {
+        self.node_of(slot).record_timeout(deadline, claim)
     }
 
     /// Records that another caller of a call has failed. Returns its error.

@@ -18,11 +18,7 @@ use std::{
 };
 
 use redis::{Cmd, FromRedisValue, ServerErrorKind, Value};
-use tokio::{
-    sync::Notify,
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use tokio::{sync::Notify, task::JoinSet, time::sleep};
 
 use super::{
     super::{
@@ -65,6 +61,8 @@ const HOP_PAUSE: Duration = Duration::from_millis(5);
 /// most a quarter of the deadline: so the default deadline has time for three commands.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// The time that such a pause leaves for the last command; at most an eighth of the deadline.
+const LAST_COMMAND: Duration = Duration::from_millis(25);
 
 pub(crate) struct Cluster {
     /// The configured nodes, perhaps under names that the cluster does not use.
@@ -361,15 +359,14 @@ impl Cluster {
         if self.knows_slots() {
             return Ok(());
         }
-        let start = Instant::now();
         let refreshed = self.refreshed.notified();
         let is_recent = self.refresh(None) == Refresh::Recent;
-        if is_recent || timeout(deadline.left(), refreshed).await.is_ok() {
+        if is_recent || deadline.wait_for(refreshed).await.is_some() {
             return Ok(());
         }
         let mut error = TransportError::timeout(deadline.within()).unsent();
         for seed in &self.seeds {
-            error = self.seed_node(seed).node.record_timeout(start, deadline);
+            error = self.seed_node(seed).node.record_timeout(deadline, None);
         }
         Err(error)
     }
@@ -458,8 +455,9 @@ impl Redirects {
             }
             return Err(error);
         };
+        let is_too_late = deadline.is_too_late();
         match kind {
-            kind if deadline.is_over() && kind != ServerErrorKind::TryAgain => Err(error),
+            kind if is_too_late && kind != ServerErrorKind::TryAgain => Err(error),
             ServerErrorKind::Moved => self.follow_moved(cluster, error),
             ServerErrorKind::Ask => self.follow_ask(cluster, error),
             ServerErrorKind::TryAgain => self.wait_for_move(cluster, deadline, error).await,
@@ -508,10 +506,12 @@ impl Redirects {
         deadline: Deadline,
         error: TransportError,
     ) -> Result<(), TransportError> {
-        if deadline.left() <= self.pause {
+        let last = LAST_COMMAND.min(deadline.within() / 8);
+        let pause = self.pause.min(deadline.left().saturating_sub(last));
+        if pause.is_zero() {
             return Err(OpenSlot::error(self.slot, error));
         }
-        sleep(self.pause).await;
+        sleep(pause).await;
         self.pause = (2 * self.pause).min(MAX_PAUSE);
         if !self.is_asking {
             self.node = cluster.owner(self.slot);

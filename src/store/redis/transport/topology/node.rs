@@ -4,6 +4,7 @@
 use std::{
     hash::BuildHasher,
     mem,
+    pin::pin,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -20,7 +21,7 @@ use super::{
         health::{Breaker, Event, NodeHealth, Owner, Tell},
         home,
         link::{
-            ANSWER_TIMEOUT, Command, Connection, Deadline, Header, Replied, ServerState,
+            ANSWER_TIMEOUT, Claim, Command, Connection, Deadline, Header, Replied, ServerState,
             TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection,
         },
     },
@@ -70,14 +71,6 @@ pub(crate) struct Node {
     /// The key of the last script without a reply.
     failed_key: Mutex<Box<[u8]>>,
     jobs: Arc<JobQueue>,
-}
-
-/// The state of one command in flight.
-#[derive(Default)]
-struct Sending {
-    /// The last connection that it was sent over.
-    connection: Option<Connection>,
-    was_sent: bool,
 }
 
 /// A failed command.
@@ -134,16 +127,37 @@ impl Node {
         self.common.owner.notify(&event);
     }
 
-    /// Records the failure of a call that began at `start` and waited for this node, among others.
-    /// Returns its error.
+    /// Records that a caller has no reply at its deadline. `claim` is that of its call, if there is
+    /// one. Returns the error of the caller.
     pub(crate) fn record_timeout(
         self: &Arc<Self>,
-        start: Instant,
         deadline: Deadline,
+        claim: Option<&Claim>,
     ) -> TransportError {
-        let error = self.named(TransportError::timeout(deadline.within())).unsent();
-        self.count_failure(start, deadline, &error);
+        let error = self.timeout(deadline, claim);
+        self.count_failure(deadline.start(), deadline, &error);
         error
+    }
+
+    /// Returns the error of a call without a reply at its deadline.
+    fn timeout(&self, deadline: Deadline, claim: Option<&Claim>) -> TransportError {
+        let written = claim.and_then(Claim::written);
+        let had = written.map_or_else(|| self.delay(deadline), |at| at.elapsed());
+        let error = match deadline.is_fair(had) {
+            true => TransportError::timeout(deadline.within()),
+            false => TransportError::late(deadline.within()),
+        };
+        let error = self.named(error);
+        if written.is_some() { error } else { error.unsent() }
+    }
+
+    /// Returns the time for which the server may have kept a command from being written: it answers
+    /// nothing on a connection, or there is none.
+    fn delay(&self, deadline: Deadline) -> Duration {
+        if deadline.has_grace() {
+            return Duration::ZERO;
+        }
+        self.channels.silence().unwrap_or(Duration::MAX)
     }
 
     /// Records that one of the callers of a shared call has failed. Returns its error.
@@ -227,9 +241,9 @@ impl Node {
             return Err(self.named(TransportError::circuit_open()));
         }
         if deadline.is_too_late() {
-            // A command that is sent now would be executed, although its caller has failed already.
-            let error = self.named(TransportError::timeout(deadline.within())).unsent();
-            if !deadline.is_shared() {
+            // A command that is sent now would be executed, although its caller fails.
+            let error = self.timeout(deadline, None);
+            if !deadline.is_shared() && !error.is_late() {
                 self.notify(Event::Failed(&error));
             }
             return Err(error);
@@ -274,10 +288,17 @@ impl Node {
         let start = Instant::now();
         let channels = self.channels.current();
         let channel = channels.get(self.channel_of(command.key()));
-        let mut sending = Sending::default();
-        let replied = sending.run(self, channel, deadline, command).await;
-        let Sending { connection, was_sent } = sending;
-        let failure = match (replied, connection) {
+        let claim = command.claim();
+        claim.reopen(); // another node has not executed it
+        let mut connection = None;
+        let replied = {
+            let mut sent = pin!(self.send(channel, command, &claim, &mut connection));
+            match deadline.wait_for(sent.as_mut()).await {
+                None if !claim.give_up() => deadline.linger(sent).await,
+                replied => replied,
+            }
+        };
+        let failure = match (replied.flatten(), connection) {
             (Some(Ok((reply, partial_error))), Some(connection)) => {
                 if let Some(error) = partial_error {
                     give_up_if_unusable(channel, &connection, &error, true);
@@ -285,22 +306,53 @@ impl Node {
                 return Ok((reply, connection));
             }
             (Some(Err(error)), connection) => {
-                FailedCommand::new(channel, connection, was_sent, error)
+                FailedCommand::new(channel, connection, claim.written().is_some(), error)
             }
-            _ => {
-                FailedCommand { error: TransportError::timeout(deadline.within()), is_reply: false }
-            }
+            _ => FailedCommand { error: self.timeout(deadline, Some(&claim)), is_reply: false },
         };
         let error = self.named(failure.error);
         if failure.is_reply {
             return Err(error);
         }
         if is_probe || deadline.is_background() {
-            self.notify(Event::Failed(&error));
+            if !error.is_late() {
+                self.notify(Event::Failed(&error));
+            }
         } else if !(deadline.is_shared() && error.is_timeout()) {
             self.record_failure(start, deadline, command, &error);
         }
-        Err(if was_sent { error } else { error.unsent() })
+        Err(if claim.give_up() { error.unsent() } else { error })
+    }
+
+    /// Sends a command, again if a connection ended before a byte of it was written. Returns
+    /// nothing if it was given up. A reply can have the error of a part beside it. `connection`
+    /// becomes the last one that it was sent over.
+    async fn send<T: FromRedisValue>(
+        self: &Arc<Self>,
+        channel: &Channel,
+        command: Command<'_>,
+        claim: &Arc<Claim>,
+        connection: &mut Option<Connection>,
+    ) -> Option<Result<(T, Option<RedisError>), RedisError>> {
+        let mut was_resent = false;
+        // That of a command which a connection has not written.
+        let mut position = None;
+        loop {
+            let connection = match channel.connection().await {
+                Ok(found) => connection.insert(found),
+                Err(error) => return Some(Err(error)),
+            };
+            let replied = connection.execute(command, claim, &mut position).await?;
+            self.record_reply(&replied, command);
+            let Replied { result, partial_error, .. } = replied;
+            if result.is_ok() || position.is_none() {
+                return Some(result.map(|reply| (reply, partial_error)));
+            }
+            channel.give_up(connection);
+            if mem::replace(&mut was_resent, true) {
+                sleep(RESEND_AFTER).await;
+            }
+        }
     }
 
     fn record_failure(
@@ -318,6 +370,9 @@ impl Node {
 
     /// Records a call that began at `start` and got no reply.
     fn count_failure(self: &Arc<Self>, start: Instant, deadline: Deadline, error: &TransportError) {
+        if error.is_late() {
+            return;
+        }
         self.notify(Event::Failed(error));
         if self.breaker.record_failure(start, deadline.within(), error) {
             self.ensure_probing();
@@ -430,54 +485,6 @@ impl Node {
                 }
             }
         });
-    }
-}
-
-impl Sending {
-    /// Sends a command, again if a connection ended before a byte of it was written. Returns
-    /// nothing at the deadline. A reply can have the error of a part beside it.
-    async fn run<T: FromRedisValue>(
-        &mut self,
-        node: &Arc<Node>,
-        channel: &Channel,
-        deadline: Deadline,
-        command: Command<'_>,
-    ) -> Option<Result<(T, Option<RedisError>), RedisError>> {
-        let mut was_resent = false;
-        // That of a command which a connection has not written.
-        let mut position = None;
-        loop {
-            let connection = timeout(deadline.left_to_send(), channel.connection()).await;
-            let connection = match connection {
-                Ok(Ok(connection)) if !deadline.is_too_late() => self.connection.insert(connection),
-                ended => {
-                    // Another caller may have made a connection that has written it.
-                    self.was_sent = position.is_some_and(|position| !channel.withdraw(position));
-                    return ended.ok()?.err().map(Err);
-                }
-            };
-            self.was_sent = true;
-            let replied = connection.execute(command, deadline, &mut position);
-            let Some(replied) = deadline.wait_for(replied).await else {
-                // It can still be in the queue.
-                self.was_sent = position.is_none_or(|position| !channel.withdraw(position));
-                return None;
-            };
-            let Some(replied) = replied else {
-                self.was_sent = false;
-                return None;
-            };
-            node.record_reply(&replied, command);
-            let Replied { result, partial_error, .. } = replied;
-            if result.is_ok() || position.is_none() {
-                return Some(result.map(|reply| (reply, partial_error)));
-            }
-            self.was_sent = false;
-            channel.give_up(connection);
-            if mem::replace(&mut was_resent, true) {
-                sleep(RESEND_AFTER).await;
-            }
-        }
     }
 }
 

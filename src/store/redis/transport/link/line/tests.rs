@@ -1,9 +1,6 @@
-//! The order and the deadlines of commands, over a server whose replies are scripted.
+//! The order of commands, and those that are given up, over a server whose replies are scripted.
 
-use std::{
-    sync::{Mutex, atomic::Ordering::SeqCst},
-    time::Duration,
-};
+use std::sync::{Mutex, atomic::Ordering::SeqCst};
 
 use redis::{ErrorKind, RedisConnectionInfo};
 
@@ -15,8 +12,6 @@ use super::{
     *,
 };
 use crate::sync::lock;
-
-const LONG: Duration = Duration::from_secs(60);
 
 /// A server that writes down the words of commands, and a line to it.
 struct Setup {
@@ -55,14 +50,18 @@ impl Setup {
     }
 
     /// Adds a command, which the server sees as this word.
-    fn push(&self, word: &str, within: Duration) -> Position {
-        self.line.push(Command::new(&redis::cmd(word)), Deadline::new(within))
+    fn push(&self, word: &str) -> Position {
+        self.push_claimed(word, &Arc::default())
+    }
+
+    fn push_claimed(&self, word: &str, claim: &Arc<Claim>) -> Position {
+        self.line.push(Command::new(&redis::cmd(word)), claim)
     }
 
     fn push_script(&self, argument: &str) -> Position {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg("hash").arg(0).arg(argument);
-        self.line.push(Command::script(&cmd, "text"), Deadline::new(LONG))
+        self.line.push(Command::script(&cmd, "text"), &Arc::default())
     }
 
     fn seen(&self) -> Vec<String> {
@@ -82,7 +81,7 @@ fn is_reply(outcome: Outcome) -> bool {
 async fn commands_are_written_in_the_order_of_their_arrival() {
     let setup = Setup::of_echo().await;
     let words: Vec<_> = (0..100).map(|number| format!("C{number}")).collect();
-    let outcomes: Vec<_> = words.iter().map(|word| setup.push(word, LONG)).collect();
+    let outcomes: Vec<_> = words.iter().map(|word| setup.push(word)).collect();
     for position in outcomes {
         assert!(is_reply(outcome(position).await));
     }
@@ -90,12 +89,14 @@ async fn commands_are_written_in_the_order_of_their_arrival() {
 }
 
 #[tokio::test]
-async fn a_command_is_not_written_after_its_deadline_nor_if_its_caller_is_gone() {
+async fn a_command_is_not_written_if_it_is_given_up_or_its_caller_is_gone() {
     let setup = Setup::of_echo().await;
-    let late = setup.push("LATE", Duration::ZERO);
-    drop(setup.push("GONE", LONG));
-    let last = setup.push("LAST", LONG);
-    assert!(matches!(outcome(late).await, Outcome::Late));
+    let claim = Arc::<Claim>::default();
+    let given_up = setup.push_claimed("LATE", &claim);
+    assert!(claim.give_up(), "it was written");
+    drop(setup.push("GONE"));
+    let last = setup.push("LAST");
+    assert!(matches!(outcome(given_up).await, Outcome::GivenUp));
     assert!(is_reply(outcome(last).await));
     assert_eq!(setup.seen(), ["LAST"]);
 }
@@ -103,11 +104,11 @@ async fn a_command_is_not_written_after_its_deadline_nor_if_its_caller_is_gone()
 #[tokio::test]
 async fn commands_that_a_line_has_not_written_are_written_first_by_the_next_one() {
     let first = Setup::of_echo().await;
-    let kept: Vec<_> = ["A", "B"].map(|word| first.push(word, LONG)).into();
+    let kept: Vec<_> = ["A", "B"].map(|word| first.push(word)).into();
     let Setup { line, queue, .. } = first;
     drop(line); // before its task has run
     let next = Setup::over(queue, |_| "+OK\r\n".to_owned()).await;
-    let last = next.push("LAST", LONG);
+    let last = next.push("LAST");
     // Their callers do not run meanwhile.
     assert!(is_reply(outcome(last).await));
     assert_eq!(next.seen(), ["A", "B", "LAST"]);
@@ -118,17 +119,20 @@ async fn commands_that_a_line_has_not_written_are_written_first_by_the_next_one(
 }
 
 #[tokio::test]
-async fn a_command_that_has_no_line_is_withdrawn_and_one_that_was_taken_is_not() {
+async fn a_command_that_has_no_line_can_be_given_up_and_one_that_was_written_cannot() {
     let setup = Setup::new(|_| String::new()).await; // closes the connection
-    assert!(matches!(outcome(setup.push("WRITTEN", LONG)).await, Outcome::Interrupted));
-    let [one, other] = ["ONE", "OTHER"].map(|word| setup.push(word, LONG));
+    let claims: [Arc<Claim>; 3] = Default::default();
+    let written = setup.push_claimed("WRITTEN", &claims[0]);
+    assert!(matches!(outcome(written).await, Outcome::Interrupted));
+    let one = setup.push_claimed("ONE", &claims[1]);
+    let other = setup.push_claimed("OTHER", &claims[2]);
     let Outcome::Unsent(one) = outcome(one).await else { panic!("it was written") };
-    assert!(setup.queue.withdraw(one));
-    let Setup { queue, .. } = setup;
-    let next = Setup::over(queue, |_| "+OK\r\n".to_owned()).await;
-    let Outcome::Unsent(mut other) = outcome(other).await else { panic!("it was written") };
-    assert!(is_reply(other.outcome().await));
-    assert!(!next.queue.withdraw(other));
+    assert!(claims[1].give_up());
+    let next = Setup::over(setup.queue, |_| "+OK\r\n".to_owned()).await;
+    let Outcome::Unsent(other) = outcome(other).await else { panic!("it was written") };
+    assert!(is_reply(outcome(other).await));
+    assert!(matches!(outcome(one).await, Outcome::GivenUp));
+    assert_eq!(claims.map(|claim| claim.give_up()), [false, true, false]);
     assert_eq!(next.seen(), ["OTHER"]);
 }
 
@@ -136,7 +140,7 @@ async fn a_command_that_has_no_line_is_withdrawn_and_one_that_was_taken_is_not()
 async fn a_line_that_another_one_has_replaced_takes_no_command() {
     let old = Setup::of_echo().await;
     let next = Setup::over(old.queue.clone(), |_| "+OK\r\n".to_owned()).await;
-    let Outcome::Unsent(again) = outcome(old.push("WORD", LONG)).await else { panic!("written") };
+    let Outcome::Unsent(again) = outcome(old.push("WORD")).await else { panic!("written") };
     assert!(is_reply(outcome(again).await));
     assert_eq!((old.seen(), next.seen()), (vec![], vec!["WORD".to_owned()]));
 }
@@ -172,7 +176,7 @@ async fn an_error_of_one_command_fails_no_other_one() {
         _ => "+OK\r\n".to_owned(),
     })
     .await;
-    let outcomes = ["GOOD", "BAD", "ALSO"].map(|word| setup.push(word, LONG));
+    let outcomes = ["GOOD", "BAD", "ALSO"].map(|word| setup.push(word));
     let [good, bad, also] = outcomes;
     assert!(is_reply(outcome(good).await));
     let Outcome::Reply(Err(error)) = outcome(bad).await else { panic!("no error") };

@@ -53,7 +53,7 @@ impl Setup {
     fn execute(&self, word: &str, within: Duration) -> JoinHandle<Result<(), TransportError>> {
         let (node, cmd) = (self.node.clone(), script(word));
         tokio::spawn(async move {
-            let deadline = Deadline::new(within).lingering().strict();
+            let deadline = Deadline::new(within).shared(false);
             let executed = node.execute::<Value>(deadline, Command::script(&cmd, "text")).await;
             executed.map(drop)
         })
