@@ -95,9 +95,9 @@ use crate::quota::{ConfigError, Quota};
 /// quota counts. In a leaky bucket, waiting requests take the room of the time until the last of
 /// them leaves.
 ///
-/// If a waiting request is dropped after an admitted check with another quota, the sliding log releases its
-/// reservation. The fixed window and the sliding window release it if the length of the window is
-/// the same. Otherwise, and in the buckets, it can pass unused. See
+/// If a waiting request is dropped after an admitted check with another quota, the sliding log
+/// releases its reservation. The fixed window and the sliding window release it if the length of
+/// the window is the same. Otherwise, and in the buckets, it can pass unused. See
 /// [configuration](crate::guide::configuration#changes-without-a-restart).
 ///
 /// Another algorithm begins with an empty state. If the first one is chosen again before its state

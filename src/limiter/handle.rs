@@ -154,8 +154,8 @@ impl Limiter {
     ///
     /// Create one limiter per quota, and keep it. A key in memory remembers the limiter that
     /// counted it last, and the same limiter counts it faster. A denied check converts nothing. So
-    /// each denied check by another quota converts anew, and takes two to three times as long in
-    /// Redis, up to four times in memory. To change the quota of this limiter itself, call
+    /// each denied check by another quota converts anew, which takes two to three times as long in
+    /// Redis, and longer in memory, too. To change the quota of this limiter itself, call
     /// [`set_quota`](Limiter::set_quota).
     ///
     /// # Errors

@@ -75,7 +75,7 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 ///
 /// * in a sliding window 110 bytes and 4 per bucket, and as much again while requests wait
 /// * in a sliding log 105 bytes, and 16 to 32 for each request in the log
-/// * in a token bucket that refills at once 105 bytes
+/// * in a token bucket that refills at once 100 bytes
 /// * with another algorithm nothing, and 170 to 195 bytes while requests wait
 ///
 /// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one

@@ -89,7 +89,7 @@ impl Entry {
                 || self.is_counted_by(settings.name, settings.params.kind()))
     }
 
-    /// Returns whether this is the entry of the hold: its algorithm may be one that the limiter had.
+    /// Returns whether this is the entry of the hold. The limiter may have another algorithm now.
     #[inline]
     pub(super) fn holds(&self, hold: &EndedHold<'_>) -> bool {
         are_same(self.key.as_bytes(), hold.key.as_bytes())
