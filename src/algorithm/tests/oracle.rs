@@ -417,7 +417,8 @@ fn a_change_of_the_quota_keeps_the_used_units() {
         assert!(!lowered.admitted && lowered.wait > 0.9e6, "{algorithm}: {lowered:?}");
         assert_eq!(state, before, "{algorithm}: a denied check converts the state");
         let retry = check(&slow, &mut state, 1, now + 1e3 + lowered.wait - 1.0);
-        assert!(!retry.admitted, "{algorithm} forgets what was used");
+        // A shaper reports no earlier time than its own.
+        assert!(!retry.admitted || slow.shapes(), "{algorithm} forgets what was used");
         // By the quota that counted it, it is over.
         assert!(check(&slow, &mut state, 1, now + 1e3 + lowered.wait).admitted, "{algorithm}");
 
