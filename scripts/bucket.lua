@@ -59,29 +59,45 @@ local function advance(time)
   end
 end
 
--- Begins to refill at another rate, now or when the last request that waits proceeds: what flows in
--- before that is added to the debt, whatever units wait. So quotas that alternate on one key do not
--- raise the debt with each conversion.
-local function restart_refill()
-  if last > now then
-    local periods = math.ceil((last - now) / period)
-    at = last - periods * period
+local function reset_after()
+  return debt > 0 and time_until(debt) or 0
+end
+
+-- Begins to refill at another rate, when the last request has proceeded. If that is yet to come,
+-- what flows in before is added to the debt, whatever units wait. So quotas that alternate on one
+-- key do not raise the debt with each conversion.
+local function restart_refill(last)
+  if last - at >= period then
+    at = last + 1 - period -- the next lump comes after what was spent then
+  end
+  if at > now then
+    local periods = math.ceil((at - now) / period)
+    at = at - periods * period
     local units, parts = divide(periods, lump, unit)
     debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
-    bound_last()
-  elseif now - at >= period then
-    at = now + 1 - period -- the next lump comes after what is spent now
   end
+  if last > now then
+    bound_last()
+  end
+end
+
+-- Counts at the rate of another quota.
+local function convert_state()
+  local last = math.max(last, at)
+  advance(last)
+  debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
+  unit, period, lump = new_unit, new_period, new_lump
+  restart_refill(last)
 end
 
 local function adopt()
   local changed = is_foreign()
-  if changed then
-    advance(math.max(last, now))
-    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
-    unit, period, lump = new_unit, new_period, new_lump
-    restart_refill()
+  if changed and reset_after() > 0 then
+    convert_state()
+  elseif changed then
+    initial()
   end
+  advance(now)
   if debt == 0 then
     at = now
   end
@@ -132,9 +148,5 @@ if returns then
       bound_last()
     end
   end
-end
-
-local function reset_after()
-  return debt > 0 and time_until(debt) or 0
 end
 

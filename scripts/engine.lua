@@ -16,8 +16,7 @@ local function plan_loaded()
   elseif returns then
     return
   elseif found then
-    stale = step_back()
-    advance(now)
+    stale = step_back() or stale
     stale = adopt() or stale
   else
     initial()

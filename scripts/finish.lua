@@ -1,7 +1,7 @@
 -- Finish: ends a decision of the engine, whose text stands before this one.
 -- `finish` takes whether the request is admitted, and its wait. It returns the state from which the
 -- replies to it, and to requests before it, are computed; for a refund or a block, the state that
--- it has left.
+-- it has left. A request that is denied stores only that the clock has stepped back.
 local finish
 
 if returns then
@@ -9,8 +9,6 @@ if returns then
   local function releases()
     if action == 'refund' then
       return {{nil, cost}} -- units of any request
-    elseif blocks then
-      return {}
     end
     local all = {}
     for position = 1, #items, 16 do
@@ -28,15 +26,24 @@ if returns then
     return described(found_state())
   end
 
-  function finish()
+  -- Sets how long the state in the block counts, which stays as it is.
+  local function keep_state()
     if found then
+      advance(now)
+      block.expires = expiry_now()
+    end
+    block.expires = held and held_until(block.expires) or block.expires
+  end
+
+  function finish()
+    if blocks then
+      keep_state()
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
+    elseif found then
       release(step_back(), releases())
       store_holds()
-    elseif held and (blocks or is_behind) then
-      put('') -- what is held stays as long as a block, and follows the clock
-    end
-    if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
+    elseif held and is_behind then
+      put('') -- what is held follows the clock
     end
     if block then
       close_block()
@@ -52,13 +59,20 @@ else
       commit(now + wait, cost)
     end
     local state = described(found_state())
-    if holds and admitted then
+    if not commits or not admitted and not is_behind and not has_stepped_back then
+      return state
+    elseif not admitted then
+      block, held = nil, nil -- as they were found, without what has expired
+      load()
+      if is_behind and held then
+        touch()
+      end
+      stale = found and step_back()
+    elseif holds then
       hold(cost, lifetime, grid)
     end
-    if commits and (stale or admitted and not holds) then
+    if stale or admitted and not holds then
       store(before, now + wait)
-    elseif not commits or not admitted and not is_behind then
-      return state
     end
     store_holds()
     if block then

@@ -38,16 +38,18 @@ local function expire_holds()
   return true
 end
 
--- Whether the clock has stepped back since the last change. Unless the skew is stored then, the
--- time of the slots stands still until the clock has caught up.
-local is_behind
+-- Whether the clock has stepped back since the last change of the slots, or of the state. Unless
+-- that is stored then, their time stands still until the clock has caught up.
+local is_behind, has_stepped_back
 
 -- Loads the state, and applies the slots that have ended.
 local function open_key()
   load()
   is_behind = held and held.slots[1] and clock + held.skew < held.at
+  has_stepped_back = commits and found and step_back()
+  stale = has_stepped_back
   local time = clock + (held and held.slots[1] and skew_at() or 0) -- of the slots
-  if held and expire_holds() then
+  if held and not blocks and expire_holds() then
     load()
   end
   if is_behind and held then
@@ -133,7 +135,11 @@ local function change_holds(changes)
   end
   if held and held.changed then
     load()
-    plan_loaded() -- how long the state counts
+    if found then
+      advance(now) -- how long the state counts, by the quota that has counted it
+    else
+      initial()
+    end
     store_holds()
   end
   if block then

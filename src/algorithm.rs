@@ -85,24 +85,31 @@ use crate::quota::{ConfigError, Quota};
 /// # Changing a quota
 ///
 /// The next check applies the new quota to the state as it is: used units stay used, and are
-/// restored at the new rate. The first check that finds another quota converts the state and stores
-/// it, even if it denies the request.
+/// restored at the new rate, from the last admitted request on. The first request that the new
+/// quota admits converts the state. A denied request stores nothing, so it changes nothing for
+/// another quota of the key. Until a request is admitted, used units count for as long as they
+/// would have counted by the old quota, at most.
 ///
 /// Waiting requests keep their instants, and new ones come after them, even if the quota is raised:
 /// until the last reserved instant, a new request is denied or has to wait. From then on, the new
 /// quota counts. In a leaky bucket, waiting requests take the room of the time until the last of
 /// them leaves.
 ///
-/// If a waiting request is dropped after a check with another quota, the sliding log releases its
-/// reservation. The fixed window and the sliding window release it if the length of the window is
-/// the same. Otherwise, and in the buckets, it can pass unused. See
+/// If a waiting request is dropped after an admitted check with another quota, the sliding log
+/// releases its reservation. The fixed window and the sliding window release it if the length of
+/// the window is the same. Otherwise, and in the buckets, it can pass unused. See
 /// [configuration](crate::guide::configuration#changes-without-a-restart).
 ///
-/// Another algorithm begins with an empty state.
+/// Another algorithm begins with an empty state. If the first one is chosen again before its state
+/// has expired, that state counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// A counter for a window that opens at its first admitted request: the cheapest algorithm.
+    ///
+    /// A [hold](crate::Limiter::hold) opens no window. Its end does: held units count in the window
+    /// in which their permit ends, so neighbouring windows can have 1 and 19 requests of a limit of
+    /// 10, by the instants at which they were admitted.
     ///
     /// Across the boundary of two windows, up to twice the limit can pass in a short time. With
     /// 1000 per 3 s, all of these requests are admitted, 1980 of them within 3 s:

@@ -48,23 +48,31 @@ local function advance(time)
   start = start + windows * length
 end
 
+local function reset_after()
+  local ahead = ahead()
+  return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
+end
+
 -- Counts with another length of a window. If requests wait, a window opens when the last of them
--- proceeds, so that they count in it.
+-- proceeds, so that they count in it; else the window of the count stays open.
 local function set_length()
   if last > now then
     start = last - math.ceil((last - now) / window) * window
   else
-    last = start -- the count is that of the current window
+    start = start + ahead() * length
+    last = start
   end
   length = window
-  advance(now)
 end
 
 local function adopt()
   local changed = length ~= window
-  if changed then
+  if changed and reset_after() > 0 then
     set_length()
+  elseif changed then
+    initial()
   end
+  advance(now)
   if count == 0 and ahead() == 0 then
     start = now
   end
@@ -91,10 +99,5 @@ if returns then
       count = math.max(count - units, 0)
     end
   end
-end
-
-local function reset_after()
-  local ahead = ahead()
-  return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
 end
 

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 410160300d2cd3ca8334af0416d00c46e42f0964
+-- EVALSHA names the text below this line eae97dc906261057490390975d528ee8d0465d17
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -369,21 +369,29 @@ local function advance(time)
   start = start + windows * length
 end
 
+local function reset_after()
+  local ahead = ahead()
+  return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
+end
+
 local function set_length()
   if last > now then
     start = last - math.ceil((last - now) / window) * window
   else
+    start = start + ahead() * length
     last = start
   end
   length = window
-  advance(now)
 end
 
 local function adopt()
   local changed = length ~= window
-  if changed then
+  if changed and reset_after() > 0 then
     set_length()
+  elseif changed then
+    initial()
   end
+  advance(now)
   if count == 0 and ahead() == 0 then
     start = now
   end
@@ -409,11 +417,6 @@ if returns then
       count = math.max(count - units, 0)
     end
   end
-end
-
-local function reset_after()
-  local ahead = ahead()
-  return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
 end
 
 local found, stale
@@ -648,8 +651,7 @@ local function plan_loaded()
   elseif returns then
     return
   elseif found then
-    stale = step_back()
-    advance(now)
+    stale = step_back() or stale
     stale = adopt() or stale
   else
     initial()
@@ -699,13 +701,15 @@ local function expire_holds()
   return true
 end
 
-local is_behind
+local is_behind, has_stepped_back
 
 local function open_key()
   load()
   is_behind = held and held.slots[1] and clock + held.skew < held.at
+  has_stepped_back = commits and found and step_back()
+  stale = has_stepped_back
   local time = clock + (held and held.slots[1] and skew_at() or 0)
-  if held and expire_holds() then
+  if held and not blocks and expire_holds() then
     load()
   end
   if is_behind and held then
@@ -785,7 +789,11 @@ local function change_holds(changes)
   end
   if held and held.changed then
     load()
-    plan_loaded()
+    if found then
+      advance(now)
+    else
+      initial()
+    end
     store_holds()
   end
   if block then
@@ -800,8 +808,6 @@ if returns then
   local function releases()
     if action == 'refund' then
       return {{nil, cost}}
-    elseif blocks then
-      return {}
     end
     local all = {}
     for position = 1, #items, 16 do
@@ -818,15 +824,23 @@ if returns then
     return described(found_state())
   end
 
-  function finish()
+  local function keep_state()
     if found then
+      advance(now)
+      block.expires = expiry_now()
+    end
+    block.expires = held and held_until(block.expires) or block.expires
+  end
+
+  function finish()
+    if blocks then
+      keep_state()
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
+    elseif found then
       release(step_back(), releases())
       store_holds()
-    elseif held and (blocks or is_behind) then
+    elseif held and is_behind then
       put('')
-    end
-    if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -842,13 +856,20 @@ else
       commit(now + wait, cost)
     end
     local state = described(found_state())
-    if holds and admitted then
+    if not commits or not admitted and not is_behind and not has_stepped_back then
+      return state
+    elseif not admitted then
+      block, held = nil, nil
+      load()
+      if is_behind and held then
+        touch()
+      end
+      stale = found and step_back()
+    elseif holds then
       hold(cost, lifetime, grid)
     end
-    if commits and (stale or admitted and not holds) then
+    if stale or admitted and not holds then
       store(before, now + wait)
-    elseif not commits or not admitted and not is_behind then
-      return state
     end
     store_holds()
     if block then

@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 1216a76e417ab9e42a806ed513f973312d8ad158
+-- EVALSHA names the text below this line 2d696f31f9654cd193cd8160978ce991400d39d8
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -462,26 +462,41 @@ local function advance(time)
   end
 end
 
-local function restart_refill()
-  if last > now then
-    local periods = math.ceil((last - now) / period)
-    at = last - periods * period
+local function reset_after()
+  return debt > 0 and time_until(debt) or 0
+end
+
+local function restart_refill(last)
+  if last - at >= period then
+    at = last + 1 - period
+  end
+  if at > now then
+    local periods = math.ceil((at - now) / period)
+    at = at - periods * period
     local units, parts = divide(periods, lump, unit)
     debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
-    bound_last()
-  elseif now - at >= period then
-    at = now + 1 - period
   end
+  if last > now then
+    bound_last()
+  end
+end
+
+local function convert_state()
+  local last = math.max(last, at)
+  advance(last)
+  debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
+  unit, period, lump = new_unit, new_period, new_lump
+  restart_refill(last)
 end
 
 local function adopt()
   local changed = is_foreign()
-  if changed then
-    advance(math.max(last, now))
-    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
-    unit, period, lump = new_unit, new_period, new_lump
-    restart_refill()
+  if changed and reset_after() > 0 then
+    convert_state()
+  elseif changed then
+    initial()
   end
+  advance(now)
   if debt == 0 then
     at = now
   end
@@ -529,10 +544,6 @@ if returns then
       bound_last()
     end
   end
-end
-
-local function reset_after()
-  return debt > 0 and time_until(debt) or 0
 end
 
 local function size_of(state)
@@ -799,8 +810,7 @@ local function plan_loaded()
   elseif returns then
     return
   elseif found then
-    stale = step_back()
-    advance(now)
+    stale = step_back() or stale
     stale = adopt() or stale
   else
     initial()
@@ -850,13 +860,15 @@ local function expire_holds()
   return true
 end
 
-local is_behind
+local is_behind, has_stepped_back
 
 local function open_key()
   load()
   is_behind = held and held.slots[1] and clock + held.skew < held.at
+  has_stepped_back = commits and found and step_back()
+  stale = has_stepped_back
   local time = clock + (held and held.slots[1] and skew_at() or 0)
-  if held and expire_holds() then
+  if held and not blocks and expire_holds() then
     load()
   end
   if is_behind and held then
@@ -936,7 +948,11 @@ local function change_holds(changes)
   end
   if held and held.changed then
     load()
-    plan_loaded()
+    if found then
+      advance(now)
+    else
+      initial()
+    end
     store_holds()
   end
   if block then
@@ -951,8 +967,6 @@ if returns then
   local function releases()
     if action == 'refund' then
       return {{nil, cost}}
-    elseif blocks then
-      return {}
     end
     local all = {}
     for position = 1, #items, 16 do
@@ -969,15 +983,23 @@ if returns then
     return described(found_state())
   end
 
-  function finish()
+  local function keep_state()
     if found then
+      advance(now)
+      block.expires = expiry_now()
+    end
+    block.expires = held and held_until(block.expires) or block.expires
+  end
+
+  function finish()
+    if blocks then
+      keep_state()
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
+    elseif found then
       release(step_back(), releases())
       store_holds()
-    elseif held and (blocks or is_behind) then
+    elseif held and is_behind then
       put('')
-    end
-    if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -993,13 +1015,20 @@ else
       commit(now + wait, cost)
     end
     local state = described(found_state())
-    if holds and admitted then
+    if not commits or not admitted and not is_behind and not has_stepped_back then
+      return state
+    elseif not admitted then
+      block, held = nil, nil
+      load()
+      if is_behind and held then
+        touch()
+      end
+      stale = found and step_back()
+    elseif holds then
       hold(cost, lifetime, grid)
     end
-    if commits and (stale or admitted and not holds) then
+    if stale or admitted and not holds then
       store(before, now + wait)
-    elseif not commits or not admitted and not is_behind then
-      return state
     end
     store_holds()
     if block then

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line 0a8d9cf0f201a15078ff8af21b4681edac753e21
+-- EVALSHA names the text below this line 4e956fce2dbada1622c20f12a0b0cb774d7deb33
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -138,6 +138,7 @@ local LONG, size, size_text = '<BI7I7I6I6I4I7I3', 41, '41'
 local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
 local at, debt, beyond, excess, unit, period, lump, last
 local form
+local stored_grain = 1
 local shapes = false
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
@@ -506,26 +507,41 @@ local function advance(time)
   end
 end
 
-local function restart_refill()
-  if last > now then
-    local periods = math.ceil((last - now) / period)
-    at = last - periods * period
+local function reset_after()
+  return debt > 0 and time_until(debt) or 0
+end
+
+local function restart_refill(last)
+  if last - at >= period then
+    at = last + 1 - period
+  end
+  if at > now then
+    local periods = math.ceil((at - now) / period)
+    at = at - periods * period
     local units, parts = divide(periods, lump, unit)
     debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
-    bound_last()
-  elseif now - at >= period then
-    at = now + 1 - period
   end
+  if last > now then
+    bound_last()
+  end
+end
+
+local function convert_state()
+  local last = math.max(last, at)
+  advance(last)
+  debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
+  unit, period, lump = new_unit, new_period, new_lump
+  restart_refill(last)
 end
 
 local function adopt()
   local changed = is_foreign()
-  if changed then
-    advance(math.max(last, now))
-    debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
-    unit, period, lump = new_unit, new_period, new_lump
-    restart_refill()
+  if changed and reset_after() > 0 then
+    convert_state()
+  elseif changed then
+    initial()
   end
+  advance(now)
   if debt == 0 then
     at = now
   end
@@ -575,10 +591,6 @@ if returns then
   end
 end
 
-local function reset_after()
-  return debt > 0 and time_until(debt) or 0
-end
-
 local function fits_beside(units)
   return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
 end
@@ -592,10 +604,11 @@ local function size_of()
 end
 
 local function decode(state)
-  form, beyond = string.byte(state), 0
+  form, beyond, stored_grain = string.byte(state), 0, 1
   if form == 84 and #state == 26 then
-    form, at, debt, unit, lump = struct.unpack(SHORT, state)
-    period, last, excess = 1, 0, 0
+    local other
+    form, at, debt, unit, lump, other = struct.unpack(SHORT, state)
+    period, last, excess, stored_grain = 1, 0, 0, 2 ^ other
   elseif form == 85 and #state >= size then
     form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
   elseif form == 86 and #state >= size then
@@ -627,6 +640,7 @@ local function encode(waits)
   elseif waits or not is_short() then
     return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
   end
+  stored_grain = grain
   return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
 end
 
@@ -640,7 +654,7 @@ local function earliest(needed)
 end
 
 function expiry(reset)
-  local grain = is_short() and grain or 1
+  local grain = is_short() and math.max(grain, stored_grain) or 1
   return round_up(now + known(reset), grain)
 end
 
@@ -876,8 +890,7 @@ local function plan_loaded()
   elseif returns then
     return
   elseif found then
-    stale = step_back()
-    advance(now)
+    stale = step_back() or stale
     stale = adopt() or stale
   else
     initial()
@@ -927,13 +940,15 @@ local function expire_holds()
   return true
 end
 
-local is_behind
+local is_behind, has_stepped_back
 
 local function open_key()
   load()
   is_behind = held and held.slots[1] and clock + held.skew < held.at
+  has_stepped_back = commits and found and step_back()
+  stale = has_stepped_back
   local time = clock + (held and held.slots[1] and skew_at() or 0)
-  if held and expire_holds() then
+  if held and not blocks and expire_holds() then
     load()
   end
   if is_behind and held then
@@ -1013,7 +1028,11 @@ local function change_holds(changes)
   end
   if held and held.changed then
     load()
-    plan_loaded()
+    if found then
+      advance(now)
+    else
+      initial()
+    end
     store_holds()
   end
   if block then
@@ -1028,8 +1047,6 @@ if returns then
   local function releases()
     if action == 'refund' then
       return {{nil, cost}}
-    elseif blocks then
-      return {}
     end
     local all = {}
     for position = 1, #items, 16 do
@@ -1046,15 +1063,23 @@ if returns then
     return described(found_state())
   end
 
-  function finish()
+  local function keep_state()
     if found then
+      advance(now)
+      block.expires = expiry_now()
+    end
+    block.expires = held and held_until(block.expires) or block.expires
+  end
+
+  function finish()
+    if blocks then
+      keep_state()
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
+    elseif found then
       release(step_back(), releases())
       store_holds()
-    elseif held and (blocks or is_behind) then
+    elseif held and is_behind then
       put('')
-    end
-    if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -1070,13 +1095,20 @@ else
       commit(now + wait, cost)
     end
     local state = described(found_state())
-    if holds and admitted then
+    if not commits or not admitted and not is_behind and not has_stepped_back then
+      return state
+    elseif not admitted then
+      block, held = nil, nil
+      load()
+      if is_behind and held then
+        touch()
+      end
+      stale = found and step_back()
+    elseif holds then
       hold(cost, lifetime, grid)
     end
-    if commits and (stale or admitted and not holds) then
+    if stale or admitted and not holds then
       store(before, now + wait)
-    elseif not commits or not admitted and not is_behind then
-      return state
     end
     store_holds()
     if block then

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line 60b16ba68fd865970d1b210412e4153b82ae6eda
+-- EVALSHA names the text below this line 4907b969908b62cdb814e26faade72f320cd8e14
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -481,26 +481,32 @@ local function scan(from, to, visit)
   end
 end
 
+local function sum_of(from, to)
+  local cost_of = ENTRY_SIZE == 11 and '<I4' or '<I7'
+  local units, zeros = 0, 0
+  for start = from, to, 512 do
+    local entries = packed_entries(start, math.min(start + 511, to))
+    for position = 8, #entries, ENTRY_SIZE do
+      local cost = struct.unpack(cost_of, entries, position)
+      units = units + cost
+      zeros = zeros + (cost == 0 and 1 or 0)
+    end
+  end
+  return units, zeros
+end
+
 local function find_live()
   first, live, live_dead = gone, sum, dead
   if instant_of(gone) > at - window then
     return
   end
   first = leading(at - window)
-  local units, zeros = 0, 0
-  local function add(i)
-    units = units + costs[i]
-    zeros = zeros + (costs[i] == 0 and 1 or 0)
-  end
   if first - gone <= length - first then
-    scan(gone, first - 1, add)
+    local units, zeros = sum_of(gone, first - 1)
     live, live_dead = sum - units, dead - zeros
-    return
+  else
+    live, live_dead = sum_of(first, length - 1)
   end
-  if first < length then
-    scan(length - 1, first, add)
-  end
-  live, live_dead = units, zeros
 end
 
 local function leaving(units)
@@ -562,6 +568,7 @@ local function advance(time)
 end
 
 local function adopt()
+  advance(now)
   local changed = window ~= new_window
   window = new_window
   if changed and length > 0 then
@@ -687,13 +694,23 @@ if returns then
   end
 
   local function refund_any(units)
-    scan(gone, length - 1, function(i)
-      if instants[i] > at then
-        return true
+    local page, stop = 16, false
+    while gone < length and not stop do
+      local entries = packed_entries(gone, math.min(gone + page, length) - 1)
+      for position = 1, #entries, ENTRY_SIZE do
+        local instant, cost = struct.unpack(ENTRY, entries, position)
+        stop = instant > at or cost > units
+        if stop then
+          break
+        end
+        units, sum, gone = units - cost, sum - cost, gone + 1
+        dead = dead - (cost == 0 and 1 or 0)
       end
-      units = units - lower(i, units)
-      return units == 0
-    end)
+      page = math.min(page * 2, 512)
+    end
+    if stop and instant_of(gone) <= at then
+      lower(gone, units)
+    end
   end
 
   local function move_dead()
@@ -754,8 +771,7 @@ local function plan_loaded()
   elseif returns then
     return
   elseif found then
-    stale = step_back()
-    advance(now)
+    stale = step_back() or stale
     stale = adopt() or stale
   else
     initial()
@@ -805,13 +821,15 @@ local function expire_holds()
   return true
 end
 
-local is_behind
+local is_behind, has_stepped_back
 
 local function open_key()
   load()
   is_behind = held and held.slots[1] and clock + held.skew < held.at
+  has_stepped_back = commits and found and step_back()
+  stale = has_stepped_back
   local time = clock + (held and held.slots[1] and skew_at() or 0)
-  if held and expire_holds() then
+  if held and not blocks and expire_holds() then
     load()
   end
   if is_behind and held then
@@ -891,7 +909,11 @@ local function change_holds(changes)
   end
   if held and held.changed then
     load()
-    plan_loaded()
+    if found then
+      advance(now)
+    else
+      initial()
+    end
     store_holds()
   end
   if block then
@@ -906,8 +928,6 @@ if returns then
   local function releases()
     if action == 'refund' then
       return {{nil, cost}}
-    elseif blocks then
-      return {}
     end
     local all = {}
     for position = 1, #items, 16 do
@@ -924,15 +944,23 @@ if returns then
     return described(found_state())
   end
 
-  function finish()
+  local function keep_state()
     if found then
+      advance(now)
+      block.expires = expiry_now()
+    end
+    block.expires = held and held_until(block.expires) or block.expires
+  end
+
+  function finish()
+    if blocks then
+      keep_state()
+      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
+    elseif found then
       release(step_back(), releases())
       store_holds()
-    elseif held and (blocks or is_behind) then
+    elseif held and is_behind then
       put('')
-    end
-    if blocks then
-      block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     end
     if block then
       close_block()
@@ -948,13 +976,20 @@ else
       commit(now + wait, cost)
     end
     local state = described(found_state())
-    if holds and admitted then
+    if not commits or not admitted and not is_behind and not has_stepped_back then
+      return state
+    elseif not admitted then
+      block, held = nil, nil
+      load()
+      if is_behind and held then
+        touch()
+      end
+      stale = found and step_back()
+    elseif holds then
       hold(cost, lifetime, grid)
     end
-    if commits and (stale or admitted and not holds) then
+    if stale or admitted and not holds then
       store(before, now + wait)
-    elseif not commits or not admitted and not is_behind then
-      return state
     end
     store_holds()
     if block then

@@ -96,15 +96,26 @@ if returns then
   end
 
   -- Returns units of any requests, the oldest first: the units that stay are those that count
-  -- longest. Requests that wait keep theirs.
+  -- longest. Requests that wait keep theirs. Entries of which nothing stays are gone, as if they
+  -- had left the window, so that none of them is written.
   local function refund_any(units)
-    scan(gone, length - 1, function(i)
-      if instants[i] > at then
-        return true
+    local page, stop = 16, false
+    while gone < length and not stop do
+      local entries = packed_entries(gone, math.min(gone + page, length) - 1)
+      for position = 1, #entries, ENTRY_SIZE do
+        local instant, cost = struct.unpack(ENTRY, entries, position)
+        stop = instant > at or cost > units
+        if stop then
+          break
+        end
+        units, sum, gone = units - cost, sum - cost, gone + 1
+        dead = dead - (cost == 0 and 1 or 0)
       end
-      units = units - lower(i, units)
-      return units == 0
-    end)
+      page = math.min(page * 2, 512)
+    end
+    if stop and instant_of(gone) <= at then
+      lower(gone, units)
+    end
   end
 
   -- Gives the newest entries the instant of the newest one that is not dead, so that later requests

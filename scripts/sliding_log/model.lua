@@ -8,7 +8,8 @@
 --     first_instant                                |
 --   lower, refund_at, refund_any                   | the same names
 --   release, with move_dead and put_living         | refund, which removes entries of no units
---   scan, read_entries, instant_of, leading        | the iterators of `VecDeque`
+--   scan, sum_of, read_entries, instant_of,        | the iterators of `VecDeque`
+--     leading                                      |
 --   read_foot, foot                                | decode, save, restore
 --   merges, cuts, condensed, widened, newest       | none: they decide nothing, only how the value
 --                                                  | is stored
@@ -76,6 +77,21 @@ local function scan(from, to, visit)
   end
 end
 
+-- Adds up the costs of the entries from one to another. Returns how many of them are 0, too.
+local function sum_of(from, to)
+  local cost_of = ENTRY_SIZE == 11 and '<I4' or '<I7'
+  local units, zeros = 0, 0
+  for start = from, to, 512 do
+    local entries = packed_entries(start, math.min(start + 511, to))
+    for position = 8, #entries, ENTRY_SIZE do
+      local cost = struct.unpack(cost_of, entries, position)
+      units = units + cost
+      zeros = zeros + (cost == 0 and 1 or 0)
+    end
+  end
+  return units, zeros
+end
+
 -- Finds the entries that count, and adds up their costs from the nearer end.
 local function find_live()
   first, live, live_dead = gone, sum, dead
@@ -83,20 +99,12 @@ local function find_live()
     return
   end
   first = leading(at - window)
-  local units, zeros = 0, 0
-  local function add(i)
-    units = units + costs[i]
-    zeros = zeros + (costs[i] == 0 and 1 or 0)
-  end
   if first - gone <= length - first then
-    scan(gone, first - 1, add)
+    local units, zeros = sum_of(gone, first - 1)
     live, live_dead = sum - units, dead - zeros
-    return
+  else
+    live, live_dead = sum_of(first, length - 1)
   end
-  if first < length then
-    scan(length - 1, first, add)
-  end
-  live, live_dead = units, zeros
 end
 
 -- The instant of the entry with which `units` of the live ones have left, found from the nearer
@@ -161,6 +169,7 @@ local function advance(time)
 end
 
 local function adopt()
+  advance(now)
   local changed = window ~= new_window
   window = new_window
   if changed and length > 0 then

@@ -153,6 +153,7 @@ local function advance(time)
 end
 
 local function adopt()
+  advance(now)
   local changed = is_foreign()
   if changed and newest() then
     regrid()

@@ -15,10 +15,11 @@ local function size_of()
 end
 
 local function decode(state)
-  form, beyond = string.byte(state), 0
+  form, beyond, stored_grain = string.byte(state), 0, 1
   if form == 84 and #state == 26 then
-    form, at, debt, unit, lump = struct.unpack(SHORT, state)
-    period, last, excess = 1, 0, 0
+    local other
+    form, at, debt, unit, lump, other = struct.unpack(SHORT, state)
+    period, last, excess, stored_grain = 1, 0, 0, 2 ^ other
   elseif form == 85 and #state >= size then
     form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
   elseif form == 86 and #state >= size then
@@ -51,6 +52,7 @@ local function encode(waits)
   elseif waits or not is_short() then
     return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
   end
+  stored_grain = grain
   return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
 end
 
@@ -63,9 +65,10 @@ local function earliest(needed)
   return wait
 end
 
--- The instant at which the key may expire.
+-- The instant at which the key may expire. A state that stays as it is tells the fast path its own
+-- grain, by another burst a coarser one.
 function expiry(reset)
-  local grain = is_short() and grain or 1
+  local grain = is_short() and math.max(grain, stored_grain) or 1
   return round_up(now + known(reset), grain)
 end
 

@@ -26,4 +26,5 @@ local LONG, size, size_text = '<BI7I7I6I6I4I7I3', 41, '41'
 local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3' -- of the same size as LONG
 local at, debt, beyond, excess, unit, period, lump, last
 local form -- the letter of the state that was found
+local stored_grain = 1 -- of the state that is stored
 local shapes = false

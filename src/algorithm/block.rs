@@ -12,13 +12,12 @@ use crate::quota::LONGEST_REFILL;
 /// The longest block, in microseconds.
 pub(crate) const LONGEST_BLOCK: f64 = LONGEST_REFILL as f64;
 
-/// A block, the state inside of it, and the algorithm that it is for: with another one, it ends.
+/// A block, and the state inside of it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Block<S, A> {
+pub(crate) struct Block<S> {
     /// The instant at which it ends.
     pub(super) ends: f64,
     pub(super) state: S,
-    pub(super) algorithm: A,
 }
 
 /// The letter that the state of a blocked key begins with.

@@ -136,19 +136,33 @@ impl<const SHAPES: bool> Bucket<SHAPES> {
         self.last = min(self.last, self.at + self.refill_time(self.debt));
     }
 
-    /// Begins to refill at another rate, now or when the last request that waits proceeds: what
-    /// flows in before that is added to the debt, whatever units wait. So quotas that alternate on
-    /// one key do not raise the debt with each conversion.
-    fn restart_refill(&mut self, now: f64, max_debt: f64) {
-        if self.last > now {
-            let periods = ceil_div(self.last - now, self.period());
-            self.at = self.last - periods * self.period();
+    /// Begins to refill at another rate, when the last request has proceeded. If that is yet to
+    /// come, what flows in before is added to the debt, whatever units wait. So quotas that
+    /// alternate on one key do not raise the debt with each conversion.
+    fn restart_refill(&mut self, now: f64, last: f64, max_debt: f64) {
+        if last - self.at >= self.period() {
+            self.at = last + 1.0 - self.period(); // the next lump comes after what was spent then
+        }
+        if self.at > now {
+            let periods = ceil_div(self.at - now, self.period());
+            self.at -= periods * self.period();
             let debt = [self.debt, self.beyond];
             [self.debt, self.beyond] = raise(debt, self.flow(periods), self.unit, max_debt);
-            self.bound_last();
-        } else if now - self.at >= self.period() {
-            self.at = now + 1.0 - self.period(); // the next lump comes after what is spent now
         }
+        if last > now {
+            self.bound_last();
+        }
+    }
+
+    /// Counts at the rate of another quota.
+    fn convert(&mut self, now: f64, params: &BucketParams) {
+        let last = max(self.last, self.at);
+        self.advance(last);
+        let debt = [self.debt, self.beyond];
+        ([self.debt, self.beyond], self.excess) =
+            convert(debt, self.excess, self.unit, params.unit, params.max_debt);
+        (self.unit, self.period, self.lump) = (params.unit, params.period, params.lump);
+        self.restart_refill(now, last, params.max_debt);
     }
 
     fn time_until(&self, parts: f64, now: f64) -> f64 {
@@ -278,20 +292,22 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &BucketParams, _: &mut Self::Saved) -> bool {
-        let changed = self.is_foreign(params);
-        if changed {
-            self.advance(max(self.last, now));
-            let debt = [self.debt, self.beyond];
-            ([self.debt, self.beyond], self.excess) =
-                convert(debt, self.excess, self.unit, params.unit, params.max_debt);
-            (self.unit, self.period, self.lump) = (params.unit, params.period, params.lump);
-            self.restart_refill(now, params.max_debt);
+    fn adopt(&mut self, now: f64, params: &BucketParams, _: &mut Self) -> Option<f64> {
+        let mut over = None;
+        if self.is_foreign(params) {
+            let time = self.reset_after(now);
+            if time > 0.0 {
+                self.convert(now, params);
+            } else {
+                *self = Self::initial(now, params);
+            }
+            over = Some(time);
         }
+        self.advance(now);
         if self.debt == 0.0 {
             self.at = now;
         }
-        changed
+        over
     }
 
     #[inline]
@@ -392,11 +408,18 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
 
     #[inline]
     fn pack(&self, now: f64, params: &BucketParams) -> Option<Packed> {
-        let fits = !self.is_foreign(params)
+        let is_common = !self.is_foreign(params)
             && self.excess == 0.0
             && self.beyond == 0.0
             && self.last <= now;
-        fits.then_some([self.at as i64, self.debt as i64])
+        if !is_common {
+            return None;
+        }
+        // Two numbers have no room for the instant of the last request, from which another quota
+        // would restore the units, unless it is that of the debt.
+        let mut state = *self;
+        state.advance(max(self.last, self.at));
+        (state.last <= state.at).then_some([state.at as i64, state.debt as i64])
     }
 
     #[inline]

@@ -107,8 +107,8 @@ impl Model for ConcurrencyState {
 
     fn advance(&mut self, _: f64) {}
 
-    fn adopt(&mut self, _: f64, _: &ConcurrencyParams, (): &mut ()) -> bool {
-        false
+    fn adopt(&mut self, _: f64, _: &ConcurrencyParams, (): &mut ()) -> Option<f64> {
+        None
     }
 
     fn earliest(&self, _: f64, _: f64, _: &ConcurrencyParams) -> Earliest {

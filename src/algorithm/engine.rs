@@ -2,7 +2,7 @@
 //! state contains. Its Lua twin is `scripts/engine.lua`, which `scripts/finish.lua` ends.
 
 use super::{
-    arithmetic::max,
+    arithmetic::{max, min},
     model::{Earliest, Model, Report},
     request::{Admission, EngineReply, EngineRequest, Release},
     reservations::{Reservation, Reserved},
@@ -17,20 +17,24 @@ pub(super) fn step<M: Model>(
 ) -> EngineReply {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
     let found = stored.is_some();
-    let Reserved { state, waiting } =
-        stored.get_or_insert_with(|| Reserved::new(M::initial(now, params)));
+    let reserved = stored.get_or_insert_with(|| Reserved::new(M::initial(now, params)));
+    let state = &mut reserved.state;
     let mut saved = state.save();
-    // Whether another clock or quota has counted the state.
-    let mut stale = false;
+    // Whether another clock or quota has counted the state, and when that state is over.
+    let (mut stale, mut over) = (false, f64::INFINITY);
     if found {
         stale = state.step_back(now);
-        state.advance(now);
-        stale |= state.adopt(now, params, &mut saved);
+        if let Some(time) = state.adopt(now, params, &mut saved) {
+            stale = true;
+            // The memory of denials infers from the times of a shaper how full it was.
+            over = if M::SHAPES { over } else { time };
+        }
     }
 
     let earliest = state.earliest(now, request.needed(), params);
     let Earliest { wait, full } = earliest.after(request.blocked);
-    let Admission { admitted, wait } = request.admission(wait, max(wait - max_wait, full));
+    let excess = min(max(wait - max_wait, full), over);
+    let Admission { admitted, wait } = request.admission(wait, excess);
     let instant = now + wait;
     let admits = action.commits() && admitted;
     let mut before = None;
@@ -39,16 +43,20 @@ pub(super) fn step<M: Model>(
         state.commit(instant, cost, params);
     }
 
-    let reset = state.reset_after(now);
-    let Report { remaining, replenish } = state.report(now, reset, params);
-    if admits || action.inserts() && stale {
+    let mut reset = state.reset_after(now);
+    let Report { remaining, mut replenish } = state.report(now, reset, params);
+    if admits || admitted && action.inserts() && stale {
         let reservation = admits.then_some(Reservation { instant, cost });
-        waiting.update(stale, now, reservation, before, params);
+        reserved.waiting.update(stale, now, reservation, before, params);
         if reset == 0.0 {
             *stored = None;
         }
     } else if found {
+        (reset, replenish) = (min(reset, over), min(replenish, over));
         state.restore(saved);
+        if action.inserts() {
+            reserved.follow_clock(now);
+        }
     } else {
         *stored = None;
     }
@@ -64,10 +72,9 @@ pub(super) fn return_units<M: Model>(
     releases: &[Release],
     params: &M::Params,
 ) {
-    let Some(Reserved { state, waiting }) = stored else { return };
-    if state.step_back(now) {
-        waiting.0 = None;
-    }
+    let Some(reserved) = stored else { return };
+    reserved.follow_clock(now);
+    let Reserved { state, waiting } = reserved;
     waiting.0.take_if(|reservations| reservations.are_over(now));
     match &mut waiting.0 {
         Some(reservations) => {

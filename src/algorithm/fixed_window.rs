@@ -103,15 +103,15 @@ impl FixedWindowState {
     }
 
     /// Counts with another length of a window. If requests wait, a window opens when the last of
-    /// them proceeds, so that they count in it.
+    /// them proceeds, so that they count in it; else the window of the count stays open.
     fn set_length(&mut self, now: f64, length: f64) {
         if self.last > now {
             self.start = self.last - ceil((self.last - now) / length) * length;
         } else {
-            self.last = self.start; // the count is that of the current window
+            self.start += self.ahead() * self.length;
+            self.last = self.start;
         }
         self.length = length;
-        self.advance(now);
     }
 
     fn is_empty(&self) -> bool {
@@ -176,15 +176,22 @@ impl Model for FixedWindowState {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &FixedWindowParams, _: &mut Self::Saved) -> bool {
-        let changed = self.length != params.window;
-        if changed {
-            self.set_length(now, params.window);
+    fn adopt(&mut self, now: f64, params: &FixedWindowParams, _: &mut Self) -> Option<f64> {
+        let mut over = None;
+        if self.length != params.window {
+            let time = max(self.reset_after(now), 0.0);
+            if time > 0.0 {
+                self.set_length(now, params.window);
+            } else {
+                *self = Self::initial(now, params);
+            }
+            over = Some(time);
         }
+        self.advance(now);
         if self.is_empty() {
             self.start = now;
         }
-        changed
+        over
     }
 
     #[inline]

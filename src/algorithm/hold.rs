@@ -15,12 +15,11 @@ use super::{
 /// The most slots of a key: those of one lifetime, whose grid is at least an eighth of it.
 pub(super) const MAX_SLOTS: usize = 9;
 
-/// What is held of a key, the state beside it, and the algorithm that both are for.
+/// What is held of a key, and the state beside it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Held<S, A> {
+pub(crate) struct Held<S> {
     pub(super) slots: Slots,
     pub(super) state: S,
-    pub(super) algorithm: A,
 }
 
 /// The units that are held, by the instants at which their holds expire.

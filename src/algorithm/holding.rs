@@ -9,7 +9,7 @@ use super::{
     hold::{Held, HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime, Slots},
     packed::Packed,
     request::{Action, Admission, EngineReply, EngineRequest},
-    table::{Kind, Params, State},
+    table::{Params, State},
 };
 
 impl Params {
@@ -20,34 +20,34 @@ impl Params {
         // A hold reserves no instant: it would count from now on.
         let max_wait = if let Action::Hold { .. } = action { 0.0 } else { request.max_wait };
         let request = &EngineRequest { max_wait, ..*request };
-        let is_stale = state.has_stale_holds(now);
         // A request that changes nothing leaves slots that have ended as they are (law 1).
-        let found = (is_stale || state.has_ended_holds(now)).then(|| state.clone());
+        let is_due = state.has_stale_holds(now) || state.has_ended_holds(now);
+        let found = is_due.then(|| state.clone());
         let mut held = self.open(state, now);
-        let before = found.is_some().then(|| held.state.clone());
         let mut reply = self.step_beside(&mut held, request);
-        let mut changed = action == Action::Refund
-            || action.commits() && reply.admitted
-            || action.inserts() && is_stale;
         if let (true, Action::Hold { lifetime, epoch }) = (reply.admitted, action) {
             let epoch = epoch.map_or(now, |epoch| epoch as f64);
             reply.hold = Some(held.slots.hold(now, cost, lifetime, epoch));
-            changed = true;
         }
         self.describe(&mut reply, &mut held, now);
-        *state = match (found, before) {
-            (Some(found), Some(before)) if !changed && before.is_same(&held.state) => found,
+        let changes = reply.admitted && action.inserts() || action == Action::Refund;
+        *state = match found {
+            Some(mut found) if !changes => {
+                if action.inserts() {
+                    found.follow_clock(now);
+                }
+                found
+            }
             _ => self.close(held),
         };
         reply
     }
 
     /// Decides beside what is held. Holds nothing.
-    fn step_beside(&self, held: &mut Held<State, Kind>, request: &EngineRequest) -> EngineReply {
+    fn step_beside(&self, held: &mut Held<State>, request: &EngineRequest) -> EngineReply {
         let beside = self.beside(held.slots.total());
         if request.action.can_be_denied() && !beside.fits(request.cost) {
-            // No time helps: holds have to end. The state is looked at all the same, because a
-            // check converts one that another quota has counted.
+            // No time helps: holds have to end.
             let wait = request.admission.map_or(f64::INFINITY, |all| all.wait);
             let admission = Some(Admission { admitted: false, wait });
             return beside.step_bare(&mut held.state, &EngineRequest { admission, ..*request });
@@ -56,7 +56,7 @@ impl Params {
     }
 
     /// Describes the key beside what is held after the decision.
-    fn describe(&self, reply: &mut EngineReply, held: &mut Held<State, Kind>, now: f64) {
+    fn describe(&self, reply: &mut EngineReply, held: &mut Held<State>, now: f64) {
         reply.held = held.slots.total();
         let beside = self.beside(reply.held);
         let seen = beside.step_bare(&mut held.state, &EngineRequest::observe(now));
@@ -71,7 +71,7 @@ impl Params {
     }
 
     /// The time until the state is the initial one, if all holds expire.
-    fn reset_after_expiry(&self, held: &Held<State, Kind>, now: f64) -> f64 {
+    fn reset_after_expiry(&self, held: &Held<State>, now: f64) -> f64 {
         let Held { mut slots, mut state, .. } = held.clone();
         let mut at = now;
         while let Some((units, ended)) = slots.expire_next(now) {
@@ -99,7 +99,7 @@ impl Params {
 
     /// Takes the state for a decision, by a clock that may have stepped back, and after all slots
     /// that have ended: their units are spent at their ends.
-    fn open(&self, state: &mut State, now: f64) -> Held<State, Kind> {
+    fn open(&self, state: &mut State, now: f64) -> Held<State> {
         let mut held = match take(state) {
             State::Held(held) => *held,
             state => self.held(state),
@@ -122,9 +122,8 @@ impl Params {
 
     /// Packs what is held of a key whose units are only held: there is no state beside it.
     #[cold]
-    pub(super) fn pack_held(&self, held: &Held<State, Kind>) -> Option<Packed> {
-        let is_all = held.algorithm == self.kind() && !self.spends();
-        if is_all { held.slots.pack() } else { None }
+    pub(super) fn pack_held(&self, held: &Held<State>) -> Option<Packed> {
+        if self.spends() { None } else { held.slots.pack() }
     }
 
     /// The state that these numbers represent. Without units, the first number says when the
@@ -162,11 +161,11 @@ impl Params {
         }
     }
 
-    pub(super) fn held(&self, state: State) -> Held<State, Kind> {
-        Held { slots: Slots::default(), state, algorithm: self.kind() }
+    pub(super) fn held(&self, state: State) -> Held<State> {
+        Held { slots: Slots::default(), state }
     }
 
-    pub(super) fn close(&self, mut held: Held<State, Kind>) -> State {
+    pub(super) fn close(&self, mut held: Held<State>) -> State {
         if held.state.is_initial() {
             held.state = State::Initial;
         }
@@ -193,9 +192,7 @@ impl Params {
         epoch: f64,
         changes: &[HoldChange],
     ) -> Vec<HoldReply> {
-        if let State::Blocked(block) = state
-            && block.algorithm == self.kind()
-        {
+        if let State::Blocked(block) = state {
             return self.change_holds(&mut block.state, now, epoch, changes);
         }
         let mut held = self.open(state, now);

@@ -76,8 +76,11 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// Lets time pass until `now`.
     fn advance(&mut self, now: f64);
 
-    /// Converts a state of other parameters. Returns true if they were others.
-    fn adopt(&mut self, now: f64, params: &Self::Params, saved: &mut Self::Saved) -> bool;
+    /// Lets time pass until `now`, and converts a state of other parameters. From the last request
+    /// that it counts on, units are restored at the new rate, whenever this is called: so a denied
+    /// request need not store the result. Returns the time until the state is over as it was
+    /// counted, if the parameters are others; by then, it is over for all.
+    fn adopt(&mut self, now: f64, params: &Self::Params, saved: &mut Self::Saved) -> Option<f64>;
 
     /// The wait until `needed` units are left.
     fn earliest(&self, now: f64, needed: f64, params: &Self::Params) -> Earliest;

@@ -37,6 +37,16 @@ impl<S> Reserved<S> {
     }
 }
 
+impl<S: Model> Reserved<S> {
+    /// Follows a clock that has stepped back. Reservations by another clock stay counted, and
+    /// cannot be released.
+    pub(super) fn follow_clock(&mut self, now: f64) {
+        if self.state.step_back(now) {
+            self.waiting.0 = None;
+        }
+    }
+}
+
 impl<S: Model> Reservations<S> {
     /// Makes the entries whose instant has passed, up to `max` of them, part of the base.
     pub(super) fn fold(&mut self, now: f64, max: usize, params: &S::Params) {

@@ -1,7 +1,7 @@
 //! The sliding log: at most `limit` in any interval of length `window`, open at its old end. Its
 //! Lua twin is `scripts/sliding_log/model.lua`.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use super::{
     arithmetic::{grain_exponent, max},
@@ -32,7 +32,7 @@ pub(crate) struct SlidingLogState {
     pub(super) sum: f64,
     /// The instant of each admitted request, and its cost, oldest first.
     pub(super) entries: VecDeque<(f64, f64)>,
-    /// The number of leading entries that do not count any more. Known from `advance` on.
+    /// The number of leading entries that do not count any more, since the last `advance`.
     first: usize,
     /// The sum of the others.
     live: f64,
@@ -62,23 +62,18 @@ impl SlidingLogState {
         self.entries.back().map_or(0.0, |&(instant, _)| instant)
     }
 
-    /// Finds the entries that count, and adds up their costs from the nearer end.
+    /// Finds the entries that count. Adds up only the costs that have left, or count again, since
+    /// the last time, so that many looks at a long log add up each cost once.
     fn find_live(&mut self) {
         let oldest = self.at - self.window;
-        self.first = self.entries.partition_point(|&(instant, _)| instant <= oldest);
-        self.live = self.sum_from(self.first);
-    }
-
-    /// The sum of the costs from `first` on, added up from the nearer end.
-    fn sum_from(&self, first: usize) -> f64 {
-        let sum = |entries: &mut dyn Iterator<Item = &(f64, f64)>| -> f64 {
-            entries.map(|&(_, cost)| cost).sum()
+        let first = self.entries.partition_point(|&(instant, _)| instant <= oldest);
+        let sum =
+            |range: Range<usize>| -> f64 { self.entries.range(range).map(|&(_, cost)| cost).sum() };
+        self.live = match self.first <= first {
+            true => self.live - sum(self.first..first),
+            false => self.live + sum(first..self.first),
         };
-        if first <= self.entries.len() / 2 {
-            self.sum - sum(&mut self.entries.range(..first))
-        } else {
-            sum(&mut self.entries.range(first..))
-        }
+        self.first = first;
     }
 
     /// The instant of the entry with which `units` of the live ones have left, found from the
@@ -224,14 +219,17 @@ impl Model for SlidingLogState {
     }
 
     #[inline]
-    fn adopt(&mut self, _: f64, params: &SlidingLogParams, _: &mut Self::Saved) -> bool {
-        let changed = self.window != params.window;
-        let is_over = self.first == self.entries.len();
+    fn adopt(&mut self, now: f64, params: &SlidingLogParams, _: &mut [f64; 3]) -> Option<f64> {
+        self.advance(now);
+        if self.window == params.window {
+            return None;
+        }
+        let over = self.reset_after(now);
         self.window = params.window;
-        if changed && !is_over {
+        if over > 0.0 {
             self.find_live();
         }
-        changed && !is_over
+        Some(over)
     }
 
     #[inline]

@@ -227,9 +227,15 @@ impl Model for SlidingWindowState {
     }
 
     #[inline]
-    fn adopt(&mut self, now: f64, params: &SlidingWindowParams, saved: &mut Self::Saved) -> bool {
-        let changed = self.is_foreign_to(params);
-        if changed && self.newest(now).is_some() {
+    fn adopt(
+        &mut self,
+        now: f64,
+        params: &SlidingWindowParams,
+        saved: &mut Self::Saved,
+    ) -> Option<f64> {
+        self.advance(now);
+        let over = self.is_foreign_to(params).then(|| self.reset_after(now));
+        if over.is_some_and(|over| over > 0.0) {
             let moved = self.regrid(now, *params);
             saved.1 = Some(mem::replace(&mut self.counts, moved));
         }
@@ -238,7 +244,7 @@ impl Model for SlidingWindowState {
             self.grid = grid;
             saved.1.get_or_insert(mem::replace(&mut self.counts, counts));
         }
-        changed
+        over
     }
 
     #[inline]

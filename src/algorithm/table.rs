@@ -44,8 +44,8 @@ macro_rules! algorithms {
             /// The state of a key without requests, under any algorithm.
             #[default]
             Initial,
-            Blocked(Box<Block<State, Kind>>),
-            Held(Box<Held<State, Kind>>),
+            Blocked(Box<Block<State>>),
+            Held(Box<Held<State>>),
             $($variant(Option<Reserved<$module::$state>>),)*
         }
 
@@ -83,11 +83,6 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Returns whether both are equal to later requests.
-            pub(super) fn is_same(&self, other: &Self) -> bool {
-                self.is_initial() && other.is_initial() || self == other
-            }
-
             /// Returns whether units are still held whose slot has ended.
             pub(super) fn has_ended_holds(&self, now: f64) -> bool {
                 matches!(self, Self::Held(held) if held.slots.has_ended(now))
@@ -98,14 +93,17 @@ macro_rules! algorithms {
                 matches!(self, Self::Held(held) if held.slots.is_stale(now))
             }
 
-            /// The algorithm that has counted the state.
-            #[inline]
-            pub(crate) fn kind(&self) -> Option<Kind> {
+            /// Follows a clock that has stepped back: the only change that a denied request makes.
+            pub(super) fn follow_clock(&mut self, now: f64) {
                 match self {
-                    Self::Initial => None,
-                    Self::Blocked(block) => Some(block.algorithm),
-                    Self::Held(held) => Some(held.algorithm),
-                    $(Self::$variant(_) => Some(Kind::$variant),)*
+                    Self::Held(held) => {
+                        if held.slots.is_stale(now) {
+                            held.slots.touch(now);
+                        }
+                        held.state.follow_clock(now);
+                    }
+                    $(Self::$variant(Some(reserved)) => reserved.follow_clock(now),)*
+                    _ => {}
                 }
             }
 
@@ -276,12 +274,9 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides, and changes the state. A state of another algorithm counts as initial.
+            /// Decides, and changes the state, which is one of this algorithm.
             #[inline]
             pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-                if state.kind().is_some_and(|kind| kind != self.kind()) {
-                    return self.step_other(state, request);
-                }
                 match state {
                     State::Blocked(_) => self.step_blocked(state, request),
                     _ if request.action.blocks() => self.step_blocked(state, request),
@@ -334,14 +329,13 @@ macro_rules! algorithms {
                     (_, State::Blocked(block)) => {
                         self.return_units(&mut block.state, now, releases);
                     }
-                    (_, State::Held(held)) if held.algorithm != self.kind() => {}
                     (_, state @ State::Held(_)) => self.change_beside(state, now, |beside| {
                         self.return_units(beside, now, releases);
                     }),
                     $((Self::$variant(params), State::$variant(stored)) => {
                         engine::return_units(stored, now, releases, params);
                     })*
-                    _ => {} // the state of another algorithm, or the initial one
+                    _ => {} // the initial state
                 }
             }
 
@@ -391,19 +385,7 @@ algorithms! {
 impl Params {
     /// Returns a state in a block.
     pub(super) fn blocked(&self, state: State, ends: f64) -> State {
-        State::Blocked(Box::new(Block { ends, state, algorithm: self.kind() }))
-    }
-
-    /// Decides about a key that another algorithm has counted. Only a request that counts, or that
-    /// begins or ends a block, replaces the state.
-    #[cold]
-    fn step_other(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-        let is_denied = request.admission.is_some_and(|all| !all.admitted);
-        if is_denied || !request.action.inserts() && !request.action.blocks() {
-            return self.step(&mut State::Initial, request);
-        }
-        *state = State::Initial;
-        self.step(state, request)
+        State::Blocked(Box::new(Block { ends, state }))
     }
 
     /// Decides about a key that is blocked, or is to be.
@@ -413,11 +395,6 @@ impl Params {
             State::Blocked(block) => (block.ends, block.state),
             state => (0.0, state),
         };
-        if request.action.blocks() {
-            // The script computes the expiry of the value again, so it lets time pass in the state
-            // and drops what has expired: it returns no units.
-            self.return_units(&mut inside, request.now, &[Release::grant(0.0)]);
-        }
         let decide = |request: &_| self.step_inside(&mut inside, request);
         let (reply, ends) = block::step(known, request, decide);
         *state = match ends {

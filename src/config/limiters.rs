@@ -118,7 +118,7 @@ impl Limiters {
     /// | change | effect on the next check of a key |
     /// |---|---|
     /// | the quota, the buckets, the refill or the overdraft | used units stay used, and are restored at the new rate |
-    /// | another algorithm | the key counts as unused, and a block ends; in Redis, switching back before the old state expires restores it, including any block |
+    /// | another algorithm | the key counts as unused and is not blocked; switching back before the old state expires restores it, including any block |
     /// | a new limit | [`get`](Limiters::get) returns its limiter from then on |
     /// | a limit without changes | none |
     /// | a limit that is no longer contained | the new limits are rejected: see [`reload_keeping_removed`](Limiters::reload_keeping_removed) |

@@ -65,6 +65,9 @@ impl Limiter {
     /// count for their full time. A fixed window returns units of the current window. Reservations
     /// of waiting requests are not returned.
     ///
+    /// In a sliding log, a refund takes time for each request whose units it returns. In Redis,
+    /// half of a log of 100,000 requests takes 10 ms, in which no other call is executed.
+    ///
     /// Returns the state of the key afterwards. If `n` is 0, nothing is granted.
     ///
     /// # Errors
@@ -107,8 +110,8 @@ impl Limiter {
     /// and [`refund`](Limiter::refund) change it, and so does a [`Permit`](crate::Permit) that
     /// ends; new holds are denied. A second block never shortens the first one. A block is at
     /// most 100 years long. It ends at an instant of the clock of the store: if the clock is set
-    /// back, the block is longer. [`unblock`](Limiter::unblock) ends it, and so do
-    /// [`reset`](Limiter::reset), which also deletes the count, and another algorithm.
+    /// back, the block is longer. [`unblock`](Limiter::unblock) ends it, and so does
+    /// [`reset`](Limiter::reset), which also deletes the count. Another algorithm does not know it.
     ///
     /// If the key is counted by a layer, pass the key that its extractor makes: see
     /// [`reset`](Limiter::reset). Returns the state of the key afterwards.

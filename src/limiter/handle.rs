@@ -155,8 +155,10 @@ impl Limiter {
     /// are restored at the new rate.
     ///
     /// Create one limiter per quota, and keep it. A key in memory remembers the limiter that
-    /// counted it last, and the same limiter counts it faster. To change the quota of this limiter
-    /// itself, call [`set_quota`](Limiter::set_quota).
+    /// counted it last, and the same limiter counts it faster. A denied check converts nothing. So
+    /// each denied check by another quota converts anew, which takes two to three times as long in
+    /// Redis, and longer in memory, too. To change the quota of this limiter itself, call
+    /// [`set_quota`](Limiter::set_quota).
     ///
     /// # Errors
     ///
@@ -177,7 +179,8 @@ impl Limiter {
     ///
     /// The next check applies the quota to the current state of its key: used units stay used, and
     /// are restored at the new rate. If no request waits, a higher quota takes effect immediately,
-    /// also for a key that was denied. A lower quota forgets no debt.
+    /// also for a key that was denied. A lower quota forgets no debt. Until it has admitted a
+    /// request of the key, used units count for as long as by the old quota, at most.
     ///
     /// Waiting requests keep their instants, and new requests come after them, even if the quota is
     /// raised: until the last reserved instant, a new request is denied or has to wait. See

@@ -18,10 +18,11 @@ impl Limiter {
     /// Holds `n` units of the quota of `key`, if they are left: an estimate of a cost that is known
     /// later. The inner error is the decision of a denied request.
     ///
-    /// The units count as taken until the [`Permit`] ends. What is not used is returned exactly, in
-    /// every algorithm, whatever the time. Units do not refill while they are held, so the burst of
-    /// a bucket should cover the rate multiplied by the duration of a hold: at 100,000 tokens per
-    /// minute and streams of 30 s, 50,000.
+    /// The units count as taken until the [`Permit`] ends. Those that were used count as spent from
+    /// then on: a hold opens no [fixed window](crate::Algorithm::FixedWindow), its end does. What
+    /// is not used is returned exactly, in every algorithm, whatever the time. Units do not refill
+    /// while they are held, so the burst of a bucket should cover the rate multiplied by the
+    /// duration of a hold: at 100,000 tokens per minute and streams of 30 s, 50,000.
     ///
     /// While units are held, a denied request may not know its [`retry_after`]: then it is `None`.
     ///

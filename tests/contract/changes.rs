@@ -189,24 +189,45 @@ async fn after_a_higher_quota_a_new_request_comes_after_those_that_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_dropped_after_a_check_with_another_quota_releases_in_some_algorithms() {
-    let second = |limit| Quota::per_second(limit);
-    for (algorithm, other, is_released) in [
-        (Algorithm::SlidingLog, second(100), true),
-        (Algorithm::SlidingLog, Quota::per_minute(100), true),
-        (Algorithm::FixedWindow, second(100), true),
-        (Algorithm::FixedWindow, Quota::per_minute(100), false),
-        (Algorithm::SlidingWindow { buckets: 1 }, second(100), true),
-        (Algorithm::SlidingWindow { buckets: 1 }, Quota::per_minute(100), false),
-        (Algorithm::token_bucket(), second(100), false),
-    ] {
-        let (limiter, waiting) = with_waiting(algorithm, second(2)).await;
-        limiter.set_quota(other).unwrap();
-        let _ = limiter.check("key").await.unwrap();
-        drop(waiting);
-        let remaining = limiter.peek("key").await.unwrap().remaining();
-        assert_eq!(remaining > 0, is_released, "{algorithm} {other} {remaining}");
+async fn a_request_that_is_dropped_after_a_denied_check_with_another_quota_is_released() {
+    for algorithm in WINDOWS.into_iter().chain([Algorithm::token_bucket()]) {
+        for other in [Quota::per_second(100), Quota::per_minute(100)] {
+            let (limiter, waiting) = with_waiting(algorithm, Quota::per_second(2)).await;
+            limiter.set_quota(other).unwrap();
+            assert!(!limiter.check("key").await.unwrap().is_allowed(), "{algorithm} {other}");
+            drop(waiting);
+            let remaining = limiter.peek("key").await.unwrap().remaining();
+            assert_eq!(remaining, 98, "{algorithm} {other}");
+        }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denied_request_by_another_quota_changes_nothing_for_the_first_one() {
+    for algorithm in ALGORITHMS {
+        let all = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(1_000));
+        let plan = all.with_quota(Quota::per_day(3)).unwrap();
+        assert!(plan.check_n("key", 3).await.unwrap().is_allowed());
+        assert!(!all.check_n("key", 1_000).await.unwrap().is_allowed(), "{algorithm}");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert!(!plan.check_n("key", 3).await.unwrap().is_allowed(), "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_algorithm_begins_empty_and_the_first_one_goes_on_as_it_was() {
+    let limit = |algorithm| Limit::try_new(algorithm, Quota::per_day(3)).unwrap();
+    let [window, log] = [Algorithm::FixedWindow, Algorithm::SlidingLog].map(limit);
+    let api = Limiter::new("api", MemoryStore::new(), Algorithm::FixedWindow, Quota::per_day(3));
+    let permit = api.hold("key", 1).await.unwrap().unwrap();
+    assert!(api.check_n("key", 2).await.unwrap().is_allowed());
+    log.apply_to(&api);
+    assert!(api.check_n("key", 3).await.unwrap().is_allowed());
+    permit.cancel();
+    assert!(!api.check("key").await.unwrap().is_allowed());
+    window.apply_to(&api);
+    assert!(api.check("key").await.unwrap().is_allowed(), "the permit has returned its unit");
+    assert!(!api.check("key").await.unwrap().is_allowed());
 }
 
 #[tokio::test(start_paused = true)]

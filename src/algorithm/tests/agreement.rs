@@ -79,6 +79,10 @@ pub(super) fn lasting(action: Action, duration: f64) -> Action {
 }
 
 pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(step(), 1..60)
+}
+
+pub(super) fn step() -> impl Strategy<Value = Step> {
     let action = prop_oneof![
         8 => Just(Action::Check),
         1 => Just(Action::Peek),
@@ -99,16 +103,16 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     ];
     let max_wait = prop_oneof![3 => Just(None), 1 => (0_u64..2_500).prop_map(Some)];
     let cost = prop_oneof![(1_u32..8).prop_map(Ok), (1_u32..1_001).prop_map(Err)];
-    let step = (action, releases, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1))
-        .prop_map(|(action, releases, cost, max_wait, ahead, switch)| Step {
+    (action, releases, cost, max_wait, (ahead, -2..3), prop::bool::weighted(0.1)).prop_map(
+        |(action, releases, cost, max_wait, ahead, switch)| Step {
             action,
             releases,
             cost,
             max_wait,
             ahead,
             switch,
-        });
-    prop::collection::vec(step, 1..60)
+        },
+    )
 }
 
 /// Limits that do not fit in four bytes, up to the largest one.
@@ -311,7 +315,7 @@ fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady:
         same_states(scripted, params, &twin, now, &format!("{request:?}"));
         let before = (!expired).then_some((bytes, expiry));
         let limits = if steady { &limits[..1] } else { &limits[..] };
-        check_writes(scripted, limits, before, (&request, &reply), steady);
+        check_writes(scripted, limits, before, (&request, &reply), !goes_back);
         if steady && reply.blocked == 0.0 {
             laws(params, &twin, request, reply);
         }
@@ -319,13 +323,14 @@ fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady:
 }
 
 /// Asserts that an admission sets the expiry, and that denied requests and peeks write nothing to
-/// the bytes and the expiry `before`.
+/// the bytes and the expiry `before`, whatever quota has counted them: a denied request only if the
+/// clock steps back.
 fn check_writes(
     scripted: &mut Scripted,
     limits: &[Params],
     before: Option<(Option<Vec<u8>>, Option<f64>)>,
     (request, reply): (&EngineRequest, &EngineReply),
-    steady: bool,
+    is_forward: bool,
 ) {
     let writes = request.action.commits() && reply.admitted;
     if writes {
@@ -339,7 +344,7 @@ fn check_writes(
         }
         assert!((0.0..=max.ceil()).contains(&late), "{late} ms too late");
     }
-    if request.action == Action::Peek || steady && request.action.commits() && !writes {
+    if request.action == Action::Peek || is_forward && request.action.commits() && !writes {
         assert!(before.is_none_or(|before| before == (scripted.bytes(), scripted.expiry())));
     }
 }

@@ -20,7 +20,7 @@ use crate::{
 
 /// An algorithm that a quota is for, without its settings.
 #[derive(Clone, Copy, Debug)]
-enum Form {
+pub(super) enum Form {
     FixedWindow,
     SlidingLog,
     SlidingWindow,
@@ -29,7 +29,7 @@ enum Form {
     LeakyBucket,
 }
 
-const FORMS: [Form; 6] = [
+pub(super) const FORMS: [Form; 6] = [
     Form::FixedWindow,
     Form::SlidingLog,
     Form::SlidingWindow,
@@ -40,7 +40,7 @@ const FORMS: [Form; 6] = [
 
 /// A quota, and the settings that can change with it.
 #[derive(Clone, Copy, Debug)]
-struct Limits {
+pub(super) struct Limits {
     limit: u64,
     window_us: u64,
     burst: u64,
@@ -51,7 +51,7 @@ struct Limits {
 }
 
 impl Limits {
-    fn params(&self, form: Form) -> Params {
+    pub(super) fn params(&self, form: Form) -> Params {
         let Self { limit, window_us, burst, overdraft, buckets, .. } = *self;
         let quota = Quota::new(limit, Duration::from_micros(window_us));
         let (algorithm, quota) = match form {
@@ -112,7 +112,7 @@ fn without_waits(mut events: Vec<(u32, Event)>) -> Vec<(u32, Event)> {
 }
 
 /// Quotas that one history alternates between. Often they differ in one number.
-fn quotas() -> impl Strategy<Value = Vec<Limits>> {
+pub(super) fn quotas() -> impl Strategy<Value = Vec<Limits>> {
     let window = || {
         prop_oneof![
             Just(1_000_000),

@@ -31,13 +31,13 @@ pub(super) fn keeps(
     if is_hold {
         prop_assert!(!reply.admitted || reply.wait == 0.0, "a hold reserves no instant");
     }
-    // Law 1: a denial writes at most once that a quota was changed, or that a clock stepped back.
+    // Law 1: a denial writes at most once that a clock stepped back.
     if !reply.admitted {
         let mut again = after.clone();
         prop_assert_eq!(again.decide(&params, *request), *reply);
         prop_assert_eq!(&again, after, "a denial writes nothing again");
         let scope = setup.scope;
-        if !scope.changes && !scope.steps_back && !scope.blocks {
+        if !scope.steps_back && !scope.blocks {
             prop_assert_eq!(before, after, "a denial writes nothing");
         }
     }

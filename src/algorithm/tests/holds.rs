@@ -170,6 +170,37 @@ fn holds_that_a_failover_lost_change_no_others() {
 }
 
 #[test]
+fn the_end_of_a_hold_by_another_quota_leaves_the_expiry_of_the_count() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        let new = |quota| Params::new(algorithm, quota).unwrap();
+        let (plan, all) = (new(Quota::per_day(3)), new(Quota::per_second(1_000)));
+        let mut key = Scripted::new(&server, "{key}");
+        key.forget();
+        let held = hold(&mut key, &all, START, 1.0).hold.unwrap();
+        assert!(key.decide(&plan, check(2, START)).admitted, "{algorithm}");
+        assert_eq!(end(&mut key, &all, START, held, [1.0, 0.0]), HoldReply::Ended);
+        let reply = key.decide(&plan, check(3, START + 3.0 * SECOND));
+        assert!(!reply.admitted && reply.remaining == 1.0, "{algorithm}: {reply:?}");
+    }
+}
+
+#[test]
+fn the_end_of_a_hold_by_another_burst_leaves_the_expiry_that_the_fast_path_counts_on() {
+    let server = RedisServer::start();
+    let burst =
+        |burst| Params::new(Algorithm::token_bucket(), Quota::per_second(10).burst(burst)).unwrap();
+    let mut key = Scripted::new(&server, "{key}");
+    key.forget();
+    assert!(key.decide(&burst(1_000), check(5, START)).admitted);
+    let held = hold(&mut key, &burst(10), START, 1.0).hold.unwrap();
+    assert_eq!(end(&mut key, &burst(10), START, held, [1.0, 0.0]), HoldReply::Ended);
+    assert!(key.decide(&burst(1_000), check(900, START + 0.4 * SECOND)).admitted);
+    let reply = key.decide(&burst(1_000), check(900, START + 3.0 * SECOND));
+    assert!(!reply.admitted, "{reply:?}");
+}
+
+#[test]
 fn each_end_returns_its_units_whatever_slots_have_joined() {
     let lifetimes = [300_000, 1_000_000, 2_000_000, 8_000_000, 30_000_000].map(Lifetime::new);
     let steps = prop::collection::vec((0_u8..4, any::<Index>(), 0_u32..400_000), 200);

@@ -412,11 +412,21 @@ fn a_change_of_the_quota_keeps_the_used_units() {
 
         let mut state = State::Initial;
         assert!(check(&fast, &mut state, 10, now).admitted);
+        let before = state.clone();
         let lowered = check(&slow, &mut state, 1, now + 1e3);
-        assert!(!lowered.admitted && lowered.wait > 300e6, "{algorithm}: {lowered:?}");
-        let retry = check(&slow, &mut state.clone(), 1, now + 1e3 + lowered.wait - 1.0);
-        assert!(!retry.admitted, "{algorithm} forgets what was used");
+        assert!(!lowered.admitted && lowered.wait > 0.9e6, "{algorithm}: {lowered:?}");
+        assert_eq!(state, before, "{algorithm}: a denied check converts the state");
+        let retry = check(&slow, &mut state, 1, now + 1e3 + lowered.wait - 1.0);
+        // A shaper reports no earlier time than its own.
+        assert!(!retry.admitted || slow.shapes(), "{algorithm} forgets what was used");
+        // By the quota that counted it, it is over.
         assert!(check(&slow, &mut state, 1, now + 1e3 + lowered.wait).admitted, "{algorithm}");
+
+        let mut state = State::Initial;
+        assert!(check(&fast, &mut state, 5, now).admitted);
+        assert!(check(&slow, &mut state, 1, now + 1e3).admitted);
+        let lowered = check(&slow, &mut state, 5, now + 3e6);
+        assert!(!lowered.admitted && lowered.wait > 300e6, "{algorithm}: {lowered:?}");
     }
 }
 

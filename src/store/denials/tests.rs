@@ -930,7 +930,11 @@ impl World {
                 while !self.in_flight.is_empty() {
                     self.receive();
                 }
-                self.quota = 1 - self.quota;
+                // A shaper does not say when a count of another quota is over, so its denials can
+                // last longer.
+                if !self.settings().params.shapes() {
+                    self.quota = 1 - self.quota;
+                }
                 self.check(cost, 0, 1, false);
             }
             Step::Begin(changing) => self.begin(changing),

@@ -11,7 +11,7 @@ use foldhash::fast::RandomState;
 use super::{WhenFull, epochs::Epochs};
 use crate::{
     algorithm::{
-        Action, EngineReply, EngineRequest, Fast, FastStep, HoldReceipt, HoldReply, INITIAL,
+        Action, EngineReply, EngineRequest, Fast, FastStep, HoldReceipt, HoldReply, INITIAL, Kind,
         Packed, Release, State,
     },
     keys::{Text, are_same},
@@ -37,7 +37,7 @@ pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64
 
 #[repr(align(64))]
 pub(super) struct Entry {
-    /// Those that the state was counted with.
+    /// The settings that the state was counted with. [`change`](Entry::change) keeps both together.
     settings: Arc<Settings>,
     key: Text,
     counts: Counts,
@@ -51,14 +51,9 @@ enum Counts {
     Boxed { denied_until: u32, boxed: Box<Boxed> },
 }
 
-/// A state that two numbers cannot represent, and the facts that a sweep needs, which take long to
-/// compute.
+/// A state that two numbers cannot represent.
 struct Boxed {
     state: State,
-    /// The part of the quota that was left.
-    left: f64,
-    /// The instant at which the state is the initial one.
-    reset: f64,
     /// The instant of the last request with a reservation that a change of the quota has removed
     /// from the state. The request is presumed to wait: if it is dropped, no release reports it.
     forgotten_until: f64,
@@ -66,7 +61,7 @@ struct Boxed {
 
 /// The usage of a key.
 pub(super) struct Usage {
-    /// The part of the quota that is left, or was when the key was counted.
+    /// The part of the quota that is left.
     left: f64,
     /// The instant at which the state is the initial one.
     pub(super) reset: f64,
@@ -86,12 +81,26 @@ impl Entry {
         Self { settings: settings.clone(), key: key.into(), counts }
     }
 
-    /// Returns whether this is the entry of the limiter for the key. Addresses suffice, because
-    /// there is one copy of each name.
+    /// Returns whether this is the entry of the limiter for the key.
     #[inline]
     pub(super) fn is(&self, settings: &Arc<Settings>, key: &[u8]) -> bool {
         are_same(self.key.as_bytes(), key)
-            && (Arc::ptr_eq(&self.settings, settings) || ptr::eq(self.settings.name, settings.name))
+            && (Arc::ptr_eq(&self.settings, settings)
+                || self.is_counted_by(settings.name, settings.params.kind()))
+    }
+
+    /// Returns whether this is the entry of the hold. The limiter may have another algorithm now.
+    #[inline]
+    pub(super) fn holds(&self, hold: &EndedHold<'_>) -> bool {
+        are_same(self.key.as_bytes(), hold.key.as_bytes())
+            && self.is_counted_by(hold.settings.name, hold.algorithm)
+    }
+
+    /// Each algorithm of a limiter has an entry of its own, as it has a key of its own in Redis.
+    /// Addresses suffice, because there is one copy of each name.
+    #[inline]
+    fn is_counted_by(&self, name: &'static str, algorithm: Kind) -> bool {
+        ptr::eq(self.settings.name, name) && self.settings.params.kind() == algorithm
     }
 
     pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
@@ -129,8 +138,8 @@ impl Entry {
         }
     }
 
-    /// Holds units as [`decide`](Entry::decide) does, of a key that counts units at a time; `None`
-    /// in uncommon cases: if other settings have counted the key, or if it is blocked.
+    /// Holds units as [`decide`](Entry::decide) does, of a key that counts units at a time, which
+    /// count alike by any limit; `None` in uncommon cases, such as a key that is blocked.
     #[inline]
     pub(super) fn step_hold(
         &mut self,
@@ -140,13 +149,10 @@ impl Entry {
         epochs: &mut Epochs,
     ) -> Option<EngineReply> {
         match &mut self.counts {
-            // Units that are held count alike by any limit.
-            Counts::Packed { packed, .. }
-                if Arc::ptr_eq(&self.settings, settings) || !self.settings.params.spends() =>
-            {
+            Counts::Packed { packed, .. } => {
                 settings.params.hold_packed(packed, units, now, || epochs.next(now))
             }
-            _ => None,
+            Counts::Boxed { .. } => None,
         }
     }
 
@@ -180,30 +186,70 @@ impl Entry {
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
-        let (reply, applies) = self.counts.step(&self.settings, settings, request);
-        if applies && !Arc::ptr_eq(&self.settings, settings) {
+        if request.action == Action::Peek {
+            return self.peek(settings, request);
+        }
+        self.change(settings, request.now, |state| {
+            let reply = settings.params.step(state, request);
+            (reply, reply.admitted && request.action.inserts())
+        })
+    }
+
+    fn peek(&mut self, settings: &Settings, request: &EngineRequest) -> EngineReply {
+        match &mut self.counts {
+            Counts::Packed { packed, .. } => {
+                settings.params.step(&mut self.settings.params.unpack(*packed), request)
+            }
+            Counts::Boxed { boxed, .. } => settings.params.step(&mut boxed.state, request),
+        }
+    }
+
+    /// Returns units to the state, as it was counted.
+    pub(super) fn return_units(
+        &mut self,
+        settings: &Arc<Settings>,
+        now: f64,
+        releases: &[Release],
+    ) {
+        self.change(settings, now, |state| {
+            settings.params.return_units(state, now, releases);
+            ((), false)
+        });
+    }
+
+    /// Ends a hold. What was used counts by the quota that the limiter has now, unless it has
+    /// another algorithm.
+    pub(super) fn step_end(&mut self, hold: &EndedHold<'_>, now: f64) -> HoldReply {
+        let is_latest = hold.settings.params.kind() == hold.algorithm;
+        let settings = if is_latest { hold.settings } else { &self.settings }.clone();
+        self.change(&settings, now, |state| {
+            let replies = settings.params.change_holds(state, now, 0.0, &[hold.change()]);
+            (replies[0], hold.used > 0)
+        })
+    }
+
+    /// Changes the state by the quota of `settings`. `change` returns whether the state is counted
+    /// with them from now on: only units that are spent or held convert it.
+    fn change<R>(
+        &mut self,
+        settings: &Arc<Settings>,
+        now: f64,
+        change: impl FnOnce(&mut State) -> (R, bool),
+    ) -> R {
+        let mut state = self.counts.take(&self.settings);
+        let waited_until = state.waited_until(now);
+        let (result, counts) = change(&mut state);
+        if counts && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
-        reply
-    }
-
-    /// Returns units to the state, in the parameters that it was counted with.
-    pub(super) fn return_units(&mut self, settings: &Settings, now: f64, releases: &[Release]) {
-        let mut state = self.counts.take(&self.settings);
-        settings.params.return_units(&mut state, now, releases);
-        self.counts.put(state, &self.settings, now, None);
-    }
-
-    /// Ends a hold. If another algorithm has counted the key since, it does not know the hold.
-    pub(super) fn step_end(&mut self, hold: &EndedHold<'_>, now: f64) -> HoldReply {
-        let params = self.settings.params;
-        if params.kind() != hold.algorithm {
-            return HoldReply::Lost;
+        if counts
+            && let (Counts::Boxed { boxed, .. }, Some(instant)) = (&mut self.counts, waited_until)
+            && state.waited_until(now).is_none_or(|known| known < instant)
+        {
+            boxed.forgotten_until = boxed.forgotten_until.max(instant);
         }
-        let mut state = self.counts.take(&self.settings);
-        let replies = params.change_holds(&mut state, now, 0.0, &[hold.change()]);
-        self.counts.put(state, &self.settings, now, None);
-        replies[0]
+        self.counts.put(state, &self.settings, now);
+        result
     }
 
     /// Remembers that a request would be denied until that instant. A smaller one may be admitted.
@@ -228,7 +274,9 @@ impl Entry {
         }
     }
 
-    pub(super) fn usage(&self, now: i64) -> Usage {
+    /// Returns the usage of the key at an instant, as the settings count it that have counted it
+    /// last.
+    pub(super) fn usage(&mut self, now: i64) -> Usage {
         self.counts.usage(&self.settings, now)
     }
 }
@@ -240,42 +288,6 @@ impl Counts {
         }
     }
 
-    /// Decides with settings that may differ from those that the state was `counted` with. Returns
-    /// whether it is counted with them from now on, too.
-    fn step(
-        &mut self,
-        counted: &Settings,
-        settings: &Settings,
-        request: &EngineRequest,
-    ) -> (EngineReply, bool) {
-        if request.action == Action::Peek {
-            let reply = match self {
-                Self::Packed { packed, .. } => {
-                    settings.params.step(&mut counted.params.unpack(*packed), request)
-                }
-                Self::Boxed { boxed, .. } => settings.params.step(&mut boxed.state, request),
-            };
-            return (reply, false);
-        }
-        let mut state = self.take(counted);
-        let waited_until = state.waited_until(request.now);
-        let reply = settings.params.step(&mut state, request);
-        if let (Self::Boxed { boxed, .. }, Some(instant)) = (&mut *self, waited_until)
-            && state.waited_until(request.now).is_none_or(|known| known < instant)
-        {
-            boxed.forgotten_until = boxed.forgotten_until.max(instant);
-        }
-        // A denied request leaves the state of another algorithm as it is. A block holds for the
-        // algorithm that began it; by another one, it would seem over.
-        let is_own = state.kind().is_none_or(|kind| kind == settings.params.kind());
-        let counts = request.action.commits() || request.action.blocks() || reply.hold.is_some();
-        let applies = is_own && counts;
-        let counted = if applies { settings } else { counted };
-        let known = (applies && request.action.commits()).then_some(reply);
-        self.put(state, counted, request.now, known);
-        (reply, applies)
-    }
-
     fn take(&mut self, counted: &Settings) -> State {
         match self {
             Self::Packed { packed, .. } => counted.params.unpack(*packed),
@@ -283,9 +295,8 @@ impl Counts {
         }
     }
 
-    /// Holds a state, as two numbers if these represent it. `reply` is that of this decision, if it
-    /// is known.
-    fn put(&mut self, mut state: State, counted: &Settings, now: f64, reply: Option<EngineReply>) {
+    /// Holds a state, as two numbers if these represent it.
+    fn put(&mut self, mut state: State, counted: &Settings, now: f64) {
         let denied_until = *self.denied_until();
         if !self.has_forgotten(now)
             && let Some(packed) = counted.params.pack(&state, now)
@@ -294,18 +305,13 @@ impl Counts {
             return;
         }
         state.forget_reservations(now);
-        // A denial by a block describes the block alone. The state inside of it may last longer.
-        let reply = reply.filter(|reply| reply.blocked == 0.0);
-        let reply =
-            reply.unwrap_or_else(|| counted.params.step(&mut state, &EngineRequest::observe(now)));
         match self {
             Self::Boxed { boxed, .. } => boxed.state = state,
             Self::Packed { .. } => {
-                let boxed = Box::new(Boxed { state, left: 0.0, reset: 0.0, forgotten_until: 0.0 });
+                let boxed = Box::new(Boxed { state, forgotten_until: 0.0 });
                 *self = Self::Boxed { denied_until, boxed };
             }
         }
-        self.note_usage(counted, now, reply);
     }
 
     /// Returns whether a request may wait without a reservation in the state.
@@ -313,17 +319,7 @@ impl Counts {
         matches!(self, Self::Boxed { boxed, .. } if boxed.forgotten_until > now)
     }
 
-    fn note_usage(&mut self, settings: &Settings, now: f64, reply: EngineReply) {
-        if let Self::Boxed { denied_until, boxed } = self {
-            boxed.left = left(reply.remaining, settings);
-            boxed.reset = now + reply.reset;
-            if reply.remaining == 0.0 {
-                *denied_until = second((now + reply.replenish) as u64).max(*denied_until);
-            }
-        }
-    }
-
-    fn usage(&self, settings: &Settings, now: i64) -> Usage {
+    fn usage(&mut self, settings: &Settings, now: i64) -> Usage {
         let second = second(now.max(0) as u64);
         let now = now as f64;
         match self {
@@ -345,13 +341,15 @@ impl Counts {
                 // States in which a request waits are not packed.
                 Usage { left, reset, in_use, waited_for: false }
             }
+            Self::Boxed { boxed, .. } if boxed.state.is_held() => Usage::HELD,
             Self::Boxed { denied_until, boxed } => {
-                if boxed.state.is_held() {
-                    return Usage::HELD;
-                }
-                let waited_for = self.has_forgotten(now) || boxed.state.waited_until(now).is_some();
-                let in_use = *denied_until >= second || waited_for;
-                Usage { left: boxed.left, reset: boxed.reset, in_use, waited_for }
+                let waited_until = boxed.state.waited_until(now);
+                let waited_for = waited_until.is_some() || boxed.forgotten_until > now;
+                let request = EngineRequest::observe(now);
+                let EngineReply { remaining, reset, .. } =
+                    settings.params.step(&mut boxed.state, &request);
+                let in_use = remaining == 0.0 || *denied_until >= second || waited_for;
+                Usage { left: left(remaining, settings), reset: now + reset, in_use, waited_for }
             }
         }
     }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, Lifetime},
-    store::{LimitRequest, Settings},
+    store::{EndedHold, LimitRequest, Settings},
 };
 
 /// The buckets in which an insertion looks for expired keys while the store has room.
@@ -121,6 +121,12 @@ impl Shard {
         self.table.find_mut(hash, |entry| entry.is(settings, key))
     }
 
+    /// Finds the key of a hold.
+    #[inline]
+    pub(super) fn find_held(&mut self, hash: u64, hold: &EndedHold<'_>) -> Option<&mut Entry> {
+        self.table.find_mut(hash, |entry| entry.holds(hold))
+    }
+
     /// Finds a key to hold units of it.
     #[inline]
     pub(super) fn find_to_hold(
@@ -162,7 +168,7 @@ impl Shard {
         let expired_at = now - KEPT;
         for _ in 0..SWEPT_BUCKETS.min(self.table.num_buckets()) {
             let bucket = self.next_bucket();
-            let entry = self.table.get_bucket(bucket);
+            let entry = self.table.get_bucket_mut(bucket);
             if entry.is_some_and(|entry| entry.usage(expired_at).reset <= expired_at as f64) {
                 drop(self.remove_bucket(bucket, slots));
             }
@@ -183,7 +189,7 @@ impl Shard {
             }
             let bucket = self.next_bucket();
             search.buckets_left -= 1;
-            let Some(entry) = self.table.get_bucket(bucket) else { continue };
+            let Some(entry) = self.table.get_bucket_mut(bucket) else { continue };
             search.keys_left -= 1;
             if search.keeps(entry) {
                 continue;

@@ -181,3 +181,73 @@ async fn a_clock_that_steps_back_far_does_not_stop_the_store() {
     tokio::time::advance(Duration::from_secs(3_600)).await;
     assert!(limiter.check("alice").await.unwrap().is_allowed());
 }
+
+/// Passes 3 s of requests with other keys, which sweep the store.
+async fn other_keys(limiter: &Limiter) {
+    for i in 0..300 {
+        tokio::time::advance(Duration::from_millis(10)).await;
+        assert!(limiter.check(format!("other {i}")).await.unwrap().is_allowed());
+    }
+}
+
+const HOLDING: [Algorithm; 4] = [
+    Algorithm::fixed_window(),
+    Algorithm::sliding_log(),
+    Algorithm::sliding_window(),
+    Algorithm::token_bucket(),
+];
+
+#[tokio::test(start_paused = true)]
+async fn no_change_by_another_quota_makes_the_store_forget_a_count() {
+    for algorithm in HOLDING {
+        for change in 0..7 {
+            let store = MemoryStore::new();
+            let all = Limiter::new("all", store, algorithm, Quota::per_second(1_000));
+            let plan = all.with_quota(Quota::per_day(3)).unwrap();
+            assert!(plan.check_n("alice", 3).await.unwrap().is_allowed());
+            let second = Duration::from_secs(1);
+            match change {
+                0 => drop(all.block("alice", second).await.unwrap()),
+                1 => drop(all.unblock("alice").await.unwrap()),
+                2 => {
+                    let _ = plan.block("alice", second).await.unwrap();
+                    assert!(all.check("alice").await.unwrap().is_blocked());
+                }
+                3 => assert!(!all.check_n("alice", 1_000).await.unwrap().is_allowed()),
+                4 => assert!(all.hold("alice", 1_000).await.unwrap().is_err()),
+                5 => {
+                    let held = plan.with_quota(Quota::per_day(4)).unwrap().hold("alice", 1).await;
+                    held.unwrap().unwrap().cancel();
+                }
+                _ => drop(all.peek("alice").await.unwrap()),
+            }
+            other_keys(&all).await;
+            let denied = plan.check("alice").await.unwrap();
+            assert!(!denied.is_allowed(), "{algorithm}, change {change}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_permit_counts_by_the_quota_that_the_limiter_has_then() {
+    let second = Duration::from_secs(1);
+    for algorithm in HOLDING {
+        let limiter = Limiter::new("a", MemoryStore::new(), algorithm, Quota::per_second(10));
+        let permit = limiter.hold("alice", 9).await.unwrap().unwrap();
+        limiter.set_quota(Quota::per_hour(10)).unwrap();
+        permit.settle(9);
+        tokio::time::advance(3 * second).await;
+        assert!(limiter.check("alice").await.unwrap().is_allowed(), "{algorithm}");
+        assert!(!limiter.check("alice").await.unwrap().is_allowed(), "{algorithm}");
+
+        let limiter = Limiter::new("b", MemoryStore::new(), algorithm, Quota::per_hour(10));
+        assert!(limiter.check("alice").await.unwrap().is_allowed());
+        let permit = limiter.hold("alice", 9).await.unwrap().unwrap();
+        tokio::time::advance(1_800 * second).await;
+        limiter.set_quota(Quota::per_second(10)).unwrap();
+        permit.settle(9);
+        assert!(!limiter.check_n("alice", 10).await.unwrap().is_allowed(), "{algorithm}");
+        tokio::time::advance(2 * second).await;
+        assert!(limiter.check_n("alice", 10).await.unwrap().is_allowed(), "{algorithm}");
+    }
+}
