@@ -22,7 +22,7 @@ local function decode(state)
   if #state >= size then
     form, start, last, count, length = struct.unpack(STATE, state)
   end
-  if form ~= 70 then
+  if form ~= 70 or length == 0 then
     fail(key)
   end
   return state

@@ -22,6 +22,9 @@ local function decode(state, is_head)
   else
     fail(key)
   end
+  if unit * lump == 0 then
+    fail(key)
+  end
   return state
 end
 

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line eae97dc906261057490390975d528ee8d0465d17
+-- EVALSHA names the text below this line 51137cb823ccc7b142149c65b5ba2254f1fe89c9
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -343,7 +343,7 @@ local function decode(state)
   if #state >= size then
     form, start, last, count, length = struct.unpack(STATE, state)
   end
-  if form ~= 70 then
+  if form ~= 70 or length == 0 then
     fail(key)
   end
   return state

@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 2d696f31f9654cd193cd8160978ce991400d39d8
+-- EVALSHA names the text below this line bec4d20e61fbbf40e740b6c00705efd611ecd1a8
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -564,6 +564,9 @@ local function decode(state, is_head)
   elseif letter == 77 and #state >= BEYOND_SIZE then
     _, at, debt, last, unit, lump, excess, beyond = struct.unpack(BEYOND, state)
   else
+    fail(key)
+  end
+  if unit * lump == 0 then
     fail(key)
   end
   return state

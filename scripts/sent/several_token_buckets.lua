@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line 4e956fce2dbada1622c20f12a0b0cb774d7deb33
+-- EVALSHA names the text below this line 9bdcba4ffc3f10a4dfc37d4cde9e90d5cfe90943
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -618,6 +618,9 @@ local function decode(state)
     form, at, beyond, debt, unit, lump, last, excess = struct.unpack(BEYOND, state)
     period = 1
   else
+    fail(key)
+  end
+  if unit * lump * period == 0 then
     fail(key)
   end
   if beyond > 0 then

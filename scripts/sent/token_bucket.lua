@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line d0810d88b4ea8bd4dea57da2c4e7591ff6ac30f5
+-- EVALSHA names the text below this line be001a089c7b1ec86da2f85a18caa8c12666ad56
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -568,6 +568,9 @@ local function decode(state)
     form, at, beyond, debt, unit, lump, last, excess = struct.unpack(BEYOND, state)
     period = 1
   else
+    fail(key)
+  end
+  if unit * lump * period == 0 then
     fail(key)
   end
   if beyond > 0 then

@@ -31,6 +31,9 @@ local function decode(state)
   else
     fail(key)
   end
+  if unit * lump * period == 0 then
+    fail(key)
+  end
   if beyond > 0 then
     debt, beyond = settle(debt, beyond, unit, most_debt(period, lump))
   end

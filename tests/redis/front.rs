@@ -174,37 +174,6 @@ async fn checks_of_a_key_are_decided_in_the_order_of_their_arrival_whatever_happ
     }
 }
 
-#[test]
-fn a_check_is_not_sent_after_it_has_failed() {
-    let server = RedisServer::start();
-    let [one, two] =
-        [(); 2].map(|()| runtime::Builder::new_current_thread().enable_all().build().unwrap());
-    let config = support::config(&server.url());
-    let limiter = |store| Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_day(9));
-    // The connection is in the second runtime, which does not run while the checks wait.
-    let quick = config.clone().deadline(Duration::from_millis(20));
-    let store = RedisStore::new(quick).unwrap();
-    two.block_on(until("Redis is used", async || store.ping().await.is_ok()));
-    let before = store.health();
-    let checks = [("key".to_owned(), 1), ("key".to_owned(), 1), ("other".to_owned(), 1)];
-    let decisions = one.block_on(check_all(&limiter(store.clone()), &checks));
-    for decision in decisions {
-        let Err(Error::Store(error)) = decision else { panic!("{decision:?}") };
-        let text = with_sources(&error);
-        assert!(text.contains("too little of the deadline"), "{text}");
-    }
-    let health = store.health();
-    assert_eq!((health.timeouts, health.consecutive_failures), (before.timeouts, 0));
-    two.block_on(async {
-        let observer = limiter(support::connected(config).await);
-        // Written behind the others.
-        until("the connection is used", async || store.ping().await.is_ok()).await;
-        for key in ["key", "other"] {
-            assert_eq!(observer.peek(key).await.unwrap().remaining(), 9, "{key}");
-        }
-    });
-}
-
 #[tokio::test]
 async fn the_calls_under_way_grow_while_many_checks_wait() {
     let server = RedisServer::start();

@@ -165,6 +165,8 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
         assert_eq!(recorder.take(), ["batch api 1", "failed api check error_reply"]);
     }
     assert!(store.health().is_available);
+    // What is missing is found out beside the requests.
+    until("the missing permission is found", async || log.text().contains("lacks a")).await;
     set(&["+set"]);
     until("Redis has rejected no decision for a while", async || {
         let _ = limiter.check("key").await.unwrap();
@@ -172,7 +174,6 @@ async fn a_rejected_decision_is_an_error_reply_and_rejecting_all_is_one_event() 
     })
     .await;
     let text = log.text();
-    // What is missing is found out beside the requests.
     let (missing, other): (Vec<_>, _) = text.lines().partition(|line| line.contains("lacks a"));
     let ([missing], [failed, rejects, decides]) = (&missing[..], &other[..]) else {
         panic!("{text}")
@@ -303,30 +304,32 @@ async fn errors_of_a_damaged_key_are_one_event_which_names_it_as_redis_stores_it
 }
 
 #[tokio::test]
-async fn the_error_about_a_state_that_cannot_expire_names_its_key() {
+async fn a_state_that_was_counted_at_no_rate_is_an_error_of_its_key_alone() {
     let server = RedisServer::start();
     let store = redis_store(&server).await;
     let quota = Quota::per_hour(9);
-    let window = Limiter::new("window", store.clone(), Algorithm::fixed_window(), quota);
-    let other = Limiter::new("other", store.clone(), Algorithm::token_bucket(), quota);
-    let name = "ratelimit:window:fixed-window:{a}";
+    let other = Limiter::new("other", store.clone(), Algorithm::sliding_log(), quota);
     let mut admin = server.connection();
-    redis::cmd("SET")
-        .arg(name)
-        .arg([b"F", &[1; 21][..], &[0; 6]].concat())
-        .exec(&mut admin)
-        .unwrap();
-    for _ in 0..10 {
-        let alone = window.check("a").await.unwrap_err();
-        let both =
-            Charge::new(&window, "a").and(Charge::new(&other, "a")).check().await.unwrap_err();
-        for error in [alone, both] {
-            let text = format!("{:?}", error.source().and_then(Error::source));
-            assert!(text.contains(&format!("the key {name} cannot be decided about")), "{text}");
+    let zeros = [0; 27];
+    for (algorithm, form) in [
+        (Algorithm::fixed_window(), [b"F", &[1; 21][..], &[0; 6]].concat()),
+        (Algorithm::token_bucket(), [b"U", &[1; 14][..], &[0; 26]].concat()),
+        (Algorithm::leaky_bucket(), [b"L", &[1; 8][..], &zeros].concat()),
+    ] {
+        let limiter = Limiter::new("damaged", store.clone(), algorithm, quota);
+        let name = format!("ratelimit:damaged:{algorithm}:{{a}}");
+        redis::cmd("SET").arg(&name).arg(form).exec(&mut admin).unwrap();
+        for _ in 0..10 {
+            let alone = limiter.check("a").await.unwrap_err();
+            let both = Charge::new(&limiter, "a").and(Charge::new(&other, "a"));
+            for error in [alone, both.check().await.unwrap_err()] {
+                let text = format!("{:?}", error.source().and_then(Error::source));
+                assert!(text.contains(&format!("the key {name} holds no state")), "{text}");
+            }
         }
+        assert_eq!(store.health().status, Status::Ready); // it rejects only this key
+        assert!(limiter.check("b").await.unwrap().is_allowed());
     }
-    assert_eq!(store.health().status, Status::Ready); // it rejects only this key
-    assert!(other.check("b").await.unwrap().is_allowed());
 }
 
 #[tokio::test]

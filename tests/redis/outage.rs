@@ -14,11 +14,7 @@ use tower_ratelimit::{
     http::Rejection, key, redisson,
 };
 
-use crate::support::{
-    self,
-    recorder::{Recorder, observed},
-    server::RedisServer,
-};
+use crate::support::{self, server::RedisServer};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
@@ -195,26 +191,6 @@ async fn requests_of_a_limiter_that_redisson_shares_outlast_a_redis_that_hangs()
     for response in tasks.join_all().await {
         assert_eq!(response.unwrap().status(), StatusCode::OK);
     }
-}
-
-/// A program that exits without a flush, and with ends that Redis has not got.
-#[test]
-fn places_that_are_lost_with_their_runtime_are_reported() {
-    let server = RedisServer::start();
-    let recorder = Recorder::new();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let store = runtime.block_on(async {
-        let store = observed(connect(&server).await, recorder.clone());
-        let places = places(&store, "places", 5);
-        let permit = places.hold("key", 1).await.unwrap().unwrap();
-        server.freeze();
-        drop(permit);
-        store
-    });
-    drop(runtime);
-    drop(store);
-    server.thaw();
-    assert_eq!(recorder.take_of("hold unsettled"), ["hold unsettled places key 1 1"]);
 }
 
 /// The others have other keys, which Redis decides about.

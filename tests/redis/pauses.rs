@@ -65,15 +65,17 @@ impl Process {
             for _ in 0..turns {
                 yield_now().await;
             }
-            let barrier = Arc::new(Barrier::new(threads));
+            let (barrier, mut blocked) = (Arc::new(Barrier::new(threads)), JoinSet::new());
             for _ in 0..threads {
                 let barrier = barrier.clone();
-                tokio::spawn(async move {
+                blocked.spawn(async move {
                     barrier.wait();
                     thread::sleep(pause); // blocks the runtime
                 });
             }
-            tasks.join_all().await.into_iter().filter_map(Result::err).collect()
+            let results = tasks.join_all().await;
+            blocked.join_all().await;
+            results.into_iter().filter_map(Result::err).collect()
         };
         self.runtime.block_on(async { tokio::spawn(run).await.unwrap() })
     }
