@@ -644,10 +644,11 @@ impl Acquire {
             }
         };
         let decision = outcome.decision.clone();
-        if let Some(retry) = &mut self.retry {
+        let retry = self.retry.take().filter(|_| decision.is_allowed());
+        if let Some(mut retry) = retry {
             retry.allowed(&self.charge, &decision);
         }
-        (self.retry, self.wait) = (None, None);
+        self.wait = None;
         if decision.is_allowed() {
             self.start_wait(&decision);
             self.phase = Phase::Admitted(outcome, None);

@@ -31,6 +31,9 @@ pub enum FailurePolicy {
     /// the first one asks, once in 50 ms to a second. When the store decides again, the others
     /// follow one after the other, in the order of their arrival.
     ///
+    /// It outlasts errors of every kind, such as a missing permission or a damaged key: the log
+    /// names them. [`acquire`](crate::Limiter::acquire) waits without a bound.
+    ///
     /// It is the only policy that also applies to a [`Charge`](crate::Charge): if all of its
     /// limiters have it.
     Wait,

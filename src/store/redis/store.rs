@@ -112,7 +112,7 @@ use crate::{
 ///
 /// If the process was stopped, or a task blocked the runtime, a deadline may be noticed late. The
 /// decision then has up to 20 ms more: its command is sent if it was not, and an answer that
-/// arrived in the meantime is read. Such a decision is late, but valid. If it fails, that is not counted as
+/// arrived in the meantime is read. Such an answer is valid. If there is none, that is not counted as
 /// a failure of Redis. No command is sent after its decision has failed.
 ///
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
@@ -221,11 +221,11 @@ impl RedisStore {
     /// All runtimes and the background use this one connection. While the runtime that made it is
     /// blocked or not driven, permits are not renewed, and no end is sent.
     ///
+    /// [`RedisConfig::from_connection`] makes a store with another prefix.
+    ///
     /// # Panics
     ///
     /// If the process cannot start the thread of the background.
-    ///
-    /// [`RedisConfig::from_connection`] makes one with another prefix.
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where

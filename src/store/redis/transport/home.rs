@@ -4,7 +4,7 @@
 
 use std::{
     future, io,
-    sync::{Mutex, OnceLock},
+    sync::{Mutex, OnceLock, mpsc},
     thread,
     time::Duration,
 };
@@ -32,10 +32,17 @@ pub(crate) fn start() -> io::Result<&'static Handle> {
     if let Some(home) = HOME.get() {
         return Ok(home);
     }
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    let thread = thread::Builder::new().name("ratelimit-redis".to_owned());
-    thread.spawn(move || runtime.block_on(future::pending::<()>()))?;
+    let (sender, made) = mpsc::channel();
+    // A runtime must not be dropped in a runtime of the caller, so the thread makes it.
+    let run = move || match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            let _ = sender.send(Ok(runtime.handle().clone()));
+            runtime.block_on(future::pending::<()>());
+        }
+        Err(error) => _ = sender.send(Err(error)),
+    };
+    thread::Builder::new().name("ratelimit-redis".to_owned()).spawn(run)?;
+    let handle = made.recv().map_err(io::Error::other)??;
     Ok(HOME.get_or_init(|| handle))
 }
 
@@ -86,7 +93,6 @@ mod tests {
     use std::sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
-        mpsc,
     };
 
     use super::*;

@@ -39,8 +39,8 @@ const MAX_WITHIN: Duration = Duration::from_secs(30 * 365 * 86_400);
 /// the first one after its last chance counts for a call: so a call of several commands has the
 /// grace once, also in a process that is always late.
 static RESUMED: Mutex<VecDeque<(Option<Id>, Instant)>> = Mutex::new(VecDeque::new());
-/// Those of more than a grace in some runtimes: they are at least [`LATE`] apart.
-const MAX_RESUMED: usize = 64;
+/// The time for which they are kept: no call asks later for an instant before its end.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// The time within which a call gets its reply, however many commands it takes.
 #[derive(Clone, Copy, Debug)]
@@ -192,11 +192,15 @@ impl Deadline {
 
 /// Records that this runtime runs again.
 fn resume() {
+    let (runtime, now) = (runtime(), Instant::now());
     let resumed = &mut *lock(&RESUMED);
-    if resumed.len() == MAX_RESUMED {
+    while resumed.front().is_some_and(|(_, at)| now - *at > KEPT) {
         resumed.pop_front();
     }
-    resumed.push_back((runtime(), Instant::now()));
+    let is_known = |(id, at): &(Option<Id>, Instant)| *id == runtime && now - *at < LATE;
+    if !resumed.iter().rev().any(is_known) {
+        resumed.push_back((runtime, now));
+    }
 }
 
 fn runtime() -> Option<Id> {

@@ -24,6 +24,7 @@ use tokio::{
 use super::{
     claim::Claim,
     command::{Command, by_text},
+    error::is_routine,
     queue::{CommandQueue, Outcome, Position, Request},
     session::{DriverFuture, Session},
     silence::Silence,
@@ -187,9 +188,11 @@ impl Writer {
             Ok(Value::ServerError(error)) => Err(RedisError::from(error)),
             reply => reply,
         };
+        if reply.as_ref().is_err_and(is_routine) {
+            request.claim.reopen(); // the server has not executed it
+        }
         let is_unknown = |error: &RedisError| error.kind() == ServerErrorKind::NoScript.into();
         if request.text.is_some() && !has_text && reply.as_ref().is_err_and(is_unknown) {
-            request.claim.reopen();
             self.rejected.push_back(request);
         } else if reply.as_ref().is_err_and(RedisError::is_io_error) {
             self.broken.push((request, self.traffic.written() != written_before));

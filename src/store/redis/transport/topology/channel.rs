@@ -11,7 +11,10 @@ use std::{
 };
 
 use redis::{ErrorKind, RedisError};
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{
+    task::{JoinError, JoinHandle},
+    time::timeout,
+};
 
 use super::{
     super::link::{CommandQueue, Connection, MAX_SILENCE},
@@ -29,12 +32,15 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 /// The time beyond its limits after which an attempt fails only because its runtime was not driven.
 const LATE_AFTER: Duration = Duration::from_millis(100);
+/// The time without a command after which a connection of the background is made anew. The others
+/// are used by each call, and a lost call of theirs is found out by its deadline.
+const MAX_IDLE: Duration = Duration::from_secs(10);
 
 /// The connections to a server so far, of all its channels. Each counts by itself: so `Relaxed`.
 #[derive(Default)]
 pub(crate) struct ConnectionCounts {
     pub(crate) all: AtomicUsize,
-    /// Those in place of another one that has ended.
+    /// Connections that replaced one that had ended.
     pub(crate) again: AtomicUsize,
 }
 
@@ -48,6 +54,16 @@ pub(crate) struct Channel {
     queue: Arc<CommandQueue>,
     /// Held while connecting, so that one attempt serves all callers.
     attempts: tokio::sync::Mutex<Attempts>,
+    /// Set while there is no connection.
+    wanted: Arc<Mutex<Option<Wanted>>>,
+    /// The time of the last command, in the background.
+    used: Option<Mutex<Instant>>,
+}
+
+/// The times of the first and the last call of a row that wanted a connection.
+struct Wanted {
+    first: Instant,
+    last: Instant,
 }
 
 struct Current {
@@ -78,17 +94,40 @@ impl FailedAttempt {
     fn new(error: RedisError) -> Self {
         Self { error, at: Instant::now() }
     }
+
+    fn of_task(error: JoinError) -> Self {
+        Self::new(io::Error::other(error).into())
+    }
 }
 
 impl Channel {
-    pub(crate) fn new(server: Arc<Server>, made: Arc<ConnectionCounts>) -> Self {
+    pub(crate) fn new(
+        server: Arc<Server>,
+        made: Arc<ConnectionCounts>,
+        is_in_background: bool,
+    ) -> Self {
         let (current, own, queue) = (Arc::default(), Arc::default(), Arc::default());
-        Self { server, made, current, own, queue, attempts: tokio::sync::Mutex::default() }
+        let (attempts, wanted) = (tokio::sync::Mutex::default(), Arc::default());
+        let used = is_in_background.then(|| Mutex::new(Instant::now()));
+        Self { server, made, current, own, queue, attempts, wanted, used }
     }
 
     /// Returns the connection as it is, usable or not.
+    #[cfg(test)]
     pub(crate) fn current(&self) -> Option<Connection> {
         lock(&self.current).as_ref().map(|it| it.connection.clone())
+    }
+
+    /// Returns the time for which the server has not answered; `None` without an open connection.
+    pub(crate) fn silence(&self) -> Option<Duration> {
+        let current = lock(&self.current);
+        let open = current.as_ref().filter(|it| !it.connection.has_ended());
+        open.map(|it| it.connection.silence())
+    }
+
+    /// Returns the time for which calls have wanted a connection.
+    pub(crate) fn wanted(&self) -> Option<Duration> {
+        lock(&self.wanted).as_ref().map(|wanted| wanted.first.elapsed())
     }
 
     /// Returns whether there is an open connection of this channel, or an attempt to make one.
@@ -106,41 +145,63 @@ impl Channel {
     /// Returns the connection, or makes one.
     pub(crate) async fn connection(&self) -> Result<Connection, RedisError> {
         self.server.ensure_watching();
+        self.close_if_idle();
         if let Some(connection) = self.usable() {
             return Ok(connection);
         }
+        self.want();
         let attempts = &mut *self.attempts.lock().await;
         if let Some(connection) = self.usable() {
             return Ok(connection);
         }
         // The deadline of its caller may have passed before it failed.
         if let Some(ended) = attempts.running.take_if(|task| task.is_finished()) {
-            attempts.failed = ended.await.ok().and_then(Result::err);
+            attempts.failed =
+                ended.await.map_or_else(|it| Some(FailedAttempt::of_task(it)), Result::err);
         }
         if let Some(failed) = attempts.failed.as_ref().filter(|it| it.at.elapsed() < RETRY_AFTER) {
             return Err(failed.error.clone());
         }
         let result = attempts.running.get_or_insert_with(|| self.attempt()).await;
         attempts.running = None;
-        match result {
-            Ok(Ok(connection)) => {
+        match result.unwrap_or_else(|error| Err(FailedAttempt::of_task(error))) {
+            Ok(connection) => {
                 attempts.failed = None;
                 Ok(connection)
             }
-            Ok(Err(failed)) => Err(attempts.failed.insert(failed).error.clone()),
-            // It was cancelled with its runtime, which says nothing about the server.
-            Err(cancelled) => Err(io::Error::other(cancelled).into()),
+            Err(failed) => Err(attempts.failed.insert(failed).error.clone()),
+        }
+    }
+
+    fn want(&self) {
+        let (now, wanted) = (Instant::now(), &mut *lock(&self.wanted));
+        match wanted {
+            Some(wanted) if now - wanted.last < MAX_SILENCE => wanted.last = now,
+            _ => *wanted = Some(Wanted { first: now, last: now }),
+        }
+    }
+
+    /// Closes a connection of the background that no command has used for a while: a proxy may have
+    /// forgotten it without a word, and a command that is sent then is lost.
+    fn close_if_idle(&self) {
+        let Some(used) = &self.used else { return };
+        let now = Instant::now();
+        let last = mem::replace(&mut *lock(used), now);
+        if now - last > MAX_IDLE {
+            self.own.store(0, Relaxed); // the server has ended none
+            lock(&self.current).take();
         }
     }
 
     fn attempt(&self) -> JoinHandle<Result<Connection, FailedAttempt>> {
         let Self { server, made, current, own, queue, .. } = self;
         let (server, queue, current) = (server.clone(), queue.clone(), current.clone());
-        let (made, own) = (made.clone(), own.clone());
+        let (made, own, wanted) = (made.clone(), own.clone(), self.wanted.clone());
         tokio::spawn(async move {
             let made_now = connect(&server, &queue).await.map_err(FailedAttempt::new)?;
             let connection = made_now.connection.clone();
             *lock(&current) = Some(made_now);
+            *lock(&wanted) = None;
             if own.fetch_add(1, Relaxed) > 0 {
                 made.again.fetch_add(1, Relaxed);
             }

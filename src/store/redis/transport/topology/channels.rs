@@ -53,27 +53,35 @@ impl Channels {
         self.of_runtimes.load().iter().find(|known| known.runtime == runtime).cloned()
     }
 
-    /// Returns the time for which an open connection of the current runtime has not answered; `None`
-    /// if none is open.
+    /// Returns the time for which the server has not answered commands of the current runtime; `None`
+    /// if no connection is open.
     pub(crate) fn silence(&self) -> Option<Duration> {
+        self.most(Channel::silence)
+    }
+
+    /// Returns the time for which calls of the current runtime have wanted a connection.
+    pub(crate) fn wanted(&self) -> Duration {
+        self.most(Channel::wanted).unwrap_or_default()
+    }
+
+    fn most(&self, time: impl Fn(&Channel) -> Option<Duration>) -> Option<Duration> {
         let known = self.known(Handle::try_current().ok()?.id())?;
-        let connections = known.channels.iter().filter_map(Channel::current);
-        let open = connections.filter(|connection| !connection.has_ended());
-        open.map(|connection| connection.silence()).max()
+        known.channels.iter().filter_map(time).max()
     }
 
     fn add(&self, runtime: runtime::Id) -> Arc<RuntimeChannels> {
         let _adding = lock(&self.adding);
         let known = self.of_runtimes.load_full();
-        if let Some(known) = known.iter().find(|known| known.runtime == runtime) {
-            return known.clone();
+        if let Some(known) = self.known(runtime) {
+            return known;
         }
         // The home makes few calls.
-        let count = if home::is(runtime) { 1 } else { self.connections };
-        let channel = |_| Channel::new(self.server.clone(), self.made.clone());
+        let is_home = home::is(runtime);
+        let count = if is_home { 1 } else { self.connections };
+        let channel = |_| Channel::new(self.server.clone(), self.made.clone(), is_home);
         let new =
             Arc::new(RuntimeChannels { runtime, channels: (0..count).map(channel).collect() });
-        // Without those of runtimes that have ended.
+        // Without the runtimes that have ended, or have no connection at the moment.
         let kept = known.iter().filter(|known| known.is_in_use()).chain([&new]);
         self.of_runtimes.store(Arc::new(kept.cloned().collect()));
         new

@@ -455,9 +455,8 @@ impl Redirects {
             }
             return Err(error);
         };
-        let is_too_late = deadline.is_too_late();
         match kind {
-            kind if is_too_late && kind != ServerErrorKind::TryAgain => Err(error),
+            kind if deadline.is_over() && kind != ServerErrorKind::TryAgain => Err(error),
             ServerErrorKind::Moved => self.follow_moved(cluster, error),
             ServerErrorKind::Ask => self.follow_ask(cluster, error),
             ServerErrorKind::TryAgain => self.wait_for_move(cluster, deadline, error).await,

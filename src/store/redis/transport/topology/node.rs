@@ -21,8 +21,9 @@ use super::{
         health::{Breaker, Event, NodeHealth, Owner, Tell},
         home,
         link::{
-            ANSWER_TIMEOUT, Claim, Command, Connection, Deadline, Header, Replied, ServerState,
-            TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection,
+            ANSWER_TIMEOUT, Claim, Command, Connection, Deadline, Header, MAX_SILENCE, Replied,
+            ServerState, TransportError, is_of_the_connection, is_reply, is_routine,
+            is_write_rejection,
         },
     },
     background::JobQueue,
@@ -151,13 +152,13 @@ impl Node {
         if written.is_some() { error } else { error.unsent() }
     }
 
-    /// Returns the time for which the server may have kept a command from being written: it answers
-    /// nothing on a connection, or there is none.
+    /// Returns the time for which the server may have kept a command from being written. If this
+    /// process did not run meanwhile, that is its own delay, unless the server is silent for longer.
     fn delay(&self, deadline: Deadline) -> Duration {
-        if deadline.has_grace() {
-            return Duration::ZERO;
-        }
-        self.channels.silence().unwrap_or(Duration::MAX)
+        let silence = self.channels.silence();
+        let known = silence.unwrap_or_else(|| self.channels.wanted());
+        let is_own = deadline.has_grace() && known < MAX_SILENCE;
+        if is_own { Duration::ZERO } else { silence.unwrap_or(Duration::MAX) }
     }
 
     /// Records that one of the callers of a shared call has failed. Returns its error.
@@ -335,12 +336,15 @@ impl Node {
         connection: &mut Option<Connection>,
     ) -> Option<Result<(T, Option<RedisError>), RedisError>> {
         let mut was_resent = false;
-        // That of a command which a connection has not written.
+        // The place of the command, if a connection has ended before it wrote it.
         let mut position = None;
         loop {
             let connection = match channel.connection().await {
                 Ok(found) => connection.insert(found),
-                Err(error) => return Some(Err(error)),
+                Err(error) => {
+                    *connection = None; // it is no reply to the command
+                    return Some(Err(error));
+                }
             };
             let replied = connection.execute(command, claim, &mut position).await?;
             self.record_reply(&replied, command);
