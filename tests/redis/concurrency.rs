@@ -1,7 +1,7 @@
 //! Limits on concurrency over real servers: processes that die or stand still, servers that lose
 //! their memory, replies that are lost, several connections, clusters and failovers.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::time::Duration;
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -56,10 +56,6 @@ fn longest(lifetime: Duration) -> u128 {
     lifetime.as_millis() * 5 / 4 + 1
 }
 
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
 #[tokio::test]
 async fn a_process_that_dies_frees_its_places_after_a_lifetime() {
     let server = RedisServer::start();
@@ -84,29 +80,22 @@ async fn a_process_that_dies_frees_its_places_after_a_lifetime() {
 }
 
 #[tokio::test]
-async fn a_process_that_stands_still_for_too_long_finds_its_permits_expired() {
+async fn a_process_that_is_cut_off_for_too_long_finds_its_permits_expired() {
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
-    let (url, places) = (server.url(), places(&store, LONG));
-    let (is_held, held) = tokio::sync::oneshot::channel();
-    let (go_on, goes_on) = mpsc::channel::<()>();
-    let standing = thread::spawn(move || {
-        runtime().block_on(async {
-            let recorder = Recorder::new();
-            let config = support::config(&url);
-            let store = observed(support::connected(config).await, recorder.clone());
-            let permit = hold(&self::places(&store, SHORT), PLACES).await.expect("all are free");
-            is_held.send(()).unwrap();
-            goes_on.recv().unwrap(); // no task of the runtime runs meanwhile
-            until("the permit has expired", async || permit.is_expired()).await;
-            until("the store says so", async || !recorder.take_of("hold expired").is_empty()).await;
-        });
-    });
-    held.await.unwrap();
-    let permit = places.hold_within("alice", 1, LONG).await.unwrap().expect("it has expired");
-    go_on.send(()).unwrap();
-    tokio::task::spawn_blocking(|| standing.join().unwrap()).await.unwrap();
-    // The other permit has ended, too, and its end has not taken this place.
+    let places = places(&store, LONG);
+    let (proxy, recorder) = (Proxy::start(&server), Recorder::new());
+    let other = support::connected(support::config(&proxy.url())).await;
+    let other = observed(other, recorder.clone());
+    let expiring = hold(&self::places(&other, SHORT), PLACES).await.expect("all are free");
+    proxy.drop_all(true);
+    let permit = places.hold_within("alice", 1, LONG).await.unwrap().expect("they have expired");
+    proxy.drop_all(false);
+    until("the permit has expired", async || expiring.is_expired()).await;
+    until("the store says so", async || !recorder.take_of("hold expired").is_empty()).await;
+    drop(expiring);
+    other.flush().await;
+    // The end of the other permit has not taken this place.
     until_held(&places, 1).await;
     drop(permit);
     until_held(&places, 0).await;

@@ -189,6 +189,16 @@ impl JobQueue {
         needs_worker
     }
 
+    /// Returns the age of the next job.
+    pub(crate) fn age(&self) -> Option<Duration> {
+        let queued = lock(&self.queued);
+        let since = match queued.order.front()? {
+            Next::Task(task) => task.since,
+            Next::Group(group) => queued.groups.get(group)?.items.front()?.1,
+        };
+        Some(since.elapsed())
+    }
+
     /// Returns the next job for a worker. Without one, the worker has ended.
     pub(crate) fn next(&self) -> Option<Job> {
         let queued = &mut *lock(&self.queued);

@@ -18,10 +18,10 @@ use super::{
     server::Server,
 };
 
-/// The delay of a new worker, which collects items into the same calls: when a service is
-/// restarted, thousands of requests are dropped within milliseconds. No request waits for these
-/// calls.
-const GATHER: Duration = Duration::from_millis(5);
+/// The age of a job at which a worker takes it. Before, it collects items into the same call: when a
+/// service is restarted, thousands of requests are dropped within a moment. No request waits for
+/// these calls.
+const GATHER: Duration = Duration::from_millis(20);
 /// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
 /// workers of a dead node make 80 calls per second, and then none.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -147,8 +147,12 @@ impl Client {
 
     /// Executes jobs until there are none.
     async fn work(self, jobs: Arc<JobQueue>) {
-        sleep(GATHER).await;
-        while let Some(job) = jobs.next() {
+        loop {
+            let young_for = jobs.age().map_or(Duration::ZERO, |age| GATHER.saturating_sub(age));
+            if !young_for.is_zero() {
+                sleep(young_for).await;
+            }
+            let Some(job) = jobs.next() else { return };
             if !self.run(&job).await {
                 self.execute_later(job); // at the node that has the key now
                 sleep(PAUSE).await;
