@@ -53,7 +53,6 @@ mod query;
 mod route;
 mod value;
 
-pub(crate) use self::address::Suspicion;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
@@ -110,10 +109,16 @@ pub trait KeyExtractor<H>: Send + Sync + 'static {
     /// is invalid or the service is misconfigured.
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError>;
 
-    /// Returns a closure that finds the mistake in the set-up of the service because of which many
-    /// requests have one key.
+    /// Returns whether the extractor can be mistaken in the client.
     #[doc(hidden)]
-    fn suspicion(&self) -> Option<Suspicion<H>> {
+    fn can_mistake(&self) -> bool {
+        false
+    }
+
+    /// Returns the mistake in the set-up of the service because of which many requests have the key
+    /// of this one.
+    #[doc(hidden)]
+    fn mistake(&self, _head: &H) -> Option<String> {
         None
     }
 }
@@ -141,9 +146,15 @@ macro_rules! tuple {
             }
 
             #[allow(non_snake_case)]
-            fn suspicion(&self) -> Option<Suspicion<H>> {
+            fn can_mistake(&self) -> bool {
                 let ($first, $($rest),*) = self;
-                $first.suspicion()$(.or_else(|| $rest.suspicion()))*
+                $first.can_mistake()$( || $rest.can_mistake())*
+            }
+
+            #[allow(non_snake_case)]
+            fn mistake(&self, head: &H) -> Option<String> {
+                let ($first, $($rest),*) = self;
+                $first.mistake(head)$(.or_else(|| $rest.mistake(head)))*
             }
         }
     )*};

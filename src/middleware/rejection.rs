@@ -78,7 +78,8 @@ impl Rejection {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            // Both are `None` without a time, and the longer time has the jitter.
+            // The later of the two: only the first has the jitter, and the end of the block can be
+            // later, or the only time that is known.
             Self::Denied(decision) => decision.retry_after().max(decision.blocked_for()),
             Self::Store(_) => Some(STORE_RETRY_AFTER),
             Self::CostAboveQuota { .. } | Self::Request(_) => None,

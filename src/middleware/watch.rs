@@ -13,10 +13,7 @@ use foldhash::fast::FixedState;
 
 use crate::{
     keys::Key,
-    middleware::{
-        extractor::{KeyExtractor, Suspicion},
-        rejection::RequestError,
-    },
+    middleware::{extractor::KeyExtractor, rejection::RequestError},
     observe::log,
 };
 
@@ -27,10 +24,11 @@ const WATCHED: u32 = 100_000;
 
 /// Returns the extractor, which watches the requests if it can be mistaken in the client.
 pub(crate) fn watched<H: 'static>(key: impl KeyExtractor<H>) -> Arc<dyn KeyExtractor<H>> {
-    let Some(suspicion) = key.suspicion() else { return Arc::new(key) };
+    if !key.can_mistake() {
+        return Arc::new(key);
+    }
     Arc::new(Watched {
         key,
-        suspicion,
         left: AtomicU32::new(WATCHED),
         last: AtomicU64::new(0),
         run: AtomicU32::new(0),
@@ -40,9 +38,8 @@ pub(crate) fn watched<H: 'static>(key: impl KeyExtractor<H>) -> Arc<dyn KeyExtra
 
 /// An extractor, and the keys of the requests of one layer. Threads may overwrite the counts of
 /// each other: the exact number does not matter.
-struct Watched<K, H> {
+struct Watched<K> {
     key: K,
-    suspicion: Suspicion<H>,
     left: AtomicU32,
     /// The hash of the last key, and the number of requests in a row that have it.
     last: AtomicU64,
@@ -50,7 +47,7 @@ struct Watched<K, H> {
     has_warned: AtomicBool,
 }
 
-impl<H: 'static, K: KeyExtractor<H>> KeyExtractor<H> for Watched<K, H> {
+impl<H: 'static, K: KeyExtractor<H>> KeyExtractor<H> for Watched<K> {
     #[inline]
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
         let key = self.key.extract(head);
@@ -64,9 +61,12 @@ impl<H: 'static, K: KeyExtractor<H>> KeyExtractor<H> for Watched<K, H> {
     }
 }
 
-impl<H, K> Watched<K, H> {
+impl<K> Watched<K> {
     #[inline(never)]
-    fn count(&self, left: u32, head: &H, key: &Key<'_>) {
+    fn count<H>(&self, left: u32, head: &H, key: &Key<'_>)
+    where
+        K: KeyExtractor<H>,
+    {
         self.left.store(left - 1, Relaxed);
         let hash = FixedState::default().hash_one(key.as_bytes());
         let is_same = self.last.load(Relaxed) == hash;
@@ -81,8 +81,11 @@ impl<H, K> Watched<K, H> {
     }
 
     #[cold]
-    fn suspect(&self, head: &H) {
-        let Some(mistake) = (self.suspicion)(head) else { return };
+    fn suspect<H>(&self, head: &H)
+    where
+        K: KeyExtractor<H>,
+    {
+        let Some(mistake) = self.key.mistake(head) else { return };
         if !self.has_warned.swap(true, Relaxed) {
             log::suspected(&format!(
                 "all clients may share one limit: {RUN} requests in a row had the same key, and \

@@ -36,7 +36,7 @@ use tonic_web::{GrpcWebCall, GrpcWebClientLayer, GrpcWebClientService, GrpcWebLa
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    http::{RequestError, ResponseBody},
+    http::{Headers, RequestError, ResponseBody},
     key::{self, ClientIp, ProxyHeader},
 };
 
@@ -324,6 +324,33 @@ async fn the_status_of_every_kind_of_denial_names_the_limit() {
         };
         assert_eq!(denied.code(), Code::ResourceExhausted);
         assert_eq!(violation(&denied), Some((limiter.into(), description.into())));
+    }
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_status_shows_the_quota_only_if_the_headers_show_it() {
+    let places = Algorithm::concurrency();
+    let places = Limiter::new("places", MemoryStore::new(), places, Quota::concurrent(1));
+    let held = places.hold("global", 1).await.unwrap().unwrap();
+    let bucket = in_memory(Quota::per_hour(1));
+    assert!(bucket.check("global").await.unwrap().is_allowed());
+    for (limiter, quota, title) in [
+        (places, "1 concurrent", "Too many concurrent requests"),
+        (bucket, "1/h", "Rate limit exceeded"),
+    ] {
+        let layer = RateLimitLayer::new(limiter, |_: &Parts| "global");
+        for (headers, description) in [
+            (&[Headers::RateLimit][..], quota),
+            (&[Headers::Triple, Headers::RateLimitAll], quota),
+            (&[Headers::XRateLimit], title),
+            (&[Headers::RetryAfter], title),
+            (&[], title),
+        ] {
+            let layer = layer.clone().headers(headers.iter().copied());
+            let denied = status(&layer, grpc(&[])).await.unwrap();
+            assert_eq!(violation(&denied).unwrap().1, description, "{headers:?}");
+        }
     }
     drop(held);
 }

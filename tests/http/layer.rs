@@ -352,7 +352,7 @@ async fn in_nests_the_path_has_lost_its_prefix_and_original_uri_has_it() {
             service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
         let inner = if around { inner } else { inner.layer(layer.clone()) };
         let app = Router::new().nest("/a", inner.clone()).nest("/b", inner);
-        let app = app.nest_service("/c", service.clone()).nest_service("/d", service);
+        let app = app.nest_service("/c", service).nest_service("/d", service);
         if around { app.layer(layer) } else { app }
     };
     let send = async |app: &Router, path: &str| {

@@ -575,6 +575,7 @@ async fn a_proxy_that_hides_all_clients_is_one_warning() {
     for (key, headers, text) in [
         (client_ip(&["192.168.0.0/16"]), &forwarded[..], "add its network to `key::ClientIp`"),
         (client_ip(&["10.0.0.0/8"]), &[], "names no client in the header x-forwarded-for"),
+        (client_ip(&["10.0.0.0/8"]), &[], "if these are its health checks, exempt their route"),
         (client_ip(&["10.0.0.0/8"]), &[("x-forwarded-for", "unknown")], "names no client"),
     ] {
         let found = warnings(key, 3_000, PROXY, headers).await;
@@ -582,6 +583,20 @@ async fn a_proxy_that_hides_all_clients_is_one_warning() {
         assert!(warning.contains(text), "{warning}");
         assert!(!warning.contains("10.0.0.1"), "keys are not logged: {warning}");
     }
+
+    // The other key is the address only of the requests that have no first key.
+    let by_header = || key::header("user").or(key::PeerIp);
+    let user = key::Or(by_header(), client_ip(&["192.168.0.0/16"]));
+    let with_key = [("user", "ada"), ("x-forwarded-for", "203.0.113.9")];
+    for (key, headers) in
+        [(by_header(), &forwarded[..]), (by_header(), &[("user", ""), forwarded[0]])]
+    {
+        let found = warnings(key, 3_000, PROXY, headers).await;
+        let [warning] = &found[..] else { panic!("{found:?}") };
+        assert!(of_peer.iter().all(|text| warning.contains(text)), "{warning}");
+    }
+    let first_found = warnings(key::Or(key::PeerIp, key::Global), 1_000, PROXY, &forwarded).await;
+    assert_eq!(first_found.len(), 1);
 
     let others: &[&str] = &["10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80"];
     for none in [
@@ -591,6 +606,8 @@ async fn a_proxy_that_hides_all_clients_is_one_warning() {
         warnings(client_ip(&["10.0.0.0/8"]), 3_000, PROXY, &forwarded).await,
         warnings(client_ip(&["10.0.0.0/8"]), 3_000, &["203.0.113.9:80"], &[]).await,
         warnings(key::Global, 3_000, PROXY, &forwarded).await,
+        warnings(by_header(), 3_000, PROXY, &with_key).await,
+        warnings(user, 3_000, PROXY, &with_key).await,
     ] {
         assert_eq!(none, [""; 0]);
     }

@@ -307,8 +307,53 @@ fn nothing_else_is_taken_for_the_usage() {
     // A stream that no head announces, and the other way round.
     let usage = json!({"usage": {"prompt_tokens": 7}});
     assert_eq!(tokens(STREAM, &usage.to_string()), None);
-    let most = format!("{{\"usage\":{{\"prompt_tokens\":{}0}}}}", u64::MAX);
-    assert_eq!(tokens(JSON, &most), Some((u64::MAX, 0, 0)));
+}
+
+/// The closures of users subtract the caches from the input, and multiply.
+#[test]
+fn no_answer_of_a_vendor_makes_the_arithmetic_of_a_closure_overflow() {
+    let most = 1_u64 << 40;
+    let read = |usage: &str| {
+        let twentieths = |used: Tokens| {
+            let sum = 20 * used.input - 18 * used.cached_input + 5 * used.written_input;
+            let uncached = used.input - used.cached_input - used.written_input;
+            Usage::of("money", sum).and("tokens", uncached + used.output)
+        };
+        let mut meter = TokenMeter::new(&head(JSON), twentieths);
+        meter.data(format!("{{\"usage\":{usage}}}").as_bytes());
+        meter.usage(true).is_some()
+    };
+    const NAMES: [&str; 7] = [
+        "prompt_tokens",
+        "input_tokens",
+        "cached_tokens",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+        "toolUsePromptTokenCount",
+        "completion_tokens",
+    ];
+    // All mixtures of small, largest and missing counts.
+    for mixture in 0..3_usize.pow(NAMES.len() as u32) {
+        let counts = NAMES.iter().enumerate().filter_map(|(i, name)| {
+            let count = [None, Some(3), Some(most)][mixture / 3_usize.pow(i as u32) % 3]?;
+            Some((*name, json!(count)))
+        });
+        let usage = json!(counts.collect::<std::collections::BTreeMap<_, _>>());
+        let has_input = NAMES[..2].iter().any(|name| usage.get(*name).is_some());
+        assert_eq!(read(&usage.to_string()), has_input, "{usage}");
+    }
+    for name in NAMES.into_iter().chain(["total_tokens"]) {
+        for count in [(most + 1).to_string(), u64::MAX.to_string(), format!("{}0", u64::MAX)] {
+            let usage = format!("{{\"prompt_tokens\":7,\"{name}\":{count}}}");
+            assert!(!read(&usage), "{usage}");
+        }
+    }
+    let caches = json!({"usage": {
+        "prompt_tokens": 9, "cached_tokens": 12, "cache_creation_input_tokens": 5
+    }});
+    assert_eq!(tokens(JSON, &caches.to_string()), Some((9, 9, 0)));
+    let largest = json!({"usage": {"prompt_tokens": most, "total_tokens": most}});
+    assert_eq!(tokens(JSON, &largest.to_string()), Some((most, 0, 0)));
 }
 
 /// Texts of what the meter looks for, and of what it may stumble over.

@@ -1,10 +1,7 @@
 //! What the extractors of addresses share: the address of the peer, the key of an address, and the
 //! methods of `PeerIp` and `ClientIp`. Proxies are in `client_ip.rs`.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::{Extensions, HeaderMap, request::Parts};
 
@@ -77,18 +74,18 @@ macro_rules! address_methods {
                 Ok(self.key_of(self.address(head)?))
             }
 
-            fn suspicion(&self) -> Option<crate::middleware::extractor::address::Suspicion<Parts>> {
-                let this = self.to_owned();
-                Some(std::sync::Arc::new(move |head| this.mistake(head)))
+            fn can_mistake(&self) -> bool {
+                true
+            }
+
+            fn mistake(&self, head: &Parts) -> Option<String> {
+                self.find_mistake(head)
             }
         }
     };
 }
 
 pub(super) use address_methods;
-
-/// Returns the mistake that explains why many requests have one key, by the head of one of them.
-pub type Suspicion<H> = Arc<dyn Fn(&H) -> Option<String> + Send + Sync>;
 
 /// Returns the address of the peer from the place where the server stores it.
 pub(super) type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;

@@ -138,7 +138,7 @@ impl ClientIp {
     }
 
     /// Returns why requests of several clients have the address of the proxy.
-    fn mistake(&self, head: &Parts) -> Option<String> {
+    fn find_mistake(&self, head: &Parts) -> Option<String> {
         if self.trusted.is_empty() {
             return address::proxy_in_front(head);
         }
@@ -160,7 +160,7 @@ impl ClientIp {
         };
         Some(format!(
             "the trusted proxy names no client in the header {header}; give `key::ClientIp` the \
-             header that it writes"
+             header that it writes, or, if these are its health checks, exempt their route"
         ))
     }
 

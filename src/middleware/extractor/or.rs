@@ -1,6 +1,6 @@
 //! `Or`: another key for the requests that have none.
 
-use super::{Key, KeyExtractor, Suspicion, Value};
+use super::{Key, KeyExtractor, Value};
 use crate::middleware::rejection::RequestError;
 
 /// The key of the first extractor, or of the second one for requests in which the first key is
@@ -65,7 +65,14 @@ impl<H, A: KeyExtractor<H>, B: KeyExtractor<H>> KeyExtractor<H> for Or<A, B> {
         }
     }
 
-    fn suspicion(&self) -> Option<Suspicion<H>> {
-        self.0.suspicion().or_else(|| self.1.suspicion())
+    fn can_mistake(&self) -> bool {
+        self.0.can_mistake() || self.1.can_mistake()
+    }
+
+    fn mistake(&self, head: &H) -> Option<String> {
+        match self.0.extract(head) {
+            Err(RequestError::MissingKey(_)) => self.1.mistake(head),
+            _ => self.0.mistake(head),
+        }
     }
 }

@@ -69,7 +69,7 @@ impl PeerIp {
         address::of_peer(head, None)
     }
 
-    fn mistake(&self, head: &Parts) -> Option<String> {
+    fn find_mistake(&self, head: &Parts) -> Option<String> {
         address::proxy_in_front(head)
     }
 

@@ -12,7 +12,7 @@ use http::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use super::body::RejectionBody;
+use super::{body::RejectionBody, headers::RATELIMIT_POLICY};
 use crate::middleware::rejection::Rejection;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -112,7 +112,9 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     } else if code == RESOURCE_EXHAUSTED && !matches!(rejection, Rejection::Denied(_)) {
         headers.insert(PUSHBACK, HeaderValue::from_static("-1")); // no retry
     }
-    let details = [quota_failure(rejection), millis.map(retry_info)];
+    // Over HTTP, only this header reports the whole quota.
+    let shows_quota = headers.contains_key(RATELIMIT_POLICY);
+    let details = [quota_failure(rejection, shows_quota), millis.map(retry_info)];
     if details.iter().any(Option::is_some) {
         let status = status(code, &message, details.iter().flatten());
         let details = BASE64_STANDARD_NO_PAD.encode(status);
@@ -129,13 +131,14 @@ fn status<'a>(code: u8, message: &str, details: impl Iterator<Item = &'a Vec<u8>
     status
 }
 
-/// Encodes the limit that denies the request, as an `Any`: its name, and its quota.
-fn quota_failure(rejection: &Rejection) -> Option<Vec<u8>> {
+/// Encodes the limit that denies the request, as an `Any`: its name, and its quota if the layer
+/// shows it.
+fn quota_failure(rejection: &Rejection, shows_quota: bool) -> Option<Vec<u8>> {
     let (limiter, description) = match rejection {
-        Rejection::Denied(decision) if decision.is_blocked() => {
-            (decision.limiter(), rejection.title().to_owned())
+        Rejection::Denied(decision) if shows_quota && !decision.is_blocked() => {
+            (decision.limiter(), decision.quota().to_string())
         }
-        Rejection::Denied(decision) => (decision.limiter(), decision.quota().to_string()),
+        Rejection::Denied(decision) => (decision.limiter(), rejection.title().to_owned()),
         Rejection::CostAboveQuota { limiter, .. } => (*limiter, rejection.detail().into_owned()),
         Rejection::Request(_) | Rejection::Store(_) => return None,
     };

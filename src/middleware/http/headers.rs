@@ -18,7 +18,7 @@ use crate::{
 };
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// RFC 6585: a cache must not store a 429. It would store the 200 of a gRPC status.
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");

@@ -47,8 +47,9 @@ pub struct Tokens {
 /// | Ollama | `prompt_eval_count` | | `eval_count` |
 ///
 /// If the answer has a total that is larger than the sum, the difference is output: some vendors
-/// report reasoning in the total alone. An answer whose usage is not understood, or has no input,
-/// counts as one without usage.
+/// report reasoning in the total alone. The cached and the written input together are at most the
+/// input. An answer whose usage is not understood, has no input, or has a number above 2^40, counts
+/// as one without usage.
 ///
 /// | answer | counts |
 /// |---|---|
@@ -243,13 +244,16 @@ struct UsageReader {
     token: Token,
 }
 
+/// The largest count of a usage. A closure can multiply it by a price without an overflow.
+const MAX_COUNT: u64 = 1 << 40;
+
 /// The largest number of each field.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     fields: [Option<u64>; CountField::ALL],
-    /// Whether a usage was found that is not only that of the begin of a stream.
+    /// Whether a usage was found beyond the first event of a stream.
     is_final: bool,
-    /// Whether a number of the usage is no count.
+    /// Whether a number of the usage is no count, or above `MAX_COUNT`.
     is_malformed: bool,
 }
 
@@ -263,14 +267,15 @@ impl Counts {
         let [read, written] = [count(CountField::CacheRead), count(CountField::CacheWritten)];
         // Gateways write the fields of Anthropic beside those of OpenAI, which contain them.
         let includes_cache = known(CountField::Prompt).or(known(CountField::Cached)).is_some();
-        let caches = if includes_cache { 0 } else { read.saturating_add(written) };
+        let caches = if includes_cache { 0 } else { read + written };
         let prompt = known(CountField::Prompt).max(known(CountField::Input))?;
-        let input = prompt.saturating_add(count(CountField::ToolPrompt)).saturating_add(caches);
-        let output = count(CountField::Output).saturating_add(count(CountField::Thoughts));
+        let input = prompt + count(CountField::ToolPrompt) + caches;
+        let output = count(CountField::Output) + count(CountField::Thoughts);
+        let cached_input = count(CountField::Cached).max(read).min(input);
         Some(Tokens {
             input,
-            cached_input: count(CountField::Cached).max(read),
-            written_input: written,
+            cached_input,
+            written_input: written.min(input - cached_input),
             output: output.max(count(CountField::Total).saturating_sub(input)),
         })
     }
@@ -494,6 +499,7 @@ impl UsageReader {
             (Some(Part::Document), Some(Name::Own(field))) => (field, true),
             _ => return,
         };
+        let count = count.filter(|count| *count <= MAX_COUNT);
         let counts = &mut self.counts;
         counts.is_malformed |= count.is_none();
         counts.is_final |= is_final;

@@ -141,7 +141,7 @@ impl<'a> LimitHeader<'a> {
     fn new(name: &'a str) -> Option<Self> {
         let halves = name.split_once("ratelimit").or_else(|| name.split_once("rate-limit"));
         let (vendor, rest) = halves?;
-        // Those of the drafts.
+        // `fields.rs` reads the headers of the drafts.
         if vendor.is_empty() && ["", "-policy"].contains(&rest) {
             return None;
         }
