@@ -20,7 +20,7 @@ use tower_ratelimit::{FailurePolicy, Limiter, Quota, RateLimitLayer, http::Vendo
 /// 4,800 per hour and a burst of 100: at most 4,900 in any hour. The rest is the margin.
 pub const QUOTA: Quota = Quota::per_hour(4_800).burst(100);
 
-/// For all resources: GitHub's secondary limit is 900 points per minute, and a search is a point.
+/// For all resources. It is generous: the secondary limits depend on more than numbers of requests.
 const ACCOUNT: Quota = Quota::per_minute(800).burst(80);
 
 /// The quotas of the other resources. The quota of `core` is the limiter's own.
