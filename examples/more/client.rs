@@ -88,7 +88,9 @@ async fn learn(limits: [Limiter; 2], mut response: Response) -> Result<Response,
             return Ok(response);
         }
     }
-    if let Some(time) = state.blocked_for().filter(|_| !response.status().is_success()) {
+    // Others were answered, or may have been executed.
+    let is_rejected = [403, 418, 420, 429, 503, 529].contains(&response.status().as_u16());
+    if let Some(time) = state.blocked_for().filter(|_| is_rejected) {
         response.extensions_mut().insert(Blocked(time));
     }
     Ok(response)

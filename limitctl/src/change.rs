@@ -102,9 +102,6 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
             Err(error) => damaged.push((name, limit, limiter, error)),
         }
     }
-    if !matches!(change, Change::Reset) && peeked.is_empty() {
-        return Err(Failure::new(&damaged[0].3));
-    }
     let mut found = vec![];
     let mut code = ExitCode::SUCCESS;
     let has_damaged = !damaged.is_empty();
@@ -115,10 +112,10 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
         }
         match (change, is_reset) {
             (Change::Reset, true) if !flags.json => {
-                println!("{name}: {key} is reset; it was damaged");
+                println!("{name}: {key} is reset; it was damaged: {error}");
             }
             (Change::Reset, false) if !flags.json => {
-                println!("{name}: {key} would be reset; now damaged");
+                println!("{name}: {key} would be reset; now damaged: {error}");
             }
             (Change::Reset, _) => {}
             _ => {

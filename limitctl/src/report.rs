@@ -46,12 +46,20 @@ impl From<Error> for Failure {
     }
 }
 
-/// Separates the error about one key, which is damaged, from those of all keys.
+/// Texts in the errors about the value of one key.
+const DAMAGED: [&str; 2] = ["delete it", "WRONGTYPE"];
+
+/// Separates the error about one key, which is damaged, from the errors of Redis, such as a
+/// permission that is missing.
 pub fn readable(peeked: Result<KeyState, Error>) -> Result<Result<KeyState, String>, Failure> {
     match peeked {
         Ok(state) => Ok(Ok(state)),
         Err(Error::Store(error)) if error.kind() == ErrorKind::ErrorReply => {
-            Ok(Err(sources(&error)))
+            let text = sources(&error);
+            match DAMAGED.iter().any(|it| text.contains(it)) {
+                true => Ok(Err(text)),
+                false => Err(Failure::new(text)),
+            }
         }
         Err(error) => Err(error.into()),
     }

@@ -337,11 +337,50 @@ async fn a_damaged_key_does_not_hide_the_others() {
     let alone = site.run(&["--limit", "api", "unblock", "text:broken"]);
     assert_eq!(alone.code, 1);
     let dry = site.run(&["--limit", "api", "--dry-run", "reset", "text:broken"]);
-    assert!(dry.text.contains("api: broken would be reset; now damaged"), "{}", dry.text);
+    assert!(dry.text.contains("api: broken would be reset; now damaged: "), "{}", dry.text);
+    assert!(dry.text.contains("delete it"), "{}", dry.text);
     let reset = site.run(&["--limit", "api", "reset", "text:broken"]);
     assert_eq!(reset.code, 0, "{}", reset.errors);
-    assert!(reset.text.starts_with("api: broken is reset; it was damaged\n"), "{}", reset.text);
+    assert!(reset.text.starts_with("api: broken is reset; it was damaged: "), "{}", reset.text);
+    assert!(reset.text.contains("delete it"), "{}", reset.text);
     assert!(api.check("broken").await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_limit_with_damaged_keys_alone_does_not_hide_other_limits() {
+    let site = Site::new();
+    let login = Limiter::new("login", site.store(), Algorithm::sliding_log(), Quota::per_hour(5));
+    let _ = login.check("alice").await.unwrap();
+    damage(&site, "broken");
+    let found = site.run(&["top"]);
+    assert_eq!(found.code, 1, "{}", found.text);
+    assert!(found.text.contains("login: sliding-log, 5/h; 1 keys with state"), "{}", found.text);
+    assert!(found.text.contains("\nalice "), "{}", found.text);
+    assert!(found.errors.contains("api: broken is damaged: "), "{}", found.errors);
+    let found = site.run(&["--json", "top"]);
+    let json = found.json();
+    assert_eq!(found.code, 1, "{json}");
+    assert!(json["limits"][0]["damaged"]["broken"].is_string(), "{json}");
+    assert_eq!(json["limits"][1]["keys"][0]["key"], "alice");
+}
+
+#[tokio::test]
+async fn an_error_of_redis_is_not_taken_for_a_damaged_key() {
+    let site = Site::new();
+    let _ = site.api().check("alice").await.unwrap();
+    let mut acl = redis::cmd("ACL");
+    acl.arg(&["SETUSER", "limiter", "on", ">secret", "~ratelimit:*", "-@all", "+scan", "+del"]);
+    acl.exec(&mut site.server.connection()).unwrap();
+    let url = format!("{}&user=limiter&pass=secret", site.url());
+    let file = site.file();
+    let flags = ["--store", &*url, "--limits", &file, "--limit", "api"];
+    for command in [&["peek", "text:alice"][..], &["reset", "text:alice"], &["top"]] {
+        let failed = run(&[&flags[..], command].concat(), &[]);
+        assert_eq!(failed.code, 1, "{failed:?}");
+        assert!(failed.errors.contains("NOPERM"), "{failed:?}");
+        assert!(!format!("{failed:?}").contains("damaged"), "{failed:?}");
+    }
+    assert_eq!(site.api().peek("alice").await.unwrap().remaining(), 2, "nothing is changed");
 }
 
 #[tokio::test]

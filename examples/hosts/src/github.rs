@@ -1,22 +1,29 @@
 //! octocrab: GitHub allows 5,000 requests per hour and token, and counts searches apart. All jobs
 //! that use the token share a quota for each of these resources, and wait for their turn. If GitHub
-//! rejects a request, also by a secondary limit, the requests for its resource wait until GitHub
-//! accepts them again.
+//! rejects a request, the requests for its resource wait until GitHub accepts them again; after a
+//! rejection by a secondary limit, the requests for all resources.
 
 use std::{sync::Arc, time::Duration};
 
-use http::{Uri, header::USER_AGENT, request::Parts};
+use http::{
+    Uri,
+    header::{RETRY_AFTER, USER_AGENT},
+    request::Parts,
+};
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use octocrab::{
     AuthState, OctoBody, Octocrab, OctocrabBuilder,
     service::middleware::{base_uri::BaseUriLayer, extra_headers::ExtraHeadersLayer},
 };
-use tower_ratelimit::{Limiter, Quota, RateLimitLayer, http::VendorState};
+use tower_ratelimit::{FailurePolicy, Limiter, Quota, RateLimitLayer, http::VendorState};
 
 /// 4,800 per hour and a burst of 100: at most 4,900 in any hour. The rest is the margin.
 pub const QUOTA: Quota = Quota::per_hour(4_800).burst(100);
 
-/// The quotas of the other resources. That of `core` is the one of the limiter.
+/// For all resources. It is generous: the secondary limits depend on more than numbers of requests.
+const ACCOUNT: Quota = Quota::per_minute(800).burst(80);
+
+/// The quotas of the other resources. The quota of `core` is the limiter's own.
 const OTHERS: [(&str, Quota); 3] = [
     ("search", Quota::per_minute(28).burst(1)),
     ("code_search", Quota::per_minute(8).burst(1)),
@@ -39,7 +46,20 @@ fn layer(limiter: Limiter, of: &'static str) -> RateLimitLayer {
     RateLimitLayer::new(limiter, move |_: &Parts| of)
         .cost(move |head: &Parts| u64::from(resource(head) == of))
         .max_wait(Duration::from_secs(60))
+        .on_failure(FailurePolicy::Wait)
         .learn(move |status, headers| VendorState::from_response(status, headers).of_resource(of))
+}
+
+/// Returns the layer of all resources. It learns only from rejections with `Retry-After`, which are
+/// about the account: a used-up budget of one resource has none.
+fn account(limiter: Limiter) -> RateLimitLayer {
+    RateLimitLayer::new(limiter, |_: &Parts| "account")
+        .max_wait(Duration::from_secs(60))
+        .on_failure(FailurePolicy::Wait)
+        .learn(|status, headers| match !status.is_success() && headers.contains_key(RETRY_AFTER) {
+            true => VendorState::from_response(status, headers),
+            false => VendorState::default(),
+        })
 }
 
 /// Returns a client for plain HTTP. For `https`, use the connector of hyper-rustls.
@@ -48,9 +68,12 @@ pub fn client(api: Uri, limiter: Limiter) -> Octocrab {
     let [search, code_search, graphql] = OTHERS.map(|(resource, quota)| {
         layer(limiter.with_quota(quota).expect("the algorithm supports the quota"), resource)
     });
+    let account = account(limiter.with_quota(ACCOUNT).expect("the algorithm supports the quota"));
     let agent = vec![(USER_AGENT, "jobs".parse().expect("a header"))];
     let client = OctocrabBuilder::new_empty()
         .with_service(http)
+        // The inner one, so that requests that wait for their resource hear of a block.
+        .with_layer(&account)
         .with_layer(&layer(limiter, "core"))
         .with_layer(&search)
         .with_layer(&code_search)

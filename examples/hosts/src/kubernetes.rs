@@ -1,5 +1,6 @@
 //! kube: the QPS and burst of client-go, which kube does not have. Renewals of leases have
-//! priority: they do not wait behind bulk calls, and are not counted. The default stack of kube is
+//! priority: they do not wait behind bulk calls, and are not counted. Other calls also wait for a
+//! store that fails. The default stack of kube is
 //! a `BoxService`, which cannot be cloned, so a `BufferLayer` is inside of the limit.
 
 use std::time::Duration;
@@ -10,7 +11,7 @@ use kube::{
     client::{Body, ClientBuilder},
 };
 use tower::buffer::BufferLayer;
-use tower_ratelimit::{Limiter, Quota, RateLimitLayer, key};
+use tower_ratelimit::{FailurePolicy, Limiter, Quota, RateLimitLayer, key};
 
 /// The defaults of client-go.
 pub const QUOTA: Quota = Quota::per_second(5).burst(10);
@@ -23,6 +24,7 @@ pub const QUOTA: Quota = Quota::per_second(5).burst(10);
 pub fn client(config: Config, limiter: Limiter) -> Result<Client, kube::Error> {
     let limit = RateLimitLayer::new(limiter, key::Global)
         .max_wait(Duration::from_secs(60))
+        .on_failure(FailurePolicy::Wait)
         .exempt(is_urgent);
     let client = ClientBuilder::try_from(config)?
         .with_layer(&BufferLayer::<Request<Body>>::new(1_024))

@@ -81,8 +81,8 @@ async fn github_rejects_by_a_secondary_limit() {
     let (address, count) = busy(StatusCode::FORBIDDEN, "retry-after", "600").await;
     let api = format!("http://{address}").parse().unwrap();
     let client = crate::github::client(api, limiter("github", crate::github::QUOTA));
-    for _ in 0..3 {
-        assert!(client.get::<Value, _, _>("/meta", None::<&()>).await.is_err());
+    for path in ["/meta", "/meta", "/search/issues?q=a"] {
+        assert!(client.get::<Value, _, _>(path, None::<&()>).await.is_err());
     }
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
@@ -127,7 +127,7 @@ async fn reqwest_middleware_learns() {
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
-/// Of the headers of OpenAI, those of requests count. They are there with a success, too.
+/// Of the headers of OpenAI, the ones about requests count. They are there with a success, too.
 #[tokio::test]
 async fn openai_learns() {
     let (address, count) = {

@@ -205,7 +205,7 @@ pub struct Reader {
     /// The time stamp, the parts of the key, and the filters.
     wants: Vec<Want>,
     parts: usize,
-    /// Those of the last line that was looked at as a whole.
+    /// The shape and names of the last line that was looked at as a whole.
     shape: Option<Shape>,
     names: Vec<String>,
     paths: Vec<Path>,

@@ -85,6 +85,8 @@ pub struct Text<'a> {
     line: &'a [u8],
     tokens: Vec<Token>,
     at: usize,
+    /// The place of the next `]`, or the end of the line.
+    closing: usize,
 }
 
 /// A line that fits a pattern: the token of the first item.
@@ -231,7 +233,7 @@ impl Pattern {
 
 impl<'a> Text<'a> {
     pub fn new(line: &'a [u8]) -> Self {
-        Self { line, tokens: vec![], at: 0 }
+        Self { line, tokens: vec![], at: 0, closing: 0 }
     }
 
     /// Returns whether a text in brackets looks like a time stamp, and is none.
@@ -264,11 +266,13 @@ impl<'a> Text<'a> {
                 (Kind::Quoted, start + 1..end.min(line.len()))
             }
             b'[' => {
-                let length = memchr::memchr(b']', &line[start..]);
-                let end = length.map(|length| start + length).filter(|end| is_end(end + 1));
-                match end {
-                    Some(end) => (Kind::Bracketed, start + 1..end),
-                    None => (Kind::Plain, start..start),
+                if self.closing <= start {
+                    let length = memchr::memchr(b']', &line[start..]);
+                    self.closing = length.map_or(line.len(), |length| start + length);
+                }
+                match self.closing < line.len() && is_end(self.closing + 1) {
+                    true => (Kind::Bracketed, start + 1..self.closing),
+                    false => (Kind::Plain, start..start),
                 }
             }
             _ => (Kind::Plain, start..start),

@@ -295,6 +295,26 @@ async fn a_redirect_is_returned_as_it_would_pass_the_limit_of_the_other_host() {
 }
 
 #[tokio::test]
+async fn a_request_that_was_answered_or_may_have_been_executed_is_not_sent_again() {
+    let used_up = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1")];
+    let later = [("retry-after", "1"), ("x-ratelimit-remaining", "1")];
+    let cases = [Status::SEE_OTHER, Status::NOT_FOUND, Status::CONFLICT].map(|it| (it, used_up));
+    for (status, headers) in cases.into_iter().chain([(Status::BAD_GATEWAY, later)]) {
+        let arrived = Arc::new(Mutex::new(0));
+        let count = arrived.clone();
+        let answer = move || {
+            *count.lock().unwrap() += 1;
+            ready((status, headers))
+        };
+        let url = serve(answer).await;
+        let client = in_memory(FAST, HOUR).await;
+        let post = Request::new(Method::POST, Url::parse(&url).unwrap());
+        assert_eq!(client.send(post).await.unwrap().status(), status);
+        assert_eq!(*arrived.lock().unwrap(), 1, "{status}");
+    }
+}
+
+#[tokio::test]
 async fn a_vendor_blocks_its_host_for_an_hour_at_most() {
     let (_, url) = Vendor::start(0, 24 * HOUR).await.unwrap();
     let client = in_memory(FAST, SECOND).await;
