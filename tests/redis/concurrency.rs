@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use tokio::{
-    runtime::{Builder, Runtime},
     task::{JoinSet, block_in_place},
     time::sleep,
 };
