@@ -31,9 +31,9 @@ pub struct Health {
     /// over at least a deadline, Redis becomes unavailable. Probes and the releases of dropped
     /// requests are not included. In a cluster, it is the number of the node with the most.
     pub consecutive_failures: u32,
-    /// The number of calls of limiters that failed in the last minute, to 10 s, including those
-    /// that were not sent, and those that this process sent or read too late. Above 0 while the status is [`Ready`](Status::Ready), some calls fail:
-    /// for example those about one damaged key.
+    /// The number of calls of limiters that failed in the last minute, to 10 s, including calls
+    /// that were not sent, and calls that this process sent or read too late. Above 0 while the
+    /// status is [`Ready`](Status::Ready), some calls fail: for example about one damaged key.
     pub recent_failures: u64,
     /// The text of the last error that `timeouts`, `interrupted` and `errors` count. It stays when
     /// Redis answers again.

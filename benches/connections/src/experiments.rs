@@ -70,7 +70,7 @@ fn late() -> Result<Row> {
     let [peer, ours] = both(|side| Box::pin(run(side)))?;
     let text = |(failed, executed): (usize, u64)| format!("{failed} fail, {executed} are executed");
     Ok(Row {
-        property: "of 20 calls whose deadline passes before they are written, none fails and is executed",
+        property: "of 20 calls that are due before they are written, none fails and is executed",
         redis: text(peer),
         ours: text(ours),
         is_kept: ours.1 == (CALLS - ours.0) as u64,

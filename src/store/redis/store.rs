@@ -112,8 +112,8 @@ use crate::{
 ///
 /// If the process was stopped, or a task blocked the runtime, a deadline may be noticed late. The
 /// decision then has up to 20 ms more: its command is sent if it was not, and an answer that
-/// arrived in the meantime is read. Such an answer is valid. If there is none, that is not counted as
-/// a failure of Redis. No command is sent after its decision has failed.
+/// arrived in the meantime is read. Such an answer is valid. If there is none, that is not counted
+/// as a failure of Redis. No command is sent after its decision has failed.
 ///
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.

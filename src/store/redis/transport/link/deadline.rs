@@ -35,8 +35,8 @@ const MAX_PAUSES: usize = 3;
 /// The longest deadline: an `Instant` cannot tell every later time. 30 years.
 const MAX_WITHIN: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// The last times at which a runtime ran again after it did not, in order. All calls share them, and
-/// the first one after its last chance counts for a call: so a call of several commands has the
+/// The last times at which a runtime ran again after it did not, in order. All calls share them,
+/// and the first one after its last chance counts for a call: so a call of several commands has the
 /// grace once, also in a process that is always late.
 static RESUMED: Mutex<VecDeque<(Option<Id>, Instant)>> = Mutex::new(VecDeque::new());
 /// The time for which they are kept: no call asks later for an instant before its end.

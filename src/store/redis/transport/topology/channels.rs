@@ -53,8 +53,8 @@ impl Channels {
         self.of_runtimes.load().iter().find(|known| known.runtime == runtime).cloned()
     }
 
-    /// Returns the time for which the server has not answered commands of the current runtime; `None`
-    /// if no connection is open.
+    /// Returns the time for which the server has not answered commands of the current runtime;
+    /// `None` if no connection is open.
     pub(crate) fn silence(&self) -> Option<Duration> {
         self.most(Channel::silence)
     }

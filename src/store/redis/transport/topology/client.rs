@@ -18,8 +18,8 @@ use super::{
     server::Server,
 };
 
-/// The age of a job at which a worker takes it. Before, it collects items into the same call: when a
-/// service is restarted, thousands of requests are dropped within a moment. No request waits for
+/// The age of a job at which a worker takes it. Before, it collects items into the same call: when
+/// a service is restarted, thousands of requests are dropped within a moment. No request waits for
 /// these calls.
 const GATHER: Duration = Duration::from_millis(20);
 /// The pause of a worker after a call that the node has not executed. Until the breaker opens, the

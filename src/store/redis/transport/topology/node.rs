@@ -153,7 +153,8 @@ impl Node {
     }
 
     /// Returns the time for which the server may have kept a command from being written. If this
-    /// process did not run meanwhile, that is its own delay, unless the server is silent for longer.
+    /// process did not run meanwhile, that is its own delay, unless the server is silent for longer
+    /// than [`MAX_SILENCE`].
     fn delay(&self, deadline: Deadline) -> Duration {
         let silence = self.channels.silence();
         let known = silence.unwrap_or_else(|| self.channels.wanted());
