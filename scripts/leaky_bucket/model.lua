@@ -7,7 +7,7 @@ end
 
 -- `is_head`: whether the state was read as the head of the value.
 local function decode(state, is_head)
-  local letter, _ = string.byte(state)
+  local letter, other, _ = string.byte(state), 0
   if is_head then
     size, form = size_of(state), letter
     if form == 77 then
@@ -16,7 +16,7 @@ local function decode(state, is_head)
   end
   beyond = 0
   if letter == 76 and #state >= 36 then
-    _, at, debt, last, unit, lump, excess = struct.unpack(STATE, state)
+    _, at, debt, last, unit, lump, excess, other = struct.unpack(STATE, state)
   elseif letter == 77 and #state >= BEYOND_SIZE then
     _, at, debt, last, unit, lump, excess, beyond = struct.unpack(BEYOND, state)
   else
@@ -25,6 +25,7 @@ local function decode(state, is_head)
   if unit * lump == 0 then
     fail(key)
   end
+  stored_grain = is_head and 2 ^ other or stored_grain
   return state
 end
 
@@ -33,7 +34,8 @@ local function earliest(needed)
   return time_until(debt), time_until(debt - room)
 end
 
+-- A state that stays as it is tells the fast path its own grain, by another burst a coarser one.
 function expiry(reset)
-  return round_up(now + known(reset), grain)
+  return round_up(now + known(reset), math.max(grain, stored_grain))
 end
 

@@ -18,10 +18,12 @@ local form -- 76, or 77 for the second one; none for a new key
 local limit, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
 local at, debt, beyond, last, excess, unit, lump
+local stored_grain = 1 -- of the state that is stored
 
 -- `waits`: whether requests wait. The base and the head then have one form.
 local function encode(waits)
   form = beyond > 0 and 77 or waits and form or 76
+  stored_grain = form == 76 and grain or 1
   if form == 77 then
     return struct.pack(BEYOND, 77, at, debt, last, unit, lump, excess, beyond)
   end

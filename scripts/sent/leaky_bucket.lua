@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line bec4d20e61fbbf40e740b6c00705efd611ecd1a8
+-- EVALSHA names the text below this line cd63d35d16bc310ac83b7f436766526072ad7255
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -83,9 +83,11 @@ local form
 local limit, new_unit, new_lump, max_debt, exponent = struct.unpack('<ddddd', params, 2)
 local grain = 2 ^ exponent
 local at, debt, beyond, last, excess, unit, lump
+local stored_grain = 1
 
 local function encode(waits)
   form = beyond > 0 and 77 or waits and form or 76
+  stored_grain = form == 76 and grain or 1
   if form == 77 then
     return struct.pack(BEYOND, 77, at, debt, last, unit, lump, excess, beyond)
   end
@@ -551,7 +553,7 @@ local function size_of(state)
 end
 
 local function decode(state, is_head)
-  local letter, _ = string.byte(state)
+  local letter, other, _ = string.byte(state), 0
   if is_head then
     size, form = size_of(state), letter
     if form == 77 then
@@ -560,7 +562,7 @@ local function decode(state, is_head)
   end
   beyond = 0
   if letter == 76 and #state >= 36 then
-    _, at, debt, last, unit, lump, excess = struct.unpack(STATE, state)
+    _, at, debt, last, unit, lump, excess, other = struct.unpack(STATE, state)
   elseif letter == 77 and #state >= BEYOND_SIZE then
     _, at, debt, last, unit, lump, excess, beyond = struct.unpack(BEYOND, state)
   else
@@ -569,6 +571,7 @@ local function decode(state, is_head)
   if unit * lump == 0 then
     fail(key)
   end
+  stored_grain = is_head and 2 ^ other or stored_grain
   return state
 end
 
@@ -578,7 +581,7 @@ local function earliest(needed)
 end
 
 function expiry(reset)
-  return round_up(now + known(reset), grain)
+  return round_up(now + known(reset), math.max(grain, stored_grain))
 end
 
 local found, stale
