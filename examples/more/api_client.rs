@@ -78,7 +78,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
             for _ in 0..flags.requests {
                 let outcome = match client.send(Request::new(Method::GET, url.clone())).await {
                     Ok(response) => match response.extensions().get::<Rejection>() {
-                        Some(rejection) => format!("not sent: {rejection}"),
+                        Some(rejection) => format!("rejected here: {rejection}"),
                         None => response.status().to_string(),
                     },
                     Err(error) => format!("failed: {error}"),

@@ -44,13 +44,14 @@ impl ApiClient {
         Self { store, service: BoxCloneSyncService::new(service) }
     }
 
-    /// Sends a request, later if necessary. The extensions of the response to a request that was
-    /// not sent contain a `Rejection`.
+    /// Sends a request, later if necessary. The extensions of the response to a request that the
+    /// vendor has not executed, and that cannot be sent in time, contain a `Rejection`.
     pub async fn send(&self, request: Request) -> Result<Response, BoxError> {
         self.service.clone().oneshot(request).await
     }
 
-    /// Gives the places of the last requests back. Call it before the process exits.
+    /// Gives the places of requests that have ended back. Call it before the process exits, when
+    /// none is in flight.
     pub async fn flush(&self) {
         let _ = timeout(Duration::from_secs(2), self.store.flush()).await;
     }
