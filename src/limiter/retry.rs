@@ -203,7 +203,7 @@ impl Retry {
         if retry_after > left {
             // It leaves now, and not at its deadline: those behind may have more time.
             if let Some(ticket) = self.ticket.take_if(|ticket| is_in_queue(ticket)) {
-                // Those behind it may not know of the block.
+                // The requests behind it may not know of the block.
                 let next = if denied.is_blocked() { Duration::ZERO } else { retry_after };
                 ticket.leave(forecast(next));
             }

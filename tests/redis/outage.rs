@@ -150,7 +150,7 @@ async fn the_wait_for_redis_is_bounded_and_its_end_names_the_limiter() {
     }
 }
 
-/// As it is for a denial: those behind it are served.
+/// As for a denial: the requests behind it are served.
 #[tokio::test]
 async fn a_request_that_is_dropped_while_it_asks_for_others_delays_none_of_them() {
     let mut server = RedisServer::start();
