@@ -201,6 +201,25 @@ fn the_end_of_a_hold_by_another_burst_leaves_the_expiry_that_the_fast_path_count
 }
 
 #[test]
+fn a_leaky_bucket_that_another_burst_unblocks_lives_until_it_is_empty() {
+    let server = RedisServer::start();
+    let burst =
+        |burst| Params::new(Algorithm::leaky_bucket(), Quota::per_second(10).burst(burst)).unwrap();
+    let mut key = Scripted::new(&server, "{key}");
+    for cost in [1, 10, 50, 200, 500, 900] {
+        key.forget();
+        assert!(key.decide(&burst(1_000), check(5, START)).admitted);
+        key.decide(&burst(10), EngineRequest { action: Action::Unblock, ..check(1, START) });
+        let now = START + 0.4 * SECOND;
+        let request = EngineRequest { max_wait: SECOND, ..check(cost, now) };
+        let reply = key.decide(&burst(1_000), request);
+        assert!(reply.admitted);
+        let lives = key.expiry().unwrap() * 1e3 - now;
+        assert!(lives >= reply.reset, "{cost}: {lives} of {}", reply.reset);
+    }
+}
+
+#[test]
 fn each_end_returns_its_units_whatever_slots_have_joined() {
     let lifetimes = [300_000, 1_000_000, 2_000_000, 8_000_000, 30_000_000].map(Lifetime::new);
     let steps = prop::collection::vec((0_u8..4, any::<Index>(), 0_u32..400_000), 200);
