@@ -130,6 +130,7 @@ local function read_log(writes)
     newest, size, changed = now_ceil, 1, true
     local permits = math.min(rate - left, MAX_PERMITS)
     redis.call('ZADD', log, newest, entry_of(string.rep('\0', 16), permits))
+    redis.call('DEL', tally_key) -- the same entry may have replaced the log that it describes
   end
   expired, tally = 0, {}
   if size > 0 then

@@ -612,6 +612,31 @@ fn clocks_that_were_far_ahead_stay_known_while_the_log_grows() {
 }
 
 #[test]
+fn the_tally_of_a_log_that_was_lost_does_not_describe_the_next_one() {
+    use Step::{Acquire, JavaAcquire, JavaUpdate, LosePermits, Pass, Release, Update};
+    let server = RedisServer::start();
+    let mut harness = Harness::new(&server);
+    harness.tiny = true;
+    let steps = [
+        Update(5, 1_000),
+        JavaAcquire(0, 3),
+        LosePermits,
+        Release(2), // leaves one permit in the entry that replaces the log
+        Pass(0, 1),
+        Acquire(1),
+        JavaAcquire(0, 2),
+        Acquire(2), // denied: stores the tally
+        LosePermits,
+        Acquire(1),
+        Release(3), // leaves the same entry again
+        JavaUpdate(7, 1_000),
+        Acquire(1),
+        Acquire(1), // found as many entries as in the tally, and the same oldest one
+    ];
+    check_both_parts(&mut harness, &steps, 1, [0; 3], true).unwrap();
+}
+
+#[test]
 fn a_value_that_java_set_anew_is_mended_when_the_log_is_swept() {
     use Step::{Acquire, HandUpdate, JavaAcquire, LoseValue, Pass};
     let server = RedisServer::start();
