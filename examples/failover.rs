@@ -23,9 +23,8 @@ use shutdown::{serve, stopping};
 use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
-    Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore,
-    http::Rejection,
-    key,
+    Algorithm, Decision, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    layer::Rejection,
     store::{Health, RedisConfig, Source, Store},
 };
 

@@ -40,10 +40,8 @@ use tokio::{
 };
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxCloneService};
 use tower_ratelimit::{
-    Algorithm, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    http::{Rejection, VendorState},
-    key,
-    store::RedisConfig,
+    Algorithm, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, VendorState,
+    key, layer::Rejection, store::RedisConfig,
 };
 
 const CALLERS: usize = 3;

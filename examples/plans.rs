@@ -26,8 +26,7 @@ use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer,
-    http::{RequestError, Settle},
-    layer::Rule,
+    layer::{RequestError, Rule, Settle},
     store::Store,
 };
 

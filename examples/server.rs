@@ -32,8 +32,8 @@ use support::{Context, Failure, exit_code};
 use tokio::net::TcpListener;
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Key, Limiter, Quota, RateLimitLayer,
-    http::{Rejection, RequestError},
     key::{self, KeyExtractor},
+    layer::{Rejection, RequestError},
     store,
 };
 use tracing_subscriber::filter::LevelFilter;

@@ -73,12 +73,12 @@
 //! | charge several limits at once | [`Charge`] |
 //! | charge a cost that is known later | [`Limiter::hold`], [`Permit`] |
 //! | keep the counters | [`MemoryStore`], [`RedisStore`] |
+//! | adopt what a vendor says about its limit | [`Limiter::learn`], [`VendorState`] |
 //! | serve requests while Redis is down | [`FailurePolicy`] |
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`http`] | headers, rejections and their responses |
-//! | [`layer`] | the service behind a layer, its rules, and layers for requests that are not HTTP |
+//! | [`layer`] | headers, rejections and their responses, rules, settlement by responses |
 //! | [`store`] | a store that a URL chooses, health, the settings of Redis, errors of stores |
 //! | [`config`] | limits in a configuration file, errors of settings |
 //! | [`observe`] | events, metrics, the keys that are denied most |
@@ -123,7 +123,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`http::Rejection`] is a response |
+//! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`layer::Rejection`] is a response |
 //! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
@@ -169,8 +169,9 @@ pub mod store;
 mod sync;
 mod time;
 
-pub mod http {
-    //! The HTTP side of a layer: headers, rejections and their responses.
+pub mod layer {
+    //! The types around [`RateLimitLayer`](crate::RateLimitLayer): headers, rejections and their
+    //! responses, settlement, rules, and the service behind a layer.
     //!
     //! | to | use |
     //! |---|---|
@@ -178,28 +179,19 @@ pub mod http {
     //! | reject requests, in a rule or a key extractor | [`RequestError`] |
     //! | handle requests without a key | [`MissingKey`] |
     //! | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
+    //! | look up the charge of a request in an `async fn` | [`Rule`] |
     //! | settle what a request holds, in the service | [`Settle`] |
     //! | settle it by the response | [`Meter`] and [`Usage`], for [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by) |
     //! | settle it by the tokens of a language model | [`TokenMeter`] and [`Tokens`] |
-    //! | adopt what a vendor says about its limit | [`VendorState`], for [`RateLimitLayer::learn`](crate::RateLimitLayer::learn) and [`Limiter::learn`](crate::Limiter::learn) |
-    //! | name the body of a limited service | [`ResponseBody`] |
+    //! | name the layer of requests that are not HTTP | `RateLimitLayer<`[`Custom`]`<Req, Res>>` |
+    //! | name a limited service, and the body of its responses | [`RateLimit`], [`ResponseBody`] |
     //!
     //! The page on [responses](crate::guide::http) shows them.
 
-    pub use crate::{
-        limiter::VendorState,
-        middleware::{
-            Headers, Meter, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody,
-            Settle, TokenMeter, Tokens, Usage,
-        },
+    pub use crate::middleware::{
+        Custom, Headers, Http, Meter, MissingKey, RateLimit, Rejection, RejectionBody,
+        RequestError, ResponseBody, ResponseFuture, Rule, Settle, TokenMeter, Tokens, Usage,
     };
-}
-
-pub mod layer {
-    //! The types behind [`RateLimitLayer`](crate::RateLimitLayer): its service, its future, its
-    //! rules, and the kinds of requests that it limits.
-
-    pub use crate::middleware::{Custom, Http, RateLimit, ResponseFuture, Rule};
 }
 
 #[doc(inline)]
@@ -213,7 +205,7 @@ pub use {
     decision::Decision,
     error::Error,
     keys::Key,
-    limiter::{Charge, FailurePolicy, Limiter, Permit, Reservation},
+    limiter::{Charge, FailurePolicy, Limiter, Permit, Reservation, VendorState},
     middleware::RateLimitLayer,
     quota::Quota,
     store::MemoryStore,

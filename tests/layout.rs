@@ -22,7 +22,7 @@ const STOREYS: [&[&str]; 7] = [
 ];
 
 /// The items that users name first. All others are in the public modules.
-const ROOT: [&str; 14] = [
+const ROOT: [&str; 15] = [
     "Algorithm",
     "Charge",
     "Decision",
@@ -36,11 +36,11 @@ const ROOT: [&str; 14] = [
     "RateLimitLayer",
     "RedisStore",
     "Reservation",
+    "VendorState",
     "key",
 ];
 
-const PUBLIC_MODULES: [&str; 7] =
-    ["config", "guide", "http", "layer", "observe", "redisson", "store"];
+const PUBLIC_MODULES: [&str; 6] = ["config", "guide", "layer", "observe", "redisson", "store"];
 
 /// The path of a module, such as `store::memory`. That of the crate is `lib`.
 type Module = String;
@@ -51,25 +51,8 @@ type ItemPath = Vec<String>;
 /// The public types and traits, each at the place where users find it. Fewer are better: a type
 /// belongs here if users name it, or match on it. With the features of the default there are
 /// 57, because ten are of `metrics`, `redis`, `redisson`, `serde` and `tls-rustls`.
-const PUBLIC_TYPES: [(&str, &[&str]); 8] = [
+const PUBLIC_TYPES: [(&str, &[&str]); 7] = [
     ("config", &["ConfigError", "Limit", "Limiters", "Limits", "QuotaError", "Refill"]),
-    (
-        "http",
-        &[
-            "Headers",
-            "Meter",
-            "MissingKey",
-            "Rejection",
-            "RejectionBody",
-            "RequestError",
-            "ResponseBody",
-            "Settle",
-            "TokenMeter",
-            "Tokens",
-            "Usage",
-            "VendorState",
-        ],
-    ),
     (
         "key",
         &[
@@ -85,7 +68,27 @@ const PUBLIC_TYPES: [(&str, &[&str]); 8] = [
             "Value",
         ],
     ),
-    ("layer", &["Custom", "Http", "RateLimit", "ResponseFuture", "Rule"]),
+    (
+        "layer",
+        &[
+            "Custom",
+            "Headers",
+            "Http",
+            "Meter",
+            "MissingKey",
+            "RateLimit",
+            "Rejection",
+            "RejectionBody",
+            "RequestError",
+            "ResponseBody",
+            "ResponseFuture",
+            "Rule",
+            "Settle",
+            "TokenMeter",
+            "Tokens",
+            "Usage",
+        ],
+    ),
     (
         "lib",
         &[
@@ -102,6 +105,7 @@ const PUBLIC_TYPES: [(&str, &[&str]); 8] = [
             "RateLimitLayer",
             "RedisStore",
             "Reservation",
+            "VendorState",
         ],
     ),
     (
@@ -293,7 +297,7 @@ fn storey(module: &str) -> usize {
 }
 
 #[test]
-fn the_root_has_fourteen_items_and_public_modules() {
+fn the_root_has_fifteen_items_and_public_modules() {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).unwrap();
     let public = imports_in(&text).into_iter().filter(|import| import.is_reexport);
     // The crate `redis` is there for applications that hand over a connection.
@@ -306,6 +310,18 @@ fn the_root_has_fourteen_items_and_public_modules() {
         _ => None,
     });
     assert_eq!(modules.collect::<BTreeSet<_>>(), PUBLIC_MODULES.map(String::from).into());
+}
+
+/// With `use tower_ratelimit::*`, a module would hide a crate of its name.
+#[test]
+fn no_public_module_has_the_name_of_a_crate_that_users_of_this_one_have() {
+    let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
+    let manifest: toml::Table = manifest.parse().unwrap();
+    for list in ["dependencies", "dev-dependencies"] {
+        let crates = manifest[list].as_table().unwrap().keys();
+        let hidden = crates.filter(|name| PUBLIC_MODULES.contains(&name.as_str()));
+        assert_eq!(hidden.collect::<Vec<_>>(), [""; 0], "in {list}");
+    }
 }
 
 /// Returns the names of public types and traits that a list of items defines or re-exports.
@@ -346,7 +362,7 @@ fn the_public_types_are_those_that_are_listed() {
     let mut all = BTreeSet::new();
     for (module, listed) in PUBLIC_TYPES {
         let found = public_types(&match module {
-            "http" | "layer" => inline(module),
+            "layer" => inline(module),
             "key" => items("middleware::extractor"),
             _ => items(module),
         });

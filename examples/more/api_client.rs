@@ -20,7 +20,7 @@ use client::ApiClient;
 use reqwest::{Method, Request, Url};
 use support::{Context, Failure, exit_code};
 use tokio::{task::JoinSet, time::Instant};
-use tower_ratelimit::{Quota, http::Rejection, store};
+use tower_ratelimit::{Quota, layer::Rejection, store};
 use vendor::Vendor;
 
 const CALLERS: u32 = 3;

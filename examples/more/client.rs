@@ -10,9 +10,8 @@ use reqwest::{Client, Request, Response, Url, redirect::Policy as Redirects};
 use tokio::time::timeout;
 use tower::{BoxError, ServiceBuilder, ServiceExt, retry::Policy, util::BoxCloneSyncService};
 use tower_ratelimit::{
-    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer,
-    http::{Rejection, VendorState},
-    layer::Custom,
+    Algorithm, FailurePolicy, Limiter, Quota, RateLimitLayer, VendorState,
+    layer::{Custom, Rejection},
     store::AnyStore,
 };
 

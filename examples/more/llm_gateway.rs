@@ -40,7 +40,7 @@ use support::{Context, Failure, exit_code};
 use tokio::{net::TcpListener, sync::mpsc, time::sleep};
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota, RedisStore,
-    http::Rejection,
+    layer::Rejection,
     store::{AnyStore, RedisConfig, Store},
 };
 

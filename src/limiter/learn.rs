@@ -142,7 +142,7 @@ impl VendorState {
     ///
     /// ```
     /// use http::{HeaderMap, StatusCode};
-    /// use tower_ratelimit::http::VendorState;
+    /// use tower_ratelimit::VendorState;
     ///
     /// let mut headers = HeaderMap::new(); // of a response
     /// headers.insert("x-ratelimit-remaining", "3".parse().unwrap());
@@ -199,7 +199,7 @@ impl Limiter {
     /// ```
     /// use http::{HeaderMap, StatusCode};
     /// use std::time::Duration;
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, http::VendorState};
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, VendorState};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {

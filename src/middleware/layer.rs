@@ -64,7 +64,7 @@ use crate::{
 /// ```
 /// use http::{Request, Response};
 /// use tower::{BoxError, Service, ServiceBuilder, buffer::BufferLayer, util::BoxService};
-/// use tower_ratelimit::{Limiter, RateLimitLayer, http::ResponseBody, key};
+/// use tower_ratelimit::{Limiter, RateLimitLayer, key, layer::ResponseBody};
 ///
 /// type Boxed = BoxService<Request<String>, Response<String>, BoxError>;
 ///
@@ -125,7 +125,7 @@ use crate::{
 /// ```
 /// use http::header::CONTENT_TYPE;
 /// use tower_ratelimit::{
-///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Rejection, key,
+///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::Rejection,
 /// };
 ///
 /// # let quota = Quota::per_second(10);
@@ -216,7 +216,7 @@ impl RateLimitLayer {
     /// ```
     /// use http::request::Parts;
     /// use tower_ratelimit::{
-    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::RequestError,
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, layer::RequestError,
     /// };
     ///
     /// #[derive(Clone)]
@@ -255,7 +255,7 @@ impl RateLimitLayer {
     ///
     /// ```
     /// use tower_ratelimit::{
-    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Headers, key,
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::Headers,
     /// };
     ///
     /// # let quota = Quota::per_second(10);
@@ -294,7 +294,7 @@ impl RateLimitLayer {
     /// The default is `false`: the log names it, and clients get a 500 with plain words.
     ///
     /// Use it in development. The mistake is a
-    /// [`RequestError::Misconfigured`](crate::http::RequestError::Misconfigured).
+    /// [`RequestError::Misconfigured`](crate::layer::RequestError::Misconfigured).
     ///
     /// # Examples
     ///
@@ -342,7 +342,7 @@ impl RateLimitLayer {
         self.set(|shared| shared.protocol.charge_when = Some(Arc::new(charge_when)))
     }
 
-    /// Sets whether the extensions of requests contain a [`Settle`](crate::http::Settle), by which
+    /// Sets whether the extensions of requests contain a [`Settle`](crate::layer::Settle), by which
     /// the service settles costs that are known later. The default is `false`.
     ///
     /// In a layer with a key extractor, the [cost](RateLimitLayer::cost) is the estimate that is
@@ -351,7 +351,7 @@ impl RateLimitLayer {
     /// The service can settle from any clone of the handle, until the end of the response body: see
     /// [`settle_by`](RateLimitLayer::settle_by) for its end. What is not settled then counts as
     /// used; so does everything if there is no response, because the service fails or the client
-    /// disconnects. To settle later than that, call [`keep`](crate::http::Settle::keep). With
+    /// disconnects. To settle later than that, call [`keep`](crate::layer::Settle::keep). With
     /// [`charge_when`](RateLimitLayer::charge_when), all costs are estimates, and a response that
     /// is not charged returns what is not settled.
     ///
@@ -375,7 +375,7 @@ impl RateLimitLayer {
     /// use axum::{Extension, Router, routing::post};
     /// use http::request::Parts;
     /// use tower_ratelimit::{
-    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::Settle,
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, layer::Settle,
     /// };
     ///
     /// async fn answer(Extension(settle): Extension<Settle>) -> &'static str {
@@ -403,7 +403,7 @@ impl RateLimitLayer {
 
     /// Sets how the response says what its request has used. The layer then settles what the
     /// request holds. The closure receives the head of each response, and returns its
-    /// [`Meter`](crate::http::Meter): a [`Usage`](crate::http::Usage) if the head contains the
+    /// [`Meter`](crate::layer::Meter): a [`Usage`](crate::layer::Usage) if the head contains the
     /// numbers, or a type that sees the data and the trailers of the body.
     ///
     /// In a layer with a key extractor, the [cost](RateLimitLayer::cost) is the estimate that is
@@ -417,7 +417,7 @@ impl RateLimitLayer {
     /// |---|---|
     /// | with a body | its last frame, or its drop |
     /// | without a body: to `HEAD`, and 204 and 304 | the drop of the empty body |
-    /// | 101, and a successful one to `CONNECT` | the response, unless the service calls [`keep`](crate::http::Settle::keep) |
+    /// | 101, and a successful one to `CONNECT` | the response, unless the service calls [`keep`](crate::layer::Settle::keep) |
     /// | none, because the service fails or the request is dropped | the error, or the drop; the estimate counts as used |
     ///
     /// With [`settle_handle`](RateLimitLayer::settle_handle), the service can settle first; the
@@ -432,7 +432,7 @@ impl RateLimitLayer {
     /// use http::{Request, Response, request::Parts};
     /// use tower::{Layer, ServiceExt, service_fn};
     /// use tower_ratelimit::{
-    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Usage, key,
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::Usage,
     /// };
     ///
     /// # #[tokio::main(flavor = "current_thread")]
@@ -483,7 +483,7 @@ impl RateLimitLayer {
     /// ```
     /// use std::time::Duration;
     /// use tower_ratelimit::{
-    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::VendorState, key,
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, VendorState, key,
     /// };
     ///
     /// # let store = MemoryStore::new();
@@ -593,7 +593,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     ///
     /// ```
     /// use reqwest::{Request, Response};
-    /// use tower_ratelimit::{Limiter, RateLimitLayer, http::VendorState, layer::Custom};
+    /// use tower_ratelimit::{Limiter, RateLimitLayer, VendorState, layer::Custom};
     ///
     /// fn layer(limiter: Limiter) -> RateLimitLayer<Custom<Request, Response>> {
     ///     RateLimitLayer::custom(
@@ -626,7 +626,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// use std::convert::Infallible;
     /// use tower::{Layer, ServiceExt, service_fn};
     /// use tower_ratelimit::{
-    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Usage, key,
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::Usage,
     /// };
     ///
     /// struct Done {
@@ -768,7 +768,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// they cannot read is rejected.
     ///
     /// For another status, use a [`Rule`] that returns
-    /// [`RequestError::with_status`](crate::http::RequestError::with_status).
+    /// [`RequestError::with_status`](crate::layer::RequestError::with_status).
     ///
     /// # Examples
     ///

@@ -32,7 +32,7 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 ///
 /// ```
 /// use axum::{Router, extract::{Path, State}, routing::get};
-/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, http::Rejection};
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, layer::Rejection};
 ///
 /// async fn report(
 ///     State(limiter): State<Limiter>,
@@ -263,7 +263,7 @@ impl RequestError {
     /// ```
     /// use http::{StatusCode, request::Parts};
     /// use tower_ratelimit::{
-    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::RequestError,
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, layer::RequestError,
     /// };
     ///
     /// #[derive(Clone)]
@@ -354,7 +354,7 @@ impl MissingKey {
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tower_ratelimit::{Quota, RateLimitLayer, http::MissingKey, key};
+    /// use tower_ratelimit::{Quota, RateLimitLayer, key, layer::MissingKey};
     /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore};
     ///
     /// # let quota = Quota::per_second(10);

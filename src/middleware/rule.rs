@@ -19,7 +19,10 @@ use crate::{limiter::Charge, middleware::rejection::RequestError};
 ///
 /// ```
 /// use http::request::Parts;
-/// use tower_ratelimit::{Charge, Limiter, http::RequestError, layer::Rule};
+/// use tower_ratelimit::{
+///     Charge, Limiter,
+///     layer::{RequestError, Rule},
+/// };
 ///
 /// # struct Accounts;
 /// # impl Accounts { async fn plan(&self, _key: &[u8]) -> Plan { Plan::Free } }

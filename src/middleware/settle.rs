@@ -58,7 +58,7 @@ impl Settle {
     ///
     /// ```
     /// use axum::{Extension, response::Response};
-    /// use tower_ratelimit::http::Settle;
+    /// use tower_ratelimit::layer::Settle;
     ///
     /// async fn connect(Extension(settle): Extension<Settle>) -> Response {
     ///     settle.keep();

@@ -56,7 +56,7 @@ impl VendorState {
     /// ```
     /// use http::{HeaderMap, StatusCode};
     /// use std::time::Duration;
-    /// use tower_ratelimit::http::VendorState;
+    /// use tower_ratelimit::VendorState;
     ///
     /// let mut headers = HeaderMap::new();
     /// headers.insert("ratelimit", "\"default\";r=0;t=30".parse().unwrap());
@@ -76,7 +76,7 @@ impl VendorState {
     ///
     /// ```
     /// use http::{HeaderMap, StatusCode};
-    /// use tower_ratelimit::http::VendorState;
+    /// use tower_ratelimit::VendorState;
     ///
     /// let mut headers = HeaderMap::new();
     /// headers.insert("x-ratelimit-remaining-requests", "59".parse().unwrap());

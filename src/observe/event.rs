@@ -299,7 +299,7 @@ impl From<Action> for Operation {
     }
 }
 
-/// The reason for a rejection. See [`Rejection`](crate::http::Rejection).
+/// The reason for a rejection. See [`Rejection`](crate::layer::Rejection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {

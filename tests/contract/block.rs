@@ -15,9 +15,8 @@ use http::StatusCode;
 use tokio::time::{Instant, advance, pause, resume};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    http::Rejection,
-    key,
+    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key,
+    layer::Rejection,
     store::{KeyState, Source},
 };
 

@@ -22,8 +22,8 @@ use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore, Reservation,
     config::Refill,
-    http::Settle,
     key,
+    layer::Settle,
     store::{KeyState, Source, Store},
 };
 

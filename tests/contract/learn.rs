@@ -12,7 +12,7 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, http::VendorState, key,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, VendorState, key,
     store::KeyState,
 };
 

@@ -30,7 +30,7 @@ use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Permit, Quota, RateLimitLayer,
     Reservation,
     config::Refill,
-    http::Settle,
+    layer::Settle,
     store::{Store, WhenFull},
 };
 

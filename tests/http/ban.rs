@@ -14,7 +14,7 @@ use http::StatusCode;
 use tokio::time::advance;
 use tower::ServiceExt;
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::Rejection, key,
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::Rejection,
 };
 
 #[derive(Clone)]

@@ -6,8 +6,8 @@ use http::{HeaderName, HeaderValue, Request, request::Parts};
 use proptest::prelude::*;
 use tower_ratelimit::{
     config::ConfigError,
-    http::RequestError,
     key::{self, ClientIp, KeyExtractor, ProxyHeader},
+    layer::RequestError,
 };
 
 const TRUSTED: [&str; 3] = ["10.0.0.0/8", "192.0.2.7", "fd00::/8"];

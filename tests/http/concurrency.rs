@@ -15,9 +15,8 @@ use tokio::{net::TcpListener, time::sleep};
 use tokio_stream::StreamExt as _;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Permit, Quota, RateLimitLayer,
-    http::{Headers, Settle},
-    key,
+    Algorithm, Charge, Limiter, MemoryStore, Permit, Quota, RateLimitLayer, key,
+    layer::{Headers, Settle},
 };
 
 use crate::support::{self, get, header, in_memory, load::until};

@@ -36,8 +36,8 @@ use tonic_web::{GrpcWebCall, GrpcWebClientLayer, GrpcWebClientService, GrpcWebLa
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    http::{Headers, RequestError, ResponseBody},
     key::{self, ClientIp, ProxyHeader},
+    layer::{Headers, RequestError, ResponseBody},
 };
 
 use crate::support::{counting, get, header, in_memory, item, items};

@@ -13,8 +13,8 @@ use http::{HeaderValue, Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Charge, Key, Quota, RateLimitLayer,
-    http::{MissingKey, RequestError, ResponseBody},
     key::{self, ClientIp, IntoKey, KeyExtractor, ProxyHeader},
+    layer::{MissingKey, RequestError, ResponseBody},
 };
 use uuid::Uuid;
 

@@ -21,8 +21,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
     config::Refill,
-    http::{Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody},
     key::{self, ClientIp, ProxyHeader},
+    layer::{Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody},
     store::Store,
 };
 

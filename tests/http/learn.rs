@@ -7,9 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer,
-    http::{Rejection, VendorState},
-    key,
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, VendorState, key, layer::Rejection,
 };
 
 use crate::support::{counting, get, header, in_memory, items, json};
@@ -162,7 +160,7 @@ fn a_block_is_at_most_an_hour_or_as_long_as_it_is_set() {
 /// The headers of this crate.
 #[tokio::test(start_paused = true)]
 async fn the_headers_of_a_layer_are_read_as_they_are_meant() {
-    use tower_ratelimit::http::Headers::{RateLimit, Triple, XRateLimit, XRateLimitEpoch};
+    use tower_ratelimit::layer::Headers::{RateLimit, Triple, XRateLimit, XRateLimitEpoch};
     for dialect in [RateLimit, Triple, XRateLimit, XRateLimitEpoch] {
         let layer = RateLimitLayer::new(in_memory(Quota::per_minute(2)), key::Global);
         let service = layer.headers([dialect]).layer(counting(&Default::default()));

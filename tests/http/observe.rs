@@ -18,8 +18,8 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     config::Limits,
-    http::{MissingKey, RequestError},
     key::{self, ClientIp, KeyExtractor, ProxyHeader},
+    layer::{MissingKey, RequestError},
     observe::{Event, Metrics, Observer, TopDenied},
 };
 

@@ -20,9 +20,8 @@ use tokio_stream::StreamExt;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
-    RedisStore,
-    http::{Headers, MissingKey, Rejection, RequestError, ResponseBody},
-    key,
+    RedisStore, key,
+    layer::{Headers, MissingKey, Rejection, RequestError, ResponseBody},
     store::Source,
 };
 

@@ -21,8 +21,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota, RateLimitLayer,
-    http::{Headers, MissingKey, Rejection, RequestError, ResponseBody, Settle},
-    layer::{Custom, Rule},
+    layer::{Custom, Headers, MissingKey, Rejection, RequestError, ResponseBody, Rule, Settle},
     store::Store,
 };
 

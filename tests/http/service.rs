@@ -25,10 +25,8 @@ use tower::{
     util::{BoxCloneSyncService, BoxService},
 };
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer,
-    http::{MissingKey, Rejection},
-    key,
-    layer::RateLimit,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    layer::{MissingKey, RateLimit, Rejection},
 };
 use tower_test::{assert_request_eq, mock};
 

@@ -22,9 +22,8 @@ use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, MemoryStore, Quota, RateLimitLayer,
-    http::{Meter, ResponseBody, Settle, Usage},
-    key,
+    Algorithm, Charge, Error, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+    layer::{Meter, ResponseBody, Settle, Usage},
 };
 
 use crate::support::{

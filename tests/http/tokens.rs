@@ -14,7 +14,7 @@ use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Charge, Limiter, Quota, RateLimitLayer,
-    http::{Meter, TokenMeter, Tokens, Usage},
+    layer::{Meter, TokenMeter, Tokens, Usage},
 };
 
 use crate::support::in_memory;

@@ -2,7 +2,7 @@
 //! the table in `docs/vendors.md`, and what they say.
 
 use http::{HeaderMap, StatusCode};
-use tower_ratelimit::http::VendorState;
+use tower_ratelimit::VendorState;
 
 const DATE: &str = "Wed, 25 Nov 2026 12:00:00 GMT"; // 1795608000
 const PAGE: &str = include_str!("../../docs/vendors.md");

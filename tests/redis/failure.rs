@@ -11,13 +11,14 @@ use http::{Response, StatusCode};
 use proptest::prelude::*;
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
-use tower_ratelimit::http::Settle;
+use tower_ratelimit::layer::Settle;
 use tower_ratelimit::{
     Algorithm, Charge, Decision, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
-    RedisStore,
+    RedisStore, VendorState,
     config::Refill,
-    http::{Rejection, ResponseBody, VendorState},
-    key, redisson,
+    key,
+    layer::{Rejection, ResponseBody},
+    redisson,
     store::Source,
 };
 

@@ -11,7 +11,7 @@ use tokio::task::{JoinSet, yield_now};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore,
-    http::Rejection, key, redisson,
+    key, layer::Rejection, redisson,
 };
 
 use crate::support::{self, server::RedisServer};

@@ -7,9 +7,8 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Key, Limiter, Quota, RateLimitLayer, RedisStore,
-    http::{Headers, ResponseBody},
-    key,
+    Algorithm, Charge, Decision, Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, key,
+    layer::{Headers, ResponseBody},
     redisson::{RateLimiter, RateType},
 };
 

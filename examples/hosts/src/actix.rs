@@ -8,7 +8,7 @@ use actix_web::{
     middleware::{Next, from_fn},
     web,
 };
-use tower_ratelimit::{Limiter, http::Rejection, key};
+use tower_ratelimit::{Limiter, key, layer::Rejection};
 
 async fn limit(
     limiter: web::Data<Limiter>,

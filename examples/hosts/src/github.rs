@@ -15,7 +15,7 @@ use octocrab::{
     AuthState, OctoBody, Octocrab, OctocrabBuilder,
     service::middleware::{base_uri::BaseUriLayer, extra_headers::ExtraHeadersLayer},
 };
-use tower_ratelimit::{FailurePolicy, Limiter, Quota, RateLimitLayer, http::VendorState};
+use tower_ratelimit::{FailurePolicy, Limiter, Quota, RateLimitLayer, VendorState};
 
 /// 4,800 per hour and a burst of 100: at most 4,900 in any hour. The rest is the margin.
 pub const QUOTA: Quota = Quota::per_hour(4_800).burst(100);

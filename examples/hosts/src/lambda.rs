@@ -4,7 +4,7 @@
 use http::Request;
 use lambda_http::{Body, Error, RequestExt, request::RequestContext};
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::{Limiter, RateLimitLayer, http::ResponseBody};
+use tower_ratelimit::{Limiter, RateLimitLayer, layer::ResponseBody};
 
 async fn hello(_: Request<Body>) -> Result<http::Response<String>, Error> {
     Ok(http::Response::new("hello\n".to_owned()))

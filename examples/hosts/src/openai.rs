@@ -10,7 +10,7 @@ use async_openai::{
     middleware::{HttpRequestFactory, ReqwestService, retry::OpenAIRetryLayer},
 };
 use tower::ServiceBuilder;
-use tower_ratelimit::{FailurePolicy, Limiter, RateLimitLayer, http::VendorState, key};
+use tower_ratelimit::{FailurePolicy, Limiter, RateLimitLayer, VendorState, key};
 
 /// Returns a client whose requests wait for up to a minute, also for a store that fails. A request
 /// that would have to wait for longer gets a `429` of the layer. To the retry layer it is like a

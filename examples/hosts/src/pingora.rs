@@ -10,7 +10,7 @@ use pingora::{
     proxy::{ProxyHttp, Session},
     upstreams::peer::HttpPeer,
 };
-use tower_ratelimit::{Limiter, http::Rejection, key};
+use tower_ratelimit::{Limiter, key, layer::Rejection};
 
 /// A proxy with one limit for each API key.
 pub struct Gateway {

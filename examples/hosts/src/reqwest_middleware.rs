@@ -6,10 +6,7 @@ use std::time::Duration;
 use http::Extensions;
 use reqwest::{Request, Response};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Error, Middleware, Next, Result};
-use tower_ratelimit::{
-    FailurePolicy, Limiter,
-    http::{Rejection, VendorState},
-};
+use tower_ratelimit::{FailurePolicy, Limiter, VendorState, layer::Rejection};
 
 struct Limited {
     limiter: Limiter,

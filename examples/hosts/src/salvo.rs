@@ -1,7 +1,7 @@
 //! salvo: a handler calls the `Limiter` before those of the routes.
 
 use salvo::{Depot, FlowCtrl, Handler, Request, Response, Router, async_trait, handler};
-use tower_ratelimit::{Limiter, http::Rejection, key};
+use tower_ratelimit::{Limiter, key, layer::Rejection};
 
 struct Limit(Limiter);
 

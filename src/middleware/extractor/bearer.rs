@@ -15,7 +15,7 @@ use super::{place::Place, value::Value};
 /// ```
 /// use http::StatusCode;
 /// use tower_ratelimit::{
-///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, http::MissingKey, key,
+///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::MissingKey,
 /// };
 ///
 /// # let quota = Quota::per_second(10);

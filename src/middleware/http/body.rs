@@ -17,7 +17,7 @@ use super::guard::BodyGuard;
 /// # Examples
 ///
 /// ```
-/// use tower_ratelimit::http::RejectionBody;
+/// use tower_ratelimit::layer::RejectionBody;
 ///
 /// let body = RejectionBody::from(format!("wait {} s", 7));
 /// assert_eq!(body.into_bytes(), "wait 7 s");

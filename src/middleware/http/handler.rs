@@ -22,7 +22,7 @@ impl Rejection {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, http::Rejection};
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, layer::Rejection};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {

@@ -28,9 +28,8 @@ use crate::middleware::settle::RequestHolds;
 /// ```
 /// use http::{HeaderMap, request::Parts};
 /// use tower_ratelimit::{
-///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer,
-///     http::{Meter, Usage},
-///     key,
+///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+///     layer::{Meter, Usage},
 /// };
 ///
 /// #[derive(Default)]
@@ -82,7 +81,7 @@ pub trait Meter: Send + 'static {
 /// # Examples
 ///
 /// ```
-/// use tower_ratelimit::http::Usage;
+/// use tower_ratelimit::layer::Usage;
 ///
 /// let usage = Usage::of("input", 1_900).and("output", 120);
 /// # let _ = usage;

@@ -70,7 +70,7 @@ pub struct Tokens {
 /// use tower::{Layer, ServiceExt, service_fn};
 /// use tower_ratelimit::{
 ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer,
-///     http::{TokenMeter, Usage},
+///     layer::{TokenMeter, Usage},
 /// };
 ///
 /// # #[tokio::main(flavor = "current_thread")]

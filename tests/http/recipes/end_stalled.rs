@@ -11,7 +11,7 @@ use axum::{
 };
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tower_ratelimit::http::Settle;
+use tower_ratelimit::layer::Settle;
 
 /// The longest time for which a client may read nothing.
 const STALLED: Duration = Duration::from_secs(30);

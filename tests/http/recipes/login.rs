@@ -8,8 +8,8 @@ use axum::{
 };
 use tower_ratelimit::{
     Algorithm, Key, Limiter, MemoryStore, Quota, RateLimitLayer,
-    http::Rejection,
     key::{self, KeyExtractor},
+    layer::Rejection,
 };
 
 #[derive(serde::Deserialize)]

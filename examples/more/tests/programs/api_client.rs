@@ -24,7 +24,7 @@ use reqwest::{Method, Request, Response, StatusCode, Url};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinSet};
 use tower_ratelimit::{
     Algorithm, Decision, Limiter, Quota,
-    http::Rejection,
+    layer::Rejection,
     store::{self, AnyStore},
 };
 use vendor::{Counts, RetryAfter, Vendor};
