@@ -1,7 +1,7 @@
 -- acquire of a limiter in Redisson's format.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- ARGS, redisson/limits.lua, redisson/quick.lua, redisson/rate.lua, redisson/log.lua, redisson/acquire.lua
--- EVALSHA names the text below this line 81bd22b04a13974bdaf3d802a162f709ed968f52
+-- EVALSHA names the text below this line eadbe2a8e1a52cc958d3c38a3e5ab5fcdcce45ba
 local ARGS = 1
 local SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000
 local MAX_PERMITS, MAX_EXACT, CENTURY = 2147483647, 2 ^ 53, 36525 * 86400000
@@ -389,6 +389,7 @@ local function read_log(writes)
     newest, size, changed = now_ceil, 1, true
     local permits = math.min(rate - left, MAX_PERMITS)
     redis.call('ZADD', log, newest, entry_of(string.rep('\0', 16), permits))
+    redis.call('DEL', tally_key)
   end
   expired, tally = 0, {}
   if size > 0 then
