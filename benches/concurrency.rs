@@ -69,8 +69,9 @@ fn call(url: &str, callers: u64, places: u64) {
                 let mut uses = vec![];
                 while Instant::now() < end {
                     let asked = now();
-                    let permit = limiter.hold_within("key", 1, LONG).await;
-                    let permit = permit.expect("the server answers").expect("a place is free");
+                    let permit = limiter.hold("key", 1).max_wait(LONG).await;
+                    let permit =
+                        permit.expect("the server answers").admitted().expect("a place is free");
                     let from = now();
                     sleep(USE).await;
                     uses.push(Used { asked, from, to: now() });

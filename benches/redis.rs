@@ -431,12 +431,12 @@ impl Bench {
                         match way {
                             0 => {
                                 let wait = Duration::from_secs(1);
-                                let checked = limiter.check_within(&*key, wait).await.unwrap();
+                                let checked = limiter.reserve(&*key, 1, wait).await.unwrap();
                                 checked.keep().is_allowed()
                             }
                             _ => {
                                 let held = limiter.hold(&*key, 1).await.unwrap();
-                                held.map(|permit| permit.settle(1)).is_ok()
+                                held.admitted().map(|permit| permit.settle(1)).is_some()
                             }
                         }
                     })

@@ -122,7 +122,7 @@ impl Bench {
     fn run_ours(&self, algorithm: Algorithm, quota: Quota) -> Run {
         let wait = async |limiter: Limiter, waiter, _| {
             let timeout = TIMEOUT + Duration::from_micros(waiter);
-            let decision = limiter.try_acquire("key", timeout).await;
+            let decision = limiter.try_acquire("key", 1, timeout).await;
             let departed = Instant::now();
             assert!(decision.expect("the server answers").is_allowed());
             Waiter { arrived: waiter, departed: Some(departed) }
@@ -235,7 +235,7 @@ impl Bench {
 
     fn print_acquire(&self, label: &str, store: impl Store) {
         let limiter = self.used_up(label, store);
-        self.print_waiting(label, || limiter.try_acquire("key", LONG_WAIT));
+        self.print_waiting(label, || limiter.try_acquire("key", 1, LONG_WAIT));
     }
 
     fn print_layer(&self, label: &str, store: impl Store) {
@@ -294,7 +294,7 @@ impl Bench {
             let reserve = |count| {
                 self.runtime.block_on(async {
                     for _ in 0..count {
-                        let decision = limiter.check_within("key", LONG_WAIT).await;
+                        let decision = limiter.reserve("key", 1, LONG_WAIT).await;
                         assert!(decision.expect("the server answers").keep().is_allowed());
                     }
                 })

@@ -138,7 +138,7 @@ fn app(limiter: Limiter, flags: &Flags) -> Router {
         None => RateLimitLayer::new(limiter, key),
         // A rule, because it can reject a request.
         Some(header) => RateLimitLayer::by_rule(move |head: &Parts| {
-            Ok(Charge::new_n(&limiter, key.extract(head)?, cost_of(head, &header)?))
+            Ok(Charge::new(&limiter, key.extract(head)?).cost(cost_of(head, &header)?))
         }),
     };
     // The log reads the decisions.

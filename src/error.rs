@@ -131,7 +131,7 @@ impl fmt::Display for Error {
             Self::HasEstimate { limiter } => write!(
                 f,
                 "the charge cannot be checked: the cost of limiter {limiter:?} is an estimate; \
-                 call `hold` or `hold_within`"
+                 call `hold`"
             ),
             Self::NoEstimate => f.write_str(
                 "the charge cannot be held: it has no estimate; add one with `estimate`, or call \
@@ -139,8 +139,8 @@ impl fmt::Display for Error {
             ),
             Self::OnlyHolds { limiter } => write!(
                 f,
-                "limiter {limiter:?} cannot spend units: it counts them at a time; call `hold` or \
-                 `hold_within`, and keep the permit"
+                "limiter {limiter:?} cannot spend units: it counts them at a time; call `hold`, \
+                 and keep the permit"
             ),
             Self::CannotHold { limiter } => write!(
                 f,
@@ -185,7 +185,7 @@ impl Error {
     /// # async fn main() -> Result<(), Error> {
     /// # let store = MemoryStore::new();
     /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
-    /// let is_allowed = match limiter.check_n("alice", 5).await {
+    /// let is_allowed = match limiter.check("alice").cost(5).await {
     ///     Ok(decision) => decision.is_allowed(),
     ///     Err(error) if error.is_store() => true,
     ///     Err(error) => return Err(error),

@@ -55,7 +55,7 @@
 //!     let quota = Quota::per_second(18).burst(1); // at most 1 + 18 in any second
 //!     let vendor = Limiter::new("vendor", store, Algorithm::token_bucket(), quota);
 //!     for page in 1..=100 {
-//!         if vendor.try_acquire("vendor", Duration::from_secs(30)).await?.is_allowed() {
+//!         if vendor.try_acquire("vendor", 1, Duration::from_secs(30)).await?.is_allowed() {
 //!             println!("get page {page}");
 //!         }
 //!     }
@@ -169,6 +169,13 @@ pub mod store;
 mod sync;
 mod time;
 
+pub mod call {
+    //! The calls of a [`Limiter`](crate::Limiter) or a [`Charge`](crate::Charge): futures, whose
+    //! methods set what they do before they are awaited.
+
+    pub use crate::limiter::{Acquire, Check, Hold};
+}
+
 pub mod layer {
     //! The types around [`RateLimitLayer`](crate::RateLimitLayer): headers, rejections and their
     //! responses, settlement, rules, and the service behind a layer.
@@ -205,7 +212,7 @@ pub use {
     decision::Decision,
     error::Error,
     keys::Key,
-    limiter::{Charge, FailurePolicy, Limiter, Permit, Reservation, VendorState},
+    limiter::{Admission, Charge, FailurePolicy, Limiter, Permit, Reservation, VendorState},
     middleware::RateLimitLayer,
     quota::Quota,
     store::MemoryStore,

@@ -13,7 +13,9 @@ mod hold;
 
 mod change;
 
+mod admission;
 mod backoff;
+mod call;
 mod charge;
 mod failure_policy;
 mod learn;
@@ -25,19 +27,16 @@ mod retry;
 mod target;
 mod version;
 mod wait_queue;
+mod waiter;
 
-pub(crate) use self::{
-    acquire::{Acquire, DEFAULT_MAX_LATENESS},
-    learn::Learning,
-    max_wait::MaxWait,
-    permit::Holds,
-    recovery::Recovery,
-    wait_queue::{WaitQueue, WaitSlot},
-};
 pub use self::{
+    acquire::Acquire,
+    admission::Admission,
     charge::Charge,
+    check::Check,
     failure_policy::FailurePolicy,
     handle::Limiter,
+    hold::Hold,
     learn::VendorState,
     permit::Permit,
     reservation::Reservation,
@@ -49,4 +48,12 @@ pub(crate) use self::{
     report::{report_decided, report_failed, report_released},
     retry::{Retry, visit_queue, yield_to_queue},
     target::ChargeTarget,
+};
+pub(crate) use self::{
+    learn::Learning,
+    max_wait::MaxWait,
+    permit::Holds,
+    recovery::Recovery,
+    wait_queue::{WaitQueue, WaitSlot},
+    waiter::{DEFAULT_MAX_LATENESS, Waiter},
 };

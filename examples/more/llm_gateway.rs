@@ -39,7 +39,7 @@ use shutdown::{serve, stopping};
 use support::{Context, Failure, exit_code};
 use tokio::{net::TcpListener, sync::mpsc, time::sleep};
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota, RedisStore,
+    Admission, Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota, RedisStore,
     layer::Rejection,
     store::{AnyStore, RedisConfig, Store},
 };
@@ -186,9 +186,9 @@ impl Gateway {
             let _ = self.records.send(record); // nothing reads them at the end of the program
         };
         let charge = self.key.charge(key, held).and(self.team.charge(team, held));
-        let permit = match charge.hold_within(MAX_WAIT).await {
-            Ok(Ok(permit)) => permit,
-            Ok(Err(denied)) => {
+        let permit = match charge.hold().max_wait(MAX_WAIT).await {
+            Ok(Admission::Admitted(permit)) => permit,
+            Ok(Admission::Denied(denied)) => {
                 record(End::Denied(denied.limiter()));
                 return Err(Rejection::Denied(denied).into_response());
             }

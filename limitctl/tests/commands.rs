@@ -150,13 +150,13 @@ async fn a_limit_on_concurrency_shows_what_is_in_flight() {
     fs::write(site.file(), limits).unwrap();
     let quota = Quota::concurrent(2);
     let streams = Limiter::new("streams", site.store(), Algorithm::concurrency(), quota);
-    let first = streams.hold("alice", 1).await.unwrap().unwrap();
+    let first = streams.hold("alice", 1).await.unwrap().admitted().unwrap();
     let found = site.run(&["peek", "text:alice"]);
     assert_eq!(found.code, 0, "{}", found.errors);
     assert!(found.text.contains("streams  concurrency  2 concurrent  allowed"), "{}", found.text);
     assert!(found.text.contains("1 + 1 in flight"), "{}", found.text);
 
-    let second = streams.hold("alice", 1).await.unwrap().unwrap();
+    let second = streams.hold("alice", 1).await.unwrap().admitted().unwrap();
     let found = site.run(&["top"]);
     assert!(found.text.contains("1 keys with state"), "{}", found.text);
     assert!(found.text.contains("alice  denied until requests end"), "{}", found.text);
@@ -171,11 +171,11 @@ async fn a_limit_on_concurrency_shows_what_is_in_flight() {
     assert!(reset.text.contains("alice is reset, 2 remaining; it was denied"), "{}", reset.text);
     assert!(reset.text.contains("hold them again with their next renewal"), "{}", reset.text);
     assert!(!reset.text.contains("remember a denial"), "{}", reset.text);
-    let third = streams.hold("alice", 1).await.unwrap().unwrap();
+    let third = streams.hold("alice", 1).await.unwrap().admitted().unwrap();
 
     let blocked = site.run(&["block", "text:alice", "--for", "1h"]);
     assert!(blocked.text.starts_with("streams: alice is blocked for "), "{}", blocked.text);
-    assert!(streams.hold("alice", 1).await.unwrap().unwrap_err().is_blocked());
+    assert!(streams.hold("alice", 1).await.unwrap().into_result().unwrap_err().is_blocked());
     let lifted = site.run(&["unblock", "text:alice"]);
     assert!(lifted.text.starts_with("streams: alice is unblocked, 1 remaining"), "{}", lifted.text);
     drop((first, second, third));
@@ -186,7 +186,7 @@ async fn a_limit_on_concurrency_shows_what_is_in_flight() {
     let found = site.run(&[&["--limit", "api"], &peek[..], &["text:bob"]].concat());
     assert_eq!(found.code, 3);
     assert!(found.errors.contains("api has counted bob with token-bucket"), "{}", found.errors);
-    let _held = streams.hold("carol", 1).await.unwrap().unwrap();
+    let _held = streams.hold("carol", 1).await.unwrap().admitted().unwrap();
     let peek = ["--algorithm", "token-bucket", "--quota", "9/s", "peek", "text:carol"];
     let found = site.run(&[&["--limit", "streams"], &peek[..]].concat());
     assert!(found.errors.contains("streams has counted carol with concurrency"), "{found:?}");
@@ -393,7 +393,7 @@ async fn the_limits_with_keys_are_found_without_a_file() {
     let shop = RedisConfig::from_url(&site.url()).unwrap().prefix("shop:eu");
     let shop = RedisStore::new(shop).unwrap();
     let streams = Limiter::new("streams", shop, Algorithm::concurrency(), Quota::concurrent(2));
-    let _held = streams.hold("alice", 1).await.unwrap().unwrap();
+    let _held = streams.hold("alice", 1).await.unwrap().admitted().unwrap();
     let mut connection = site.server.connection();
     for name in ["other", "a:b:{c}", "shop:eu:streams:concurrency", "{a}:token-bucket"] {
         redis::cmd("SET").arg(name).arg("x").exec(&mut connection).unwrap();

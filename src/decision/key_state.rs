@@ -25,7 +25,7 @@ use crate::quota::Quota;
 /// assert_eq!(state.remaining(), 3);
 /// assert_eq!(state.reset_after(), Duration::from_millis(700));
 ///
-/// let state = limiter.peek_n("alice", 5).await?;
+/// let state = limiter.check("alice").cost(5).peek().await?;
 /// assert!(!state.allows());
 /// assert_eq!(state.retry_after(), Some(Duration::from_millis(200)));
 /// # Ok(())
@@ -100,8 +100,8 @@ impl KeyState {
         self.0.blocked_for()
     }
 
-    /// Returns whether a request would be allowed now, with or without a delay: after `peek_n` one
-    /// of that cost, otherwise one of cost 1.
+    /// Returns whether a request would be allowed now, with or without a delay: one of the cost that
+    /// was peeked for, by default 1.
     #[must_use]
     pub const fn allows(&self) -> bool {
         self.0.is_allowed()

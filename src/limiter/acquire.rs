@@ -1,57 +1,38 @@
-//! Waiting for quota, and releasing the reservation of a request that is dropped. Retries of denied
-//! requests are in `retry.rs`, the bounds on waiting requests in `wait_queue.rs`, and the handle of
-//! a caller that sleeps itself in `reservation.rs`.
+//! `Acquire`: a call that waits for quota, a future. The waiting itself is in `waiter.rs`.
 
 use std::{
     fmt,
-    future::poll_fn,
-    mem,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
-
 use super::{
+    call::{Call, Demand},
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
-    permit::Holds,
-    recovery::Recovered,
-    report::{Wait, goes_on_waiting, report_decided},
-    retry::{Retry, yield_to_queue},
-    wait_queue::WaitSlot,
+    retry::yield_to_queue,
+    waiter::Waiter,
 };
 use crate::{
     algorithm::{Action, micros},
-    decision::{Decision, Outcome, Receipts},
-    error::{Error, ErrorKind},
+    decision::{Decision, Outcome},
+    error::Error,
     keys::Key,
-    store::{Released, StoreFuture, after},
 };
 
-/// The default lateness up to which a waiting request proceeds without a second check. A timer of
-/// tokio is up to 1 ms late, and a busy runtime some milliseconds more: far above, the process was
-/// stopped, and the requests that were late together would exceed the quota together (law 2).
-pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
-
-/// How long a late request waits until its reservation is released: while Redis does not answer,
-/// the release is repeated in the background for longer. If the request checks before, it can find
-/// its own reservation before it; it is then denied or waits longer, but no extra request is
-/// admitted.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
-
 impl Limiter {
-    /// Spends 1 unit of the quota of `key`, and waits until the request may proceed, if that is
-    /// within `timeout`.
+    /// Spends `n` units of the quota of `key`, and waits until the request may proceed, if that is
+    /// within `timeout`: await the call. It is short for
+    /// [`check(key).cost(n).max_wait(timeout)`](crate::limiter::Check).
     ///
     /// The check also makes the reservation. Reservations are in the order in which the checks
     /// reach the store: first come, first served, over all processes. If the request would have to
     /// wait longer than `timeout`, it is denied immediately, and the same call would succeed after
     /// [`retry_after`](Decision::retry_after). With a `timeout` of zero the call never waits.
     /// `timeout` counts from the decision of the store. A full leaky bucket denies, whatever the
-    /// `timeout`.
+    /// `timeout`, unless that is [`Duration::MAX`], as for [`acquire`](Limiter::acquire).
     ///
     /// If the quota is changed in the meantime, waiting requests keep their instants, and new
     /// requests come after them. If a waiting request is dropped after a check with another quota,
@@ -69,7 +50,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As for [`check_n`](Limiter::check_n).
+    /// As for [`check`](Limiter::check).
     ///
     /// # Cancel safety
     ///
@@ -96,62 +77,34 @@ impl Limiter {
     /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     ///
     /// let timeout = Duration::from_millis(150);
-    /// assert!(limiter.try_acquire("vendor", timeout).await?.is_allowed()); // now
-    /// assert!(limiter.try_acquire("vendor", timeout).await?.is_allowed()); // 100 ms later
+    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // now
+    /// assert!(limiter.try_acquire("vendor", 1, timeout).await?.is_allowed()); // 100 ms later
     ///
     /// // The wait would be 100 ms: this request is denied immediately.
-    /// let denied = limiter.try_acquire("vendor", Duration::from_millis(30)).await?;
+    /// let denied = limiter.try_acquire("vendor", 1, Duration::from_millis(30)).await?;
     /// assert_eq!(denied.retry_after(), Some(Duration::from_millis(70)));
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn try_acquire(
+    #[inline]
+    pub fn try_acquire<'k, K: Into<Key<'k>>>(
         &self,
-        key: impl Into<Key<'_>>,
-        timeout: Duration,
-    ) -> Result<Decision, Error> {
-        self.try_acquire_n(key, 1, timeout).await
-    }
-
-    /// Spends `n` units of the quota of `key`, and waits like
-    /// [`try_acquire`](Limiter::try_acquire).
-    ///
-    /// # Errors
-    ///
-    /// As for [`check_n`](Limiter::check_n).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`try_acquire`](Limiter::try_acquire).
-    ///
-    /// # Panics
-    ///
-    /// As for [`try_acquire`](Limiter::try_acquire).
-    pub async fn try_acquire_n(
-        &self,
-        key: impl Into<Key<'_>>,
+        key: K,
         n: u64,
         timeout: Duration,
-    ) -> Result<Decision, Error> {
-        let (key, max_wait) = (&key.into(), MaxWait::UpTo(micros(timeout)));
-        let answer = self.decide(Action::Check, key, n, max_wait);
-        if let Some(Outcome { decision, .. }) = answer.now()
-            && decision.delay().is_zero()
-            && !decision.waits_for_holds()
-        {
-            return Ok(decision.clone());
-        }
-        Acquire::new(Charge::new_n(self, key, n), answer, max_wait).wait_or_recover().await
+    ) -> Acquire<'_, K> {
+        self.check(key).cost(n).max_wait(timeout)
     }
 
-    /// Spends 1 unit of the quota of `key`, and waits as long as necessary until the request may
-    /// proceed. The decision is always allowed.
+    /// Spends `n` units of the quota of `key`, and waits as long as necessary until the request may
+    /// proceed: await the call. The decision is always allowed. It is short for
+    /// [`try_acquire(key, n, Duration::MAX)`](Limiter::try_acquire).
     ///
     /// Service is first come, first served, with two exceptions for which no instant can be
     /// reserved:
     ///
     /// - a leaky bucket that is full
-    /// - an instant further away than [`check_within`](Limiter::check_within) can reserve
+    /// - an instant further away than [`reserve`](Limiter::reserve) can reserve
     ///
     /// In these cases the call retries. The denied calls of a process wait in a queue: only the
     /// first one checks, after [`retry_after`](Decision::retry_after), and the next one checks when
@@ -164,7 +117,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As for [`check_n`](Limiter::check_n).
+    /// As for [`check`](Limiter::check).
     ///
     /// # Cancel safety
     ///
@@ -173,590 +126,79 @@ impl Limiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
-    pub async fn acquire(&self, key: impl Into<Key<'_>>) -> Result<Decision, Error> {
-        self.acquire_n(key, 1).await
-    }
-
-    /// Spends `n` units of the quota of `key`, and waits like [`acquire`](Limiter::acquire).
-    ///
-    /// # Errors
-    ///
-    /// As for [`check_n`](Limiter::check_n).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`try_acquire`](Limiter::try_acquire).
-    ///
-    /// # Panics
-    ///
-    /// As for [`try_acquire`](Limiter::try_acquire).
-    pub async fn acquire_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<Decision, Error> {
-        let charge = Charge::new_n(self, key, n);
-        match charge.acquire().await {
-            Err(error) => match charge.recover_by_limiter(error)? {
-                Recovered::Uncounted(decision) => Ok(decision),
-                Recovered::Fallback(charge) => charge.acquire().await,
-            },
-            allowed => allowed,
-        }
+    #[inline]
+    pub fn acquire<'k, K: Into<Key<'k>>>(&self, key: K, n: u64) -> Acquire<'_, K> {
+        self.try_acquire(key, n, Duration::MAX)
     }
 }
 
 impl Charge {
-    /// Spends the costs, and waits until the request may proceed, if that is within `timeout`. See
-    /// [`Limiter::try_acquire`], and [above](Charge#waiting) for limits on different keys.
-    ///
-    /// # Errors
-    ///
-    /// As for [`check`](Charge::check).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::try_acquire`].
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn try_acquire(&self, timeout: Duration) -> Result<Decision, Error> {
+    /// Spends the costs, and waits.
+    async fn acquire(self, max_wait: MaxWait, is_endless: bool) -> Result<Decision, Error> {
         self.check_costs()?;
-        let max_wait = MaxWait::UpTo(micros(timeout));
-        if self.retry_deadline(max_wait).is_some() {
-            yield_to_queue(self).await;
+        if is_endless || self.retry_deadline(max_wait).is_some() {
+            yield_to_queue(&self).await;
         }
-        Acquire::new(self.clone(), self.decide(Action::Check, max_wait), max_wait).wait().await
-    }
-
-    /// Spends the costs, and waits as long as necessary until the request may proceed. The decision
-    /// is always allowed, and can be ignored. See [`Limiter::acquire`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`check`](Charge::check).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::try_acquire`].
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn acquire(&self) -> Result<Decision, Error> {
-        self.check_costs()?;
-        yield_to_queue(self).await;
-        let max_wait = MaxWait::LONGEST;
         let answer = self.decide(Action::Check, max_wait);
-        let mut acquire = Acquire::new(self.clone(), answer, max_wait);
-        acquire.retries = true;
-        acquire.wait().await
+        Waiter::new(self, answer, max_wait).retries(is_endless).wait_or_recover().await
     }
+}
 
-    /// Reports that the request waits after a decision.
-    pub(crate) fn begin_wait(&self, decision: &Decision) -> Option<Wait> {
-        let limiter = decision.limiter();
-        let waiting = self.limiters().find(|target| target.name() == limiter)?;
-        Wait::begin(waiting.observers(), limiter)
+/// A check that waits, made by [`Limiter::try_acquire`], [`Limiter::acquire`] or
+/// [`Check::max_wait`](super::Check::max_wait): a future of its [`Decision`].
+///
+/// Nothing happens before the first poll. Dropping it before it is ready returns the units.
+#[must_use = "a call does nothing until it is awaited"]
+pub struct Acquire<'a, K> {
+    call: Call<'a, K, Decision>,
+    max_wait: Duration,
+}
+
+impl<'a, K> Acquire<'a, K> {
+    #[inline]
+    pub(super) fn new(demand: Demand<'a, K>, max_wait: Duration) -> Self {
+        Self { call: Call::Starting(demand), max_wait }
     }
+}
 
-    /// Reports that the request waits before its first decision: for the first limit that it holds.
-    fn begin_queued_wait(&self) -> Option<Wait> {
-        let (limiter, ..) = self.held_parts().next()?;
-        Wait::begin(limiter.observers(), limiter.static_name())
-    }
+/// The key is moved before it is used.
+impl<K> Unpin for Acquire<'_, K> {}
 
-    /// Reports that the request waits for its store, which has failed.
-    fn begin_store_wait(&self) -> Option<Wait> {
-        let (limiter, ..) = self.own_parts().next()?;
-        Wait::begin(limiter.observers(), limiter.static_name())
-    }
+impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
+    type Output = Result<Decision, Error>;
 
-    /// Returns the units that `answer` spends, reserves or holds, in the background, and then drops
-    /// `slot`.
-    fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
-        let Some(limiter) = self.limiters().next().cloned() else { return };
-        limiter.spawn_background(Box::pin(async move {
-            if let Ok(outcome) = answer.await {
-                self.release_in_background(&outcome.receipts);
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let Some(demand) = this.call.start() else { return this.call.poll_rest(cx) };
+        let is_endless = this.max_wait == Duration::MAX;
+        let max_wait =
+            if is_endless { MaxWait::LONGEST } else { MaxWait::UpTo(micros(this.max_wait)) };
+        match demand {
+            Demand::Units(limiter, key, units) if !is_endless => {
+                let key = key.into();
+                let answer = limiter.decide(Action::Check, &key, units, max_wait);
+                if let Some(Outcome { decision, .. }) = answer.now()
+                    && decision.delay().is_zero()
+                    && !decision.waits_for_holds()
+                {
+                    return Poll::Ready(Ok(decision.clone()));
+                }
+                let charge = Charge::of_units(limiter, key, units);
+                this.call.go_on(cx, Waiter::new(charge, answer, max_wait).wait_or_recover())
             }
-            drop(slot);
-        }));
-    }
-}
-
-/// A request that waits for a decision, and then until it may proceed. If it is dropped before
-/// that, it returns the units that it has spent, reserved or held.
-pub(crate) struct Acquire {
-    phase: Phase,
-    charge: Charge,
-    max_wait: MaxWait,
-    /// The longest wait of the last check.
-    last_max_wait: MaxWait,
-    max_lateness: Duration,
-    slot: Option<WaitSlot>,
-    /// The end of the wait, once it is known.
-    deadline: Option<Instant>,
-    /// A late request checks again only once.
-    was_late: bool,
-    /// The end of the last block that the request has found.
-    blocked_until: Option<Instant>,
-    /// True if a denied request retries.
-    retries: bool,
-    /// When the request began, if it waits for a store that fails.
-    waits_for_store: Option<Instant>,
-    /// Set by the first denial or failure. Boxed, as most requests have none.
-    retry: Option<Box<Retry>>,
-    /// Set from the first sleep to the last one, if there is an observer.
-    wait: Option<Wait>,
-    /// What an admitted request holds while it waits for its service.
-    holds: Option<Holds>,
-}
-
-enum Phase {
-    /// The request waits to check for the first time, behind others.
-    Queued,
-    Deciding(StoreFuture<Outcome>),
-    Admitted(Outcome, Option<Pin<Box<Sleep>>>),
-    /// The reservation of a late request is being released.
-    Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
-    /// The request waits to check again, after this denial or failure of the store.
-    Retrying(Result<Decision, Error>),
-    Done,
-}
-
-impl Acquire {
-    pub(crate) fn new(charge: Charge, answer: StoreFuture<Outcome>, max_wait: MaxWait) -> Self {
-        let deadline = charge.retry_deadline(max_wait);
-        Self {
-            phase: Phase::Deciding(answer),
-            waits_for_store: charge.waits_for_store().then(Instant::now),
-            charge,
-            max_wait,
-            last_max_wait: max_wait,
-            max_lateness: DEFAULT_MAX_LATENESS,
-            slot: None,
-            deadline,
-            was_late: false,
-            blocked_until: None,
-            retries: deadline.is_some(),
-            retry: None,
-            wait: None,
-            holds: None,
-        }
-    }
-
-    /// Begins a request. One that holds units, and may wait, first waits for those that wait
-    /// already: it would take the units that are returned to them.
-    pub(crate) fn begin(charge: Charge, max_wait: MaxWait) -> Self {
-        if !charge.holds_units() || charge.retry_deadline(max_wait).is_none() {
-            let answer = charge.decide(Action::Check, max_wait);
-            return Self::new(charge, answer, max_wait);
-        }
-        let mut acquire = Self::new(charge, StoreFuture::Ready(None), max_wait);
-        if acquire.retry.get_or_insert_default().join(&acquire.charge) {
-            acquire.phase = Phase::Queued;
-            acquire.wait = acquire.charge.begin_queued_wait();
-        } else {
-            acquire.phase = Phase::Deciding(acquire.charge.decide(Action::Check, max_wait));
-        }
-        acquire
-    }
-
-    /// Returns an admitted request, which waits only for the service.
-    pub(crate) fn admitted(charge: Charge, outcome: Outcome) -> Self {
-        let mut acquire = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
-        acquire.phase = Phase::Admitted(outcome, None);
-        acquire
-    }
-
-    /// Keeps what the admitted request holds, as its service may not be ready for long: without
-    /// renewals, the hold would expire.
-    pub(crate) fn keep_holds(&mut self) {
-        if let Phase::Admitted(outcome, _) = &mut self.phase
-            && self.charge.holds_units()
-        {
-            self.holds = Some(self.charge.holds(&outcome.receipts));
-            outcome.receipts.remove_holds();
-        }
-    }
-
-    /// Returns what has been kept, so that the drop does not return it.
-    pub(crate) fn take_holds(&mut self) -> Option<Holds> {
-        self.holds.take()
-    }
-
-    pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
-        self.max_lateness = max_lateness;
-        self
-    }
-
-    /// Sets whether the request waits for a store that fails, whatever the policy of its limiters.
-    pub(crate) fn wait_for_store(mut self, waits: bool) -> Self {
-        self.waits_for_store = waits.then(Instant::now);
-        self
-    }
-
-    pub(crate) fn wait_slot(mut self, slot: Option<WaitSlot>) -> Self {
-        self.slot = slot;
-        self
-    }
-
-    /// Waits for the decision, and until an admitted request may proceed.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        loop {
-            match &mut self.phase {
-                Phase::Queued => {
-                    let retry = self.retry.get_or_insert_default();
-                    // At its deadline, too: it has no decision yet.
-                    let _ = ready!(retry.poll(cx, self.deadline));
-                    self.check_again();
-                }
-                Phase::Deciding(answer) => {
-                    let answer = ready!(Pin::new(answer).poll(cx));
-                    self.phase = Phase::Done;
-                    let last = match answer {
-                        Ok(outcome) => self.advance(outcome).map(Ok),
-                        Err(error) => self.failed(error).map(Err),
-                    };
-                    if let Some(last) = last {
-                        return Poll::Ready(last);
-                    }
-                }
-                Phase::Admitted(outcome, None) => {
-                    // Others may wait now. The phase stays: until `disarm`, a drop releases.
-                    (self.slot, self.wait) = (None, None);
-                    return Poll::Ready(Ok(outcome.decision.clone()));
-                }
-                Phase::Admitted(_, timer @ Some(_)) => {
-                    let lateness = ready!(poll_timer(timer, cx));
-                    if self.checks_again(lateness) {
-                        self.begin_release();
-                    }
-                }
-                Phase::Releasing(released, limit) => {
-                    released.retain_mut(|released| released.as_mut().poll(cx).is_pending());
-                    if !released.is_empty() {
-                        ready!(poll_timer(limit, cx));
-                    }
-                    // The deadline of the first decision holds: a request that is late does not get
-                    // its wait twice.
-                    self.check_again();
-                }
-                Phase::Retrying(_) => {
-                    if let Some(last) = ready!(self.poll_retry(cx)) {
-                        return Poll::Ready(last);
-                    }
-                }
-                Phase::Done => panic!("polled after completion"),
+            demand => {
+                let charge = demand.into_charge().into_owned();
+                this.call.go_on(cx, charge.acquire(max_wait, is_endless))
             }
         }
     }
-
-    /// Waits to check again. Returns the last answer if the deadline comes first.
-    fn poll_retry(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
-        let retry = self.retry.get_or_insert_default();
-        // The last answer of a request that waits behind others can be older than a block.
-        if ready!(retry.poll(cx, self.deadline)) || self.is_blocked() {
-            self.check_again();
-            return Poll::Ready(None);
-        }
-        let Phase::Retrying(last) = mem::replace(&mut self.phase, Phase::Done) else {
-            panic!("only a request with an answer retries");
-        };
-        if let Ok(denied) = &last {
-            self.report_final(denied);
-        }
-        Poll::Ready(Some(last))
-    }
-
-    /// Checks with the rest of the wait.
-    fn check_again(&mut self) {
-        self.last_max_wait = self.max_wait.at_most(self.remaining_wait());
-        self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.last_max_wait));
-    }
-
-    /// Moves on to the phase after a decision, or returns a final denial.
-    fn advance(&mut self, outcome: Outcome) -> Option<Decision> {
-        let decision = outcome.decision.clone();
-        if !decision.is_allowed() {
-            return self.denied(decision);
-        }
-        if let Some(retry) = &mut self.retry {
-            retry.allowed(&self.charge, &decision);
-        }
-        let lateness = self.start_wait(&decision);
-        // Creating a timer panics without a runtime: the drop then releases the reservation.
-        self.phase = Phase::Admitted(outcome, None);
-        if self.is_too_late(lateness) {
-            self.begin_release();
-        } else if let Some(sleep) = timer(&decision) {
-            self.begin_wait(&decision);
-            self.set_timer(sleep);
-        }
-        None
-    }
-
-    fn set_timer(&mut self, sleep: Pin<Box<Sleep>>) {
-        if let Phase::Admitted(_, timer) = &mut self.phase {
-            *timer = Some(sleep);
-        }
-    }
-
-    fn denied(&mut self, decision: Decision) -> Option<Decision> {
-        let wait = self.charge.resolve(self.max_wait);
-        if decision.waits_for_holds() && !self.retries && wait > 0.0 {
-            // There is no instant to reserve before a hold ends.
-            let wait = Duration::from_micros(wait as u64);
-            self.deadline.get_or_insert_with(|| after_decision(&decision, wait));
-            self.retries = true;
-        }
-        let retries = self.retries
-            && self.retry.get_or_insert_default().denied(&self.charge, &decision, self.deadline);
-        if !retries {
-            self.wait = None;
-            self.report_final(&decision);
-            return Some(decision);
-        }
-        self.begin_wait(&decision);
-        self.phase = Phase::Retrying(Ok(decision));
-        None
-    }
-
-    /// Moves on after a failure, or returns it if the request does not wait for its store.
-    fn failed(&mut self, error: Error) -> Option<Error> {
-        let error = self.charge.name_failure(error);
-        let (Some(began), Error::Store(failure)) = (self.waits_for_store, &error) else {
-            return Some(error);
-        };
-        let wait = match self.max_wait {
-            MaxWait::UpTo(wait) => wait,
-            MaxWait::Default { .. } => self.charge.resolve(self.max_wait),
-        };
-        if wait.is_finite() {
-            let deadline = || after(began, Duration::from_micros(wait as u64));
-            self.deadline.get_or_insert_with(deadline);
-        }
-        // A store in memory that is full has not failed.
-        let waits = failure.kind() != ErrorKind::Full
-            && self.retry.get_or_insert_default().store_failed(&self.charge, self.deadline);
-        if !waits {
-            self.wait = None;
-            return Some(error);
-        }
-        if self.wait.is_none() {
-            self.wait = self.charge.begin_store_wait();
-        }
-        self.phase = Phase::Retrying(Err(error));
-        None
-    }
-
-    /// Reports a final denial, unless its check has reported it: the request could wait then.
-    fn report_final(&self, denied: &Decision) {
-        let could_wait = self.charge.can_wait_for_holds(self.last_max_wait);
-        if !goes_on_waiting(denied, could_wait) {
-            return;
-        }
-        let own = self.charge.own_parts();
-        let mut own = own.filter(|(limiter, ..)| limiter.name() == denied.limiter());
-        if let Some((limiter, key, _)) = own.next() {
-            let key = own.next().is_none().then_some(key);
-            report_decided(limiter.observers(), denied, key, None);
-        }
-    }
-
-    fn begin_wait(&mut self, decision: &Decision) {
-        if self.wait.is_none() {
-            self.wait = self.charge.begin_wait(decision);
-        }
-    }
-
-    /// Sets the deadline of an admitted request, which counts from the first decision. Returns by
-    /// how much the decision arrived after the reserved instant.
-    fn start_wait(&mut self, decision: &Decision) -> Duration {
-        if decision.delay().is_zero() {
-            return Duration::ZERO; // there is no reservation
-        }
-        // From the decision, not from its arrival: the store compared with the same wait.
-        let wait = Duration::from_micros(self.charge.resolve(self.max_wait) as u64);
-        self.deadline.get_or_insert_with(|| after_decision(decision, wait));
-        decision.age().saturating_sub(decision.delay())
-    }
-
-    /// Returns whether the request, whose time has come, has to check again.
-    fn checks_again(&mut self, lateness: Duration) -> bool {
-        self.is_too_late(lateness) || self.is_blocked()
-    }
-
-    /// Returns true once, if the request is late.
-    fn is_too_late(&mut self, lateness: Duration) -> bool {
-        let is_late = lateness > self.max_lateness && !self.was_late;
-        self.was_late |= is_late;
-        is_late
-    }
-
-    /// Returns true once for each known block of a key that has begun while the request waited.
-    fn is_blocked(&mut self) -> bool {
-        let own = self.charge.own_parts();
-        let ends = own.filter_map(|(limiter, key, _)| limiter.blocked_until(key)).max();
-        let is_new = ends.is_some_and(|ends| ends > Instant::now()) && ends != self.blocked_until;
-        self.blocked_until = ends;
-        is_new
-    }
-
-    /// Releases the reservation, and pauses until that is done: otherwise the next check would find
-    /// the reservation of the same request before it. After a stop many requests are late, some of
-    /// which may have been dropped, and the store releases all of their reservations together.
-    fn begin_release(&mut self) {
-        let Phase::Admitted(outcome, _) = mem::replace(&mut self.phase, Phase::Done) else {
-            panic!("only an admitted request has a reservation");
-        };
-        let released = self.charge.begin_release(&outcome.receipts);
-        let limit = (!released.is_empty()).then(|| Box::pin(sleep(RELEASE_TIMEOUT)));
-        self.phase = Phase::Releasing(released, limit);
-    }
-
-    /// Returns the rest of the wait, in microseconds.
-    pub(crate) fn remaining_wait(&self) -> f64 {
-        let rest = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        rest.map_or(f64::INFINITY, micros)
-    }
-
-    /// Waits for the decision alone, and leaves the delay to the caller.
-    pub(super) fn poll_decision(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let outcome = loop {
-            match &mut self.phase {
-                Phase::Deciding(answer) => {
-                    let answer = ready!(Pin::new(answer).poll(cx));
-                    self.phase = Phase::Done;
-                    match answer {
-                        Ok(outcome) => break outcome,
-                        Err(error) => {
-                            if let Some(error) = self.failed(error) {
-                                return Poll::Ready(Err(error));
-                            }
-                        }
-                    }
-                }
-                Phase::Retrying(_) => {
-                    if let Some(last) = ready!(self.poll_retry(cx)) {
-                        return Poll::Ready(last);
-                    }
-                }
-                _ => panic!("polled after completion"),
-            }
-        };
-        let decision = outcome.decision.clone();
-        let retry = self.retry.take().filter(|_| decision.is_allowed());
-        if let Some(mut retry) = retry {
-            retry.allowed(&self.charge, &decision);
-        }
-        self.wait = None;
-        if decision.is_allowed() {
-            self.start_wait(&decision);
-            self.phase = Phase::Admitted(outcome, None);
-        } else {
-            self.report_final(&decision);
-        }
-        Poll::Ready(Ok(decision))
-    }
-
-    /// Waits for the reserved instant of an admitted request, which is `due`: [`poll`](Self::poll)
-    /// is ready then.
-    pub(super) fn sleep_until(&mut self, due: Instant) {
-        let Phase::Admitted(outcome, None) = &self.phase else { return };
-        let decision = outcome.decision.clone();
-        if !decision.delay().is_zero() {
-            self.begin_wait(&decision);
-            self.set_timer(Box::pin(sleep_until(due)));
-        }
-    }
-
-    async fn wait(mut self) -> Result<Decision, Error> {
-        let decision = poll_fn(|cx| self.poll(cx)).await?;
-        self.check_spent()?;
-        drop(self.disarm());
-        Ok(decision)
-    }
-
-    /// Returns an error if an admitted request, which has no permit, holds units. The drop returns
-    /// what it has taken.
-    pub(super) fn check_spent(&self) -> Result<(), Error> {
-        match &self.phase {
-            Phase::Admitted(outcome, _) => self.charge.check_spent(&outcome.receipts),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits, and applies the failure policy of the limiter if its store fails.
-    pub(super) async fn wait_or_recover(mut self) -> Result<Decision, Error> {
-        let result = poll_fn(|cx| self.poll(cx)).await;
-        self.check_spent()?;
-        let rest = self.max_wait.at_most(self.remaining_wait());
-        let (charge, _) = self.disarm();
-        match result {
-            Err(error) => match charge.recover_by_limiter(error)? {
-                Recovered::Uncounted(decision) => Ok(decision),
-                Recovered::Fallback(charge) => {
-                    let answer = charge.decide(Action::Check, rest);
-                    Self::new(charge, answer, rest).wait().await
-                }
-            },
-            answer => answer,
-        }
-    }
-
-    /// Ends the wait, so that the drop releases nothing. Returns the charge of the request, and the
-    /// receipts of what it has taken.
-    pub(crate) fn disarm(&mut self) -> (Charge, Receipts) {
-        let receipts = match mem::replace(&mut self.phase, Phase::Done) {
-            Phase::Admitted(outcome, _) => outcome.receipts,
-            _ => Receipts::NONE,
-        };
-        (self.slot, self.wait) = (None, None);
-        self.retry = None;
-        (mem::replace(&mut self.charge, Charge::exempt()), receipts)
-    }
 }
 
-/// Returns the instant that is `time` after the store decided.
-pub(super) fn after_decision(decision: &Decision, time: Duration) -> Instant {
-    let now = Instant::now();
-    // Waits are below 100 years, which an instant holds.
-    (now + time).checked_sub(decision.age()).unwrap_or(now)
-}
-
-fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {
-    let delay = decision.remaining_delay();
-    (!delay.is_zero()).then(|| Box::pin(sleep(delay)))
-}
-
-/// Waits for the timer, if there is one, and removes it. Returns by how much it was late.
-fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll<Duration> {
-    let Some(sleep) = timer else { return Poll::Ready(Duration::ZERO) };
-    ready!(sleep.as_mut().poll(cx));
-    let lateness = Instant::now().saturating_duration_since(sleep.deadline());
-    *timer = None;
-    Poll::Ready(lateness)
-}
-
-impl Drop for Acquire {
-    fn drop(&mut self) {
-        let charge = mem::replace(&mut self.charge, Charge::exempt());
-        if let Some(holds) = self.holds.take() {
-            holds.end(|_| 0);
-        }
-        // Law 12: a drop releases once. `Releasing` has begun it already, and a denial spent
-        // nothing.
-        match mem::replace(&mut self.phase, Phase::Done) {
-            Phase::Deciding(answer) => {
-                charge.release_answer_in_background(answer, self.slot.take());
-            }
-            Phase::Admitted(outcome, _) => charge.release_in_background(&outcome.receipts),
-            Phase::Queued | Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
-        }
-    }
-}
-
-impl fmt::Debug for Acquire {
+impl<K> fmt::Debug for Acquire<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").finish_non_exhaustive()
+        f.debug_struct("Acquire")
+            .field("call", &self.call)
+            .field("max_wait", &self.max_wait)
+            .finish()
     }
 }

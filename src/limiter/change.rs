@@ -43,7 +43,7 @@ impl Limiter {
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(1000);
     /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
-    /// if tokens.check_n("alice", 200).await?.is_allowed() {
+    /// if tokens.check("alice").cost(200).await?.is_allowed() {
     ///     let used = 1_450; // as the response reports
     ///     tokens.spend("alice", used - 200).await?;
     /// }

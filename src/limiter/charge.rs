@@ -1,7 +1,6 @@
-//! `Charge`: the limits, keys and costs of one request. Waiting is in `acquire.rs` and `retry.rs`,
-//! and the calls that hold units in `hold.rs`.
+//! `Charge`: the limits, keys and costs of one request. Its calls are in `check.rs` and `hold.rs`.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use tokio::time::Instant;
 
@@ -107,17 +106,21 @@ struct Part {
 }
 
 impl Charge {
-    /// Creates a charge of one unit to `key`. In a layer, it is a charge of the
-    /// [cost](crate::RateLimitLayer::cost) that the layer computes.
+    /// Creates a charge of one unit to `key`; [`cost`](Charge::cost) changes that. In a layer, it
+    /// is a charge of the [cost](crate::RateLimitLayer::cost) that the layer computes.
     #[inline]
     pub fn new<'a>(limiter: impl IntoLimiter, key: impl Into<Key<'a>>) -> Self {
         Self::of_part(limiter.into_limiter(), key.into(), None)
     }
 
-    /// Creates a charge of `n` units to `key`.
+    /// Creates a charge of `units` to `key`.
     #[inline]
-    pub fn new_n<'a>(limiter: impl IntoLimiter, key: impl Into<Key<'a>>, n: u64) -> Self {
-        Self::of_part(limiter.into_limiter(), key.into(), Some(n))
+    pub(crate) fn of_units<'a>(
+        limiter: impl IntoLimiter,
+        key: impl Into<Key<'a>>,
+        units: u64,
+    ) -> Self {
+        Self::of_part(limiter.into_limiter(), key.into(), Some(units))
     }
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
@@ -132,8 +135,8 @@ impl Charge {
     }
 
     /// Adds a limit on the same key, which is charged one unit, or the
-    /// [cost](crate::RateLimitLayer::cost) of the layer. An exempt charge has no key, and stays
-    /// exempt.
+    /// [cost](crate::RateLimitLayer::cost) of the layer; [`cost`](Charge::cost) changes that. An
+    /// exempt charge has no key, and stays exempt.
     ///
     /// # Examples
     ///
@@ -147,38 +150,51 @@ impl Charge {
     /// # };
     /// let requests = limiter("requests", Quota::per_minute(60));
     /// let tokens = limiter("tokens", Quota::per_minute(100_000));
-    /// let charge = Charge::new(&requests, "alice").also_n(&tokens, 500);
+    /// let charge = Charge::new(&requests, "alice").also(&tokens).cost(500);
     /// # let _ = charge;
     /// ```
-    pub fn also(self, limiter: impl IntoLimiter) -> Self {
-        self.with(limiter.into_limiter(), None)
-    }
-
-    /// Adds a limit on the same key like [`also`](Charge::also), which is charged `n` units.
-    pub fn also_n(self, limiter: impl IntoLimiter, n: u64) -> Self {
-        self.with(limiter.into_limiter(), Some(n))
-    }
-
-    fn with(mut self, limiter: AnyLimiter, cost: Option<u64>) -> Self {
+    pub fn also(mut self, limiter: impl IntoLimiter) -> Self {
         if let Some(Parts { first, rest, .. }) = &mut self.0 {
             let key = rest.last().unwrap_or(first).key.clone();
-            rest.push(Part { limiter, key, cost, is_estimate: false });
+            let limiter = limiter.into_limiter();
+            rest.push(Part { limiter, key, cost: None, is_estimate: false });
         }
         self
     }
 
-    /// Makes the cost of the last limit an estimate of `n` units. They are held, and not spent,
-    /// until their [`Permit`](crate::Permit) ends: call [`hold`](Charge::hold) instead of
+    /// Sets the cost of the limit that was added last, in a layer in place of the
+    /// [cost](crate::RateLimitLayer::cost) that the layer computes. An exempt charge stays exempt.
+    pub fn cost(mut self, units: u64) -> Self {
+        if let Some(last) = self.last_mut() {
+            (last.cost, last.is_estimate) = (Some(units), false);
+        }
+        self
+    }
+
+    /// Returns the charge with another cost of the limit that was added last, if there is one.
+    pub(super) fn with_cost(&self, units: Option<u64>) -> Cow<'_, Self> {
+        match units {
+            Some(units) => Cow::Owned(self.clone().cost(units)),
+            None => Cow::Borrowed(self),
+        }
+    }
+
+    /// Makes the cost of the limit that was added last an estimate of `n` units. They are held, and
+    /// not spent, until their [`Permit`](crate::Permit) ends: call [`hold`](Charge::hold) instead of
     /// [`check`](Charge::check). An exempt charge stays exempt.
     ///
     /// The other limits are spent at once: a hold of everything would keep the place of a request
     /// for as long as it is served.
     pub fn estimate(mut self, n: u64) -> Self {
-        if let Some(Parts { first, rest, .. }) = &mut self.0 {
-            let last = rest.last_mut().unwrap_or(first);
+        if let Some(last) = self.last_mut() {
             (last.cost, last.is_estimate) = (Some(n), true);
         }
         self
+    }
+
+    fn last_mut(&mut self) -> Option<&mut Part> {
+        let Parts { first, rest, .. } = self.0.as_mut()?;
+        Some(rest.last_mut().unwrap_or(first))
     }
 
     /// Makes the costs of all limits estimates.
@@ -203,19 +219,12 @@ impl Charge {
         Self(Some(parts))
     }
 
-    /// Returns the part of the charge to the limiter of this name; exempt if there is none.
+    /// Returns the part of the charge to the limiter of this name; exempt if there is none. For
+    /// [`spend`](Charge::spend) and [`refund`](Charge::refund) of another number of units than the
+    /// request costs, set its [`cost`](Charge::cost).
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
         Self::of_parts(parts.cloned(), self.has_one_key())
-    }
-
-    /// Returns the part of the charge to the limiter of this name, which is charged `n` units;
-    /// exempt if there is none. For [`spend`](Charge::spend) and [`refund`](Charge::refund) of
-    /// another number of units than the request costs.
-    pub fn of_n(&self, limiter: &str, n: u64) -> Self {
-        let mut part = self.of(limiter);
-        part.parts_mut().for_each(|part| part.cost = Some(n));
-        part
     }
 
     /// Returns whether the charge is empty.
@@ -223,32 +232,6 @@ impl Charge {
     #[inline]
     pub fn is_exempt(&self) -> bool {
         self.0.is_none()
-    }
-
-    /// Spends the costs if all quotas have enough units left. See [`Limiter::check_n`].
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::NoLimits`], [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for an
-    ///   invalid charge, immediately and without spending.
-    /// - [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
-    ///   without spending.
-    /// - [`Error::HasEstimate`] if the cost of a limit is an [estimate](Charge::estimate), and
-    ///   [`Error::OnlyHolds`] if a limit counts units [at a time](crate::Algorithm::Concurrency).
-    /// - [`Error::Store`] if the store fails.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`Limiter::check`].
-    pub async fn check(&self) -> Result<Decision, Error> {
-        self.check_costs()?;
-        let outcome = self.decide(Action::Check, MaxWait::DEFAULT).await;
-        let outcome = outcome.map_err(|error| self.name_failure(error))?;
-        if let Err(error) = self.check_spent(&outcome.receipts) {
-            self.release_in_background(&outcome.receipts);
-            return Err(error);
-        }
-        Ok(outcome.decision)
     }
 
     /// Returns the state of the key at the limit that binds, and whether [`check`](Charge::check)
@@ -262,8 +245,7 @@ impl Charge {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self) -> Result<KeyState, Error> {
-        let outcome = self.decide(Action::Peek, MaxWait::DEFAULT).await?;
-        Ok(KeyState::peeked(outcome.decision))
+        self.check().peek().await
     }
 
     /// Spends the costs, even if fewer units are left. See [`Limiter::spend`]. Returns the state

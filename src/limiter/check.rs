@@ -1,23 +1,32 @@
-//! The checks of one limiter. Those of several limits are in `charge.rs`, those that wait in
-//! `acquire.rs`, and those that reserve in `reservation.rs`.
+//! `Check`: the check of a limiter or a charge, a future. Waiting is in `acquire.rs`, and
+//! reservations are in `reservation.rs`.
 
 use std::{
-    mem,
-    pin::Pin,
-    task::{Context, Poll, ready},
+    fmt,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
-use super::{charge::Charge, handle::Limiter, max_wait::MaxWait, recovery::Recovered};
+use super::{
+    acquire::Acquire,
+    call::{Call, Demand, poll_outcome},
+    charge::Charge,
+    handle::Limiter,
+    max_wait::MaxWait,
+    recovery::Recovered,
+};
 use crate::{
     algorithm::Action,
     decision::{Decision, KeyState, Outcome},
     error::Error,
     keys::Key,
-    store::{Store, StoreFuture},
+    store::StoreFuture,
 };
 
 impl Limiter {
-    /// Spends 1 unit of the quota of `key` if one is left.
+    /// Spends 1 unit of the quota of `key` if one is left: await the call. Its methods spend more
+    /// than one unit, wait, or change nothing: see [`Check`].
     ///
     /// A denied request spends nothing. A leaky bucket with room allows a request with a
     /// [`delay`](Decision::delay) that the caller must wait for: up to the time in which its burst
@@ -25,96 +34,39 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if the store fails.
+    /// - [`Error::Store`] if the store fails.
+    /// - [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid
+    ///   [cost](Check::cost), immediately and without spending.
+    /// - [`Error::OnlyHolds`] if the limiter counts units [at a
+    ///   time](crate::Algorithm::Concurrency).
     ///
     /// # Cancel safety
     ///
     /// Dropping the future before its first poll spends nothing. After that, the unit may have been
     /// spent: with a [`MemoryStore`](crate::MemoryStore), the first poll decides.
-    #[inline]
-    pub fn check<'k>(
-        &self,
-        key: impl Into<Key<'k>>,
-    ) -> impl Future<Output = Result<Decision, Error>> {
-        Check::new(self, key, 1)
-    }
-
-    /// Checks like [`check`](Limiter::check), in code that cannot await: the store must be a
-    /// [`MemoryStore`](crate::MemoryStore). If the store fails, the
-    /// [failure policy](Limiter::on_failure) applies.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotImmediate`] if the store answers later, such as a `RedisStore`, immediately and
-    /// without spending; [`Error::Store`] if the store fails.
     ///
     /// # Examples
     ///
     /// ```
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
     ///
-    /// # fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let quota = Quota::per_hour(1);
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_hour(10);
     /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
-    /// assert!(limiter.check_now("alice")?.is_allowed());
-    /// assert!(!limiter.check_now("alice")?.is_allowed());
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// assert!(limiter.check("alice").cost(9).await?.is_allowed());
+    /// assert!(!limiter.check("alice").await?.is_allowed());
     /// # Ok(())
     /// # }
     /// ```
-    pub fn check_now<'k>(&self, key: impl Into<Key<'k>>) -> Result<Decision, Error> {
-        self.check_n_now(key, 1)
-    }
-
-    /// Checks like [`check_n`](Limiter::check_n), in code that cannot await. See
-    /// [`check_now`](Limiter::check_now). The [failure policy](Limiter::on_failure) applies, too.
-    ///
-    /// # Errors
-    ///
-    /// As for [`check_now`](Limiter::check_now), and [`Error::ZeroCost`] and
-    /// [`Error::CostAboveQuota`] for an invalid cost, immediately and without spending.
-    pub fn check_n_now<'k>(&self, key: impl Into<Key<'k>>, n: u64) -> Result<Decision, Error> {
-        let limiter = self.static_name();
-        if !self.store().is_immediate() {
-            return Err(Error::NotImmediate { limiter });
-        }
-        let key = key.into();
-        let answer = self.decide(Action::Check, &key, n, MaxWait::DEFAULT);
-        let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
-        let recovered = match result {
-            Ok(outcome) => return Ok(outcome.decision),
-            Err(error) => Charge::new_n(self, &key, n).recover_by_limiter(error)?,
-        };
-        match recovered {
-            Recovered::Uncounted(decision) => Ok(decision),
-            Recovered::Fallback(charge) => {
-                let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-                let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
-                result.map(|outcome| outcome.decision)
-            }
-        }
-    }
-
-    /// Spends `n` units of the quota of `key` if they are left.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
-    /// without spending; [`Error::Store`] if the store fails.
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`check`](Limiter::check).
     #[inline]
-    pub fn check_n<'k>(
-        &self,
-        key: impl Into<Key<'k>>,
-        n: u64,
-    ) -> impl Future<Output = Result<Decision, Error>> {
-        Check::new(self, key, n)
+    pub fn check<'k, K: Into<Key<'k>>>(&self, key: K) -> Check<'_, K> {
+        Check { call: Call::Starting(Demand::Units(self, key, 1)) }
     }
 
-    /// Returns the state of `key`, and whether [`check`](Limiter::check) would be allowed now. It
-    /// spends nothing.
+    /// Returns the state of `key`, and whether a [`check`](Limiter::check) would be allowed now. It
+    /// spends nothing. For a check of several units, see [`Check::peek`].
     ///
     /// For a key that a layer counts, see [`reset`](Limiter::reset).
     ///
@@ -126,15 +78,162 @@ impl Limiter {
     ///
     /// The future can be dropped at any time.
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
-        self.peek_n(key, 1).await
+        self.check(key).peek().await
     }
+}
 
-    /// Returns the state of `key`, and whether [`check_n`](Limiter::check_n) would be allowed now.
-    /// It spends nothing.
+impl Charge {
+    /// Spends the costs if all quotas have enough units left: await the call. See
+    /// [`Limiter::check`].
+    ///
+    /// If the store fails, the [failure policy](Limiter::on_failure) applies that all limiters of
+    /// the charge have; if they differ, an error is returned.
     ///
     /// # Errors
     ///
-    /// As for [`check_n`](Limiter::check_n).
+    /// - [`Error::NoLimits`], [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for an
+    ///   invalid charge, immediately and without spending.
+    /// - [`Error::ZeroCost`] and [`Error::CostAboveQuota`] for an invalid cost, immediately and
+    ///   without spending.
+    /// - [`Error::HasEstimate`] if the cost of a limit is an [estimate](Charge::estimate), and
+    ///   [`Error::OnlyHolds`] if a limit counts units [at a time](crate::Algorithm::Concurrency).
+    /// - [`Error::Store`] if the store fails.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`Limiter::check`].
+    #[inline]
+    pub fn check(&self) -> Check<'_, Key<'static>> {
+        Check { call: Call::Starting(Demand::Charge(self, None)) }
+    }
+
+    /// Returns the decision of a check, which has no permit.
+    fn checked(&self, outcome: Outcome) -> Result<Decision, Error> {
+        if let Err(error) = self.check_spent(&outcome.receipts) {
+            self.release_in_background(&outcome.receipts);
+            return Err(error);
+        }
+        Ok(outcome.decision)
+    }
+
+    /// Ends a check, whose store may fail.
+    async fn finish_check(&self, answer: StoreFuture<Outcome>) -> Result<Decision, Error> {
+        let error = match answer.await {
+            Ok(outcome) => return self.checked(outcome),
+            Err(error) => error,
+        };
+        match self.recover_by_limiter(error)? {
+            Recovered::Uncounted(decision) => Ok(decision),
+            Recovered::Fallback(charge) => {
+                // It may count units at a time by now.
+                charge.check_costs()?;
+                charge.checked(charge.decide(Action::Check, MaxWait::DEFAULT).await?)
+            }
+        }
+    }
+}
+
+/// A check, made by [`Limiter::check`] or [`Charge::check`]: a future of its [`Decision`].
+///
+/// | to | call |
+/// |---|---|
+/// | decide | `check(key).await` |
+/// | spend `n` units | [`check(key).cost(n)`](Check::cost)`.await` |
+/// | wait for the units | [`check(key).max_wait(time)`](Check::max_wait)`.await` |
+/// | decide in code that cannot await | [`check(key).now()`](Check::now) |
+/// | know what it would decide | [`check(key).peek()`](Check::peek)`.await` |
+///
+/// Nothing happens before the first poll.
+#[must_use = "a check does nothing until it is awaited"]
+pub struct Check<'a, K> {
+    call: Call<'a, K, Decision>,
+}
+
+impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
+    /// Sets the units that the check spends. The default is 1, or the costs of the charge: then it
+    /// is that of the limit that was added last, as for [`Charge::cost`].
+    ///
+    /// A cost of 0, or above the largest that the quota can grant, is an error of the check.
+    #[inline]
+    pub fn cost(mut self, units: u64) -> Self {
+        if let Call::Starting(demand) = &mut self.call {
+            demand.cost(units);
+        }
+        self
+    }
+
+    /// Waits until the request may proceed, if that is within `max_wait`: see
+    /// [`Limiter::try_acquire`]. With [`Duration::MAX`], it waits as long as necessary: see
+    /// [`Limiter::acquire`].
+    ///
+    /// # Examples
+    ///
+    /// Two limits on one key, and a wait of at most a second:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let store = MemoryStore::new();
+    /// let limiter = |name, quota| {
+    ///     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// };
+    /// let second = limiter("second", Quota::per_second(2).burst(1));
+    /// let day = limiter("day", Quota::per_day(1_000));
+    ///
+    /// let charge = Charge::new(&second, "vendor").also(&day);
+    /// for _ in 0..2 {
+    ///     let decision = charge.check().max_wait(Duration::from_secs(1)).await?;
+    ///     assert!(decision.is_allowed()); // the second one after 500 ms
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn max_wait(mut self, max_wait: Duration) -> Acquire<'a, K> {
+        Acquire::new(self.demand(), max_wait)
+    }
+
+    /// Decides in code that cannot await: each store must be a
+    /// [`MemoryStore`](crate::MemoryStore).
+    ///
+    /// # Errors
+    ///
+    /// As for [`Limiter::check`], and [`Error::NotImmediate`] if a store answers later, such as a
+    /// `RedisStore`, or [`Error::Unsupported`] if Redisson shares a limiter, immediately and without
+    /// spending.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_hour(1);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// assert!(limiter.check("alice").now()?.is_allowed());
+    /// assert!(!limiter.check("alice").now()?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn now(self) -> Result<Decision, Error> {
+        if let Call::Starting(demand) = &self.call {
+            demand.check_immediate()?;
+        }
+        match pin!(self).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => result,
+            Poll::Pending => unreachable!("a store in memory answers at once"),
+        }
+    }
+
+    /// Returns the state of the key, and whether the check would be allowed now. It spends nothing.
+    /// For a charge, this is the state at the limit that binds.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Limiter::check`], and [`Error::Unsupported`] if Redisson shares the limiter.
     ///
     /// # Cancel safety
     ///
@@ -150,120 +249,98 @@ impl Limiter {
     /// # let store = MemoryStore::new();
     /// let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(10));
     /// limiter.spend("alice", 7).await?;
-    /// assert!(limiter.peek_n("alice", 3).await?.allows());
-    /// assert!(!limiter.peek_n("alice", 4).await?.allows());
+    /// assert!(limiter.check("alice").cost(3).peek().await?.allows());
+    /// assert!(!limiter.check("alice").cost(4).peek().await?.allows());
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn peek_n(&self, key: impl Into<Key<'_>>, n: u64) -> Result<KeyState, Error> {
-        let outcome = self.decide(Action::Peek, &key.into(), n, MaxWait::DEFAULT).await?;
+    pub async fn peek(mut self) -> Result<KeyState, Error> {
+        let (action, max_wait) = (Action::Peek, MaxWait::DEFAULT);
+        let outcome = match self.demand() {
+            Demand::Units(limiter, key, units) => {
+                limiter.decide(action, &key.into(), units, max_wait).await?
+            }
+            Demand::Charge(charge, cost) => charge.with_cost(cost).decide(action, max_wait).await?,
+        };
         Ok(KeyState::peeked(outcome.decision))
     }
-}
 
-/// The future of a check. Not an async function, whose state machine takes a fifth of a check in
-/// memory.
-struct Check<'s, 'k, K> {
-    limiter: &'s Limiter,
-    n: u64,
-    state: State<'k, K>,
-}
-
-enum State<'k, K> {
-    /// The key is converted by the first poll, which moves it less often.
-    Starting(K),
-    /// Boxed, so that the future of a check in memory is small.
-    Waiting(Box<Waiting<'k>>),
-    Done,
-}
-
-/// A check whose answer comes later.
-struct Waiting<'k> {
-    key: Key<'k>,
-    answer: StoreFuture<Outcome>,
-    /// True if the answer is that of the fallback, because the store has failed.
-    falls_back: bool,
-}
-
-impl<'s, 'k, K> Check<'s, 'k, K> {
-    #[inline]
-    fn new(limiter: &'s Limiter, key: K, n: u64) -> Self {
-        Self { limiter, n, state: State::Starting(key) }
+    fn demand(&mut self) -> Demand<'a, K> {
+        self.call.start().expect("only a check that was not polled is changed")
     }
 
     /// Decides without the fast path.
     #[inline(never)]
-    fn decide(&mut self, cx: &mut Context<'_>, key: Key<'k>) -> Poll<Result<Decision, Error>> {
-        if let Some(outcome) = self.limiter.check_observed(&key, self.n, MaxWait::DEFAULT) {
+    fn decide(
+        &mut self,
+        cx: &mut Context<'_>,
+        limiter: &'a Limiter,
+        key: Key<'k>,
+        units: u64,
+    ) -> Poll<Result<Decision, Error>> {
+        if let Some(outcome) = limiter.check_observed(&key, units, MaxWait::DEFAULT) {
             return Poll::Ready(Ok(outcome.decision));
         }
-        let mut answer =
-            self.limiter.decide_in_store(Action::Check, &key, self.n, MaxWait::DEFAULT);
-        // Boxed only if it has to be kept.
-        let failed = match Pin::new(&mut answer).poll(cx) {
-            Poll::Ready(Ok(outcome)) => return Poll::Ready(Ok(outcome.decision)),
-            Poll::Ready(Err(error)) => Some(error),
-            Poll::Pending => None,
-        };
-        let is_pending = failed.is_none();
-        if let Some(error) = failed {
-            answer = StoreFuture::ready(Err(error));
+        let mut answer = limiter.decide_in_store(Action::Check, &key, units, MaxWait::DEFAULT);
+        if let Some(outcome) = poll_outcome(&mut answer, cx) {
+            return Poll::Ready(Ok(outcome.decision));
         }
-        self.state = State::Waiting(Box::new(Waiting { key, answer, falls_back: false }));
-        if is_pending { Poll::Pending } else { self.poll_later(cx) }
+        let key = key.into_owned();
+        self.call.go_on(cx, async move {
+            match answer.await {
+                Ok(outcome) => Ok(outcome.decision),
+                Err(error) => {
+                    let charge = Charge::of_units(limiter, key, units);
+                    charge.finish_check(StoreFuture::ready(Err(error))).await
+                }
+            }
+        })
     }
 
     #[inline(never)]
-    fn poll_later(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let State::Waiting(waiting) = &mut self.state else { panic!("polled after completion") };
-        loop {
-            let Waiting { key, answer, falls_back } = &mut **waiting;
-            let result = ready!(Pin::new(&mut *answer).poll(cx));
-            let error = match result {
-                Ok(outcome) => return self.done(Ok(outcome.decision)),
-                Err(error) if *falls_back => return self.done(Err(error)),
-                Err(error) => error,
-            };
-            match Charge::new_n(self.limiter, &*key, self.n).recover_by_limiter(error) {
-                Ok(Recovered::Fallback(charge)) => {
-                    // It may count units at a time by now.
-                    if let Err(error) = charge.check_costs() {
-                        return self.done(Err(error));
-                    }
-                    *answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-                    *falls_back = true;
-                }
-                Ok(Recovered::Uncounted(decision)) => return self.done(Ok(decision)),
-                Err(error) => return self.done(Err(error)),
-            }
+    fn decide_charge(
+        &mut self,
+        cx: &mut Context<'_>,
+        charge: &'a Charge,
+        cost: Option<u64>,
+    ) -> Poll<Result<Decision, Error>> {
+        let charge = charge.with_cost(cost);
+        if let Err(error) = charge.check_costs() {
+            return Poll::Ready(Err(error));
         }
-    }
-
-    fn done(&mut self, result: Result<Decision, Error>) -> Poll<Result<Decision, Error>> {
-        self.state = State::Done;
-        Poll::Ready(result)
+        let mut answer = charge.decide(Action::Check, MaxWait::DEFAULT);
+        match poll_outcome(&mut answer, cx) {
+            Some(outcome) => Poll::Ready(charge.checked(outcome)),
+            None => self.call.go_on(cx, async move { charge.finish_check(answer).await }),
+        }
     }
 }
 
 /// The key is moved before it is used.
-impl<K> Unpin for Check<'_, '_, K> {}
+impl<K> Unpin for Check<'_, K> {}
 
-impl<'k, K: Into<Key<'k>>> Future for Check<'_, 'k, K> {
+impl<'k, K: Into<Key<'k>>> Future for Check<'_, K> {
     type Output = Result<Decision, Error>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if !matches!(this.state, State::Starting(_)) {
-            return this.poll_later(cx);
+        match this.call.start() {
+            Some(Demand::Units(limiter, key, units)) => {
+                let key = key.into();
+                match limiter.check_fast(Action::Check, &key, units, MaxWait::DEFAULT) {
+                    Some(outcome) => Poll::Ready(Ok(outcome.decision)),
+                    None => this.decide(cx, limiter, key, units),
+                }
+            }
+            Some(Demand::Charge(charge, cost)) => this.decide_charge(cx, charge, cost),
+            None => this.call.poll_rest(cx),
         }
-        let State::Starting(key) = mem::replace(&mut this.state, State::Done) else {
-            unreachable!("matched above")
-        };
-        let key = key.into();
-        match this.limiter.check_fast(Action::Check, &key, this.n, MaxWait::DEFAULT) {
-            Some(outcome) => Poll::Ready(Ok(outcome.decision)),
-            None => this.decide(cx, key),
-        }
+    }
+}
+
+impl<K> fmt::Debug for Check<'_, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Check").field(&self.call).finish()
     }
 }

@@ -240,13 +240,10 @@ impl Limiter {
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
     /// The default is [`FailurePolicy::Closed`]: an error of the store is returned.
     ///
-    /// The policy applies to [`check`](Limiter::check), [`check_n`](Limiter::check_n),
-    /// [`check_now`](Limiter::check_now), [`check_n_now`](Limiter::check_n_now),
-    /// [`check_within`](Limiter::check_within), [`try_acquire`](Limiter::try_acquire),
-    /// [`acquire`](Limiter::acquire), [`hold`](Limiter::hold) and
-    /// [`hold_within`](Limiter::hold_within). A layer has a [policy of its
-    /// own](crate::RateLimitLayer::on_failure). A [`Charge`](crate::Charge) waits for the store if
-    /// all of its limiters have [`FailurePolicy::Wait`], and has no other policy.
+    /// The policy applies to [`check`](Limiter::check), [`try_acquire`](Limiter::try_acquire),
+    /// [`acquire`](Limiter::acquire), [`reserve`](Limiter::reserve) and [`hold`](Limiter::hold),
+    /// and to a [`Charge`](crate::Charge) whose limiters all have it. A layer has a [policy of its
+    /// own](crate::RateLimitLayer::on_failure).
     ///
     /// # Panics
     ///
@@ -399,6 +396,14 @@ impl Limiter {
     /// Returns the end of the block of a key, if this process knows the block.
     pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
         self.0.store.as_dyn().blocked_until(&self.current().settings, key)
+    }
+
+    /// Returns an error if the store may answer later.
+    pub(super) fn check_immediate(&self) -> Result<(), Error> {
+        match self.0.store.is_immediate() {
+            true => Ok(()),
+            false => Err(Error::NotImmediate { limiter: self.static_name() }),
+        }
     }
 
     pub(super) fn backoff(&self) -> &Backoff {

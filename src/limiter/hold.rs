@@ -1,22 +1,35 @@
-//! The calls that hold units: they return a permit. The permit itself is in `permit.rs`, and the
-//! waiting in `acquire.rs` and `retry.rs`.
+//! `Hold`: a call that holds units, a future of a permit. The permit itself is in `permit.rs`, and
+//! the waiting in `waiter.rs` and `retry.rs`.
 
-use std::{future::poll_fn, time::Duration};
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use super::{
-    acquire::Acquire, charge::Charge, handle::Limiter, max_wait::MaxWait, permit::Permit,
+    admission::Admission,
+    call::{Call, Demand, poll_outcome},
+    charge::Charge,
+    handle::Limiter,
+    max_wait::MaxWait,
+    permit::Permit,
     recovery::Recovered,
+    waiter::Waiter,
 };
 use crate::{
     algorithm::{Action, micros},
-    decision::Decision,
+    decision::Outcome,
     error::Error,
     keys::Key,
+    store::StoreFuture,
 };
 
 impl Limiter {
     /// Holds `n` units of the quota of `key`, if they are left: an estimate of a cost that is known
-    /// later. The inner error is the decision of a denied request.
+    /// later. Await the call, or first let it [wait](Hold::max_wait).
     ///
     /// The units count as taken until the [`Permit`] ends. Those that were used count as spent from
     /// then on: a hold opens no [fixed window](crate::Algorithm::FixedWindow), its end does. What
@@ -45,104 +58,35 @@ impl Limiter {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// use tower_ratelimit::{Admission, Algorithm, Limiter, MemoryStore, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(1_000);
     /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// let permit = match tokens.hold("alice", 600).await? {
-    ///     Ok(permit) => permit,
-    ///     Err(denied) => panic!("{} units are left", denied.remaining()),
+    /// let Admission::Admitted(permit) = tokens.hold("alice", 600).await? else {
+    ///     return Ok(()); // denied
     /// };
-    /// let denied = tokens.hold("alice", 600).await?.unwrap_err();
-    /// assert_eq!(denied.remaining(), 400);
-    /// assert_eq!(denied.retry_after(), None); // when the first permit ends
-    ///
+    /// if let Admission::Denied(decision) = tokens.hold("alice", 600).await? {
+    ///     assert_eq!(decision.remaining(), 400);
+    ///     assert_eq!(decision.retry_after(), None); // when the first permit ends
+    /// }
     /// permit.settle(250);
     /// assert_eq!(tokens.peek("alice").await?.remaining(), 750);
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn hold(
-        &self,
-        key: impl Into<Key<'_>>,
-        n: u64,
-    ) -> Result<Result<Permit, Decision>, Error> {
-        let key = key.into();
-        if let Some(outcome) = self.hold_fast(&key, n, false) {
-            return Ok(Permit::of_one(self, key, n, outcome));
-        }
-        let (charge, max_wait) = (Charge::new(self, key).estimate(n), MaxWait::NONE);
-        let answer = charge.decide_carefully(Action::Check, max_wait);
-        let acquire = Acquire::new(charge.clone(), answer, max_wait);
-        charge.hold_or_recover(acquire, max_wait).await
-    }
-
-    /// Holds `n` units like [`hold`](Limiter::hold), and waits for them for up to `max_wait`.
-    ///
-    /// A hold reserves no instant. A denied call checks again when units are restored, and when a
-    /// permit of this process ends. While holds have to end first, it also checks every 25 to 50
-    /// ms; over a `RedisStore` more often the longer it waits, in memory less often if more than
-    /// 8 keys are waited for. In a process, waiting calls are served in the order of their
-    /// arrival; between processes, and beside calls that do not wait, the order is not defined.
-    ///
-    /// With a `RedisStore`, a process whose calls have taken the last units again and again for
-    /// 0.4 s leaves what it returns in the next 20 ms to other processes: see
-    /// [concurrency](crate::guide::concurrency#waiting-for-a-place).
-    ///
-    /// # Errors
-    ///
-    /// As for [`hold`](Limiter::hold).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`hold`](Limiter::hold).
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime with time, if it has to wait.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-    /// let quota = Quota::per_minute(1_000);
-    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// let first = tokens.hold("alice", 600).await?.unwrap();
-    /// tokio::spawn(async move {
-    ///     tokio::time::sleep(Duration::from_secs(2)).await;
-    ///     first.settle(100);
-    /// });
-    /// let second = tokens.hold_within("alice", 600, Duration::from_secs(5)).await?;
-    /// assert!(second.is_ok()); // 2 s later
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn hold_within(
-        &self,
-        key: impl Into<Key<'_>>,
-        n: u64,
-        max_wait: Duration,
-    ) -> Result<Result<Permit, Decision>, Error> {
-        let charge = Charge::new(self, key).estimate(n);
-        let max_wait = MaxWait::UpTo(micros(max_wait));
-        charge.hold_or_recover(charge.begin_hold(max_wait)?, max_wait).await
+    #[inline]
+    pub fn hold<'k, K: Into<Key<'k>>>(&self, key: K, n: u64) -> Hold<'_, K> {
+        Hold::new(Demand::Units(self, key, n))
     }
 }
 
 impl Charge {
     /// Spends the costs and holds the [estimates](Charge::estimate), if all quotas have enough
-    /// units left: all of them, or none. The inner error is the decision of a denied request. See
-    /// [`Limiter::hold`].
+    /// units left: all of them, or none. Await the call. See [`Limiter::hold`].
     ///
-    /// What is spent stays spent when the permit ends. Of the [failure
-    /// policies](crate::Limiter::on_failure) of limiters, only
-    /// [`Wait`](crate::FailurePolicy::Wait) applies, to [`hold_within`](Charge::hold_within).
+    /// What is spent stays spent when the permit ends.
     ///
     /// # Errors
     ///
@@ -173,7 +117,7 @@ impl Charge {
     /// let tokens = limiter("tokens", Quota::per_day(100_000));
     ///
     /// let charge = Charge::new(&requests, "alice").also(&tokens).estimate(500);
-    /// if let Ok(permit) = charge.hold().await? {
+    /// if let Some(permit) = charge.hold().await?.admitted() {
     ///     let used = 730; // as the response reports
     ///     permit.settle(used);
     /// }
@@ -182,66 +126,162 @@ impl Charge {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn hold(&self) -> Result<Result<Permit, Decision>, Error> {
-        self.begin_hold(MaxWait::NONE)?.hold().await
+    #[inline]
+    pub fn hold(&self) -> Hold<'_, Key<'static>> {
+        Hold::new(Demand::Charge(self, None))
     }
 
-    /// Holds like [`hold`](Charge::hold), and waits for up to `max_wait`, as
-    /// [`Limiter::hold_within`] does. No limit of the charge reserves an instant.
+    /// Returns the admission of a request that does not wait.
+    fn admission(&self, outcome: Outcome) -> Admission<Permit> {
+        let Outcome { decision, receipts } = outcome;
+        match decision.is_allowed() {
+            true => Admission::Admitted(self.permit(decision, &receipts)),
+            false => Admission::Denied(decision),
+        }
+    }
+
+    fn check_estimate(&self) -> Result<(), Error> {
+        if self.holds_units() { Ok(()) } else { Err(Error::NoEstimate) }
+    }
+}
+
+/// A call that holds units, made by [`Limiter::hold`] or [`Charge::hold`]: a future of an
+/// [`Admission`] with a [`Permit`].
+///
+/// Nothing happens before the first poll. Dropping it before it is ready returns the units.
+#[must_use = "a call does nothing until it is awaited"]
+pub struct Hold<'a, K> {
+    call: Call<'a, K, Admission<Permit>>,
+    max_wait: Duration,
+}
+
+impl<'a, K> Hold<'a, K> {
+    #[inline]
+    fn new(demand: Demand<'a, K>) -> Self {
+        Self { call: Call::Starting(demand), max_wait: Duration::ZERO }
+    }
+
+    /// Waits for the units for up to `max_wait`. The default is not to wait.
     ///
-    /// # Errors
+    /// A hold reserves no instant. A denied call checks again when units are restored, and when a
+    /// permit of this process ends. While holds have to end first, it also checks every 25 to 50
+    /// ms; over a `RedisStore` more often the longer it waits, in memory less often if more than
+    /// 8 keys are waited for. In a process, waiting calls are served in the order of their
+    /// arrival; between processes, and beside calls that do not wait, the order is not defined.
     ///
-    /// As for [`hold`](Charge::hold).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`hold`](Charge::hold).
+    /// With a `RedisStore`, a process whose calls have taken the last units again and again for
+    /// 0.4 s leaves what it returns in the next 20 ms to other processes: see
+    /// [concurrency](crate::guide::concurrency#waiting-for-a-place).
     ///
     /// # Panics
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn hold_within(&self, max_wait: Duration) -> Result<Result<Permit, Decision>, Error> {
-        self.begin_hold(MaxWait::UpTo(micros(max_wait)))?.hold().await
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let quota = Quota::per_minute(1_000);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(first) = tokens.hold("alice", 600).await?.admitted() {
+    ///     tokio::spawn(async move {
+    ///         tokio::time::sleep(Duration::from_secs(2)).await;
+    ///         first.settle(100);
+    ///     });
+    /// }
+    /// let second = tokens.hold("alice", 600).max_wait(Duration::from_secs(5)).await?;
+    /// assert!(second.is_admitted()); // 2 s later
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        self.max_wait = max_wait;
+        self
     }
 
-    fn begin_hold(&self, max_wait: MaxWait) -> Result<Acquire, Error> {
-        if !self.holds_units() {
-            return Err(Error::NoEstimate);
-        }
-        Ok(Acquire::begin(self.clone(), max_wait))
-    }
-
-    /// Holds, and applies the failure policy of the limiter if its store fails.
-    async fn hold_or_recover(
-        &self,
-        mut acquire: Acquire,
-        max_wait: MaxWait,
-    ) -> Result<Result<Permit, Decision>, Error> {
-        let result = poll_fn(|cx| acquire.poll(cx)).await;
-        let rest = max_wait.at_most(acquire.remaining_wait());
-        match result {
-            Err(error) => match self.recover_by_limiter(error)? {
-                Recovered::Uncounted(decision) => Ok(Ok(Permit::uncounted(decision))),
-                Recovered::Fallback(charge) => charge.begin_hold(rest)?.hold().await,
-            },
-            Ok(decision) => Ok(acquire.permit(decision)),
+    /// Holds without the fast path.
+    #[inline(never)]
+    fn decide(
+        &mut self,
+        cx: &mut Context<'_>,
+        charge: Charge,
+        mut answer: StoreFuture<Outcome>,
+    ) -> Poll<Result<Admission<Permit>, Error>> {
+        match poll_outcome(&mut answer, cx) {
+            Some(outcome) => Poll::Ready(Ok(charge.admission(outcome))),
+            None => self.call.go_on(cx, Waiter::new(charge, answer, MaxWait::NONE).hold()),
         }
     }
 }
 
-impl Acquire {
-    /// Waits until the request may proceed, and returns its permit.
-    async fn hold(mut self) -> Result<Result<Permit, Decision>, Error> {
-        let decision = poll_fn(|cx| self.poll(cx)).await?;
-        Ok(self.permit(decision))
-    }
+/// The key is moved before it is used.
+impl<K> Unpin for Hold<'_, K> {}
 
-    /// Returns the permit of a request with this decision.
-    fn permit(mut self, decision: Decision) -> Result<Permit, Decision> {
+impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
+    type Output = Result<Admission<Permit>, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let Some(demand) = this.call.start() else { return this.call.poll_rest(cx) };
+        let waits = !this.max_wait.is_zero();
+        let charge = match demand {
+            Demand::Units(limiter, key, units) => {
+                let key = key.into();
+                if !waits {
+                    if let Some(outcome) = limiter.hold_fast(&key, units, false) {
+                        return Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome)));
+                    }
+                    let charge = Charge::new(limiter, key).estimate(units);
+                    let answer = charge.decide_carefully(Action::Check, MaxWait::NONE);
+                    return this.decide(cx, charge, answer);
+                }
+                Charge::new(limiter, key).estimate(units)
+            }
+            Demand::Charge(charge, _) => charge.clone(),
+        };
+        if let Err(error) = charge.check_estimate() {
+            return Poll::Ready(Err(error));
+        }
+        if waits {
+            let max_wait = MaxWait::UpTo(micros(this.max_wait));
+            return this.call.go_on(cx, Waiter::begin(charge, max_wait).hold());
+        }
+        let answer = charge.decide(Action::Check, MaxWait::NONE);
+        this.decide(cx, charge, answer)
+    }
+}
+
+impl<K> fmt::Debug for Hold<'_, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("call", &self.call).field("max_wait", &self.max_wait).finish()
+    }
+}
+
+impl Waiter {
+    /// Waits until the request may proceed, applies the failure policy of the limiters if their
+    /// store fails, and returns the permit.
+    async fn hold(mut self) -> Result<Admission<Permit>, Error> {
+        let result = poll_fn(|cx| self.poll(cx)).await;
+        let rest = self.max_wait().at_most(self.remaining_wait());
         let (charge, receipts) = self.disarm();
-        match decision.is_allowed() {
-            true => Ok(charge.permit(decision, &receipts)),
-            false => Err(decision),
+        let error = match result {
+            Ok(decision) => return Ok(charge.admission(Outcome { decision, receipts })),
+            Err(error) => error,
+        };
+        match charge.recover_by_limiter(error)? {
+            Recovered::Uncounted(decision) => Ok(Admission::Admitted(Permit::uncounted(decision))),
+            Recovered::Fallback(charge) => {
+                charge.check_estimate()?;
+                let mut waiter = Self::begin(charge, rest);
+                let decision = poll_fn(|cx| waiter.poll(cx)).await?;
+                let (charge, receipts) = waiter.disarm();
+                Ok(charge.admission(Outcome { decision, receipts }))
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::{
+    admission::{Admission, Guard},
     charge::Charge,
     handle::{KeptHold, Limiter},
     report::{report_hold_began, report_hold_ended},
@@ -16,7 +17,8 @@ use crate::{
     keys::Key,
 };
 
-/// Units that are held: they count as taken, and it is known later how many of them were used.
+/// Units that are held, for a cost that is known later. Dropped, it counts as used: a call that is
+/// cut off has used its units.
 ///
 /// A permit ends once, in one of these ways:
 ///
@@ -41,14 +43,14 @@ use crate::{
 /// # Examples
 ///
 /// ```
-/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+/// use tower_ratelimit::{Admission, Algorithm, Limiter, MemoryStore, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let quota = Quota::per_minute(100_000);
 /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
 ///
-/// let Ok(permit) = tokens.hold("alice", 500).await? else {
+/// let Admission::Admitted(permit) = tokens.hold("alice", 500).await? else {
 ///     return Ok(()); // denied: fewer than 500 are left
 /// };
 /// let used = 180; // as the response reports
@@ -108,7 +110,7 @@ impl Permit {
     /// let output = limiter("output", Quota::per_minute(10_000));
     ///
     /// let charge = Charge::new(&input, "alice").estimate(2_000).also(&output).estimate(500);
-    /// if let Ok(mut permit) = charge.hold().await? {
+    /// if let Some(mut permit) = charge.hold().await?.admitted() {
     ///     permit.settle_for("input", 1_900)?;
     ///     permit.settle_for("output", 120)?;
     /// }
@@ -141,7 +143,7 @@ impl Permit {
     /// let quota = Quota::per_minute(100_000);
     /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
     ///
-    /// if let Ok(mut permit) = tokens.hold("alice", 500).await? {
+    /// if let Some(mut permit) = tokens.hold("alice", 500).await?.admitted() {
     ///     for token in 1..=180 {
     ///         permit.set_used(token); // it is sent
     ///     }
@@ -174,23 +176,30 @@ impl Permit {
         self.holds.is_expired()
     }
 
-    /// Returns the permit of a request to one limiter.
+    /// Returns the admission of a request to one limiter.
     pub(super) fn of_one(
         limiter: &Limiter,
         key: Key<'_>,
         units: u64,
         outcome: Outcome,
-    ) -> Result<Self, Decision> {
+    ) -> Admission<Self> {
         let Outcome { decision, receipts } = outcome;
-        match decision.is_allowed() {
-            true => Ok(Self { decision, holds: Holds::of_one(limiter, key, units, &receipts) }),
-            false => Err(decision),
+        if !decision.is_allowed() {
+            return Admission::Denied(decision);
         }
+        let holds = Holds::of_one(limiter, key, units, &receipts);
+        Admission::Admitted(Self { decision, holds })
     }
 
     /// Returns the permit of a request that proceeds uncounted.
     pub(super) fn uncounted(decision: Decision) -> Self {
         Self { decision, holds: Holds::default() }
+    }
+}
+
+impl Guard for Permit {
+    fn decision(&self) -> &Decision {
+        self.decision()
     }
 }
 

@@ -37,12 +37,11 @@ impl Charge {
         }
     }
 
-    /// Applies the policy of its first limiter, which is used without a layer.
+    /// Applies the policy that all limiters have, which are used without a layer.
     pub(super) fn recover_by_limiter(&self, error: Error) -> Result<Recovered, Error> {
         let error = self.name_failure(error);
         let Error::Store(failure) = &error else { return Err(error) };
-        let Some((limiter, ..)) = self.own_parts().next() else { return Err(error) };
-        match self.recover(limiter.failure_policy(), failure) {
+        match self.recover(self.failure_policy(), failure) {
             Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
             Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
             Recovery::Uncounted(None) | Recovery::Fail => Err(error),
@@ -51,9 +50,14 @@ impl Charge {
 
     /// Returns whether a request that may wait asks again while the store fails.
     pub(super) fn waits_for_store(&self) -> bool {
+        self.failure_policy() == FailurePolicy::Wait
+    }
+
+    /// Returns the policy of its limiters; `Closed` if they differ.
+    fn failure_policy(&self) -> FailurePolicy {
         let mut policies = self.own_parts().map(|(limiter, ..)| limiter.failure_policy());
-        policies.next() == Some(FailurePolicy::Wait)
-            && policies.all(|policy| policy == FailurePolicy::Wait)
+        let first = policies.next().unwrap_or_default();
+        if policies.all(|policy| policy == first) { first } else { FailurePolicy::Closed }
     }
 
     /// Adds the name of the first limiter to a failure of its store.

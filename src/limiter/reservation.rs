@@ -1,16 +1,17 @@
-//! `Reservation`: a decision whose delay the caller sleeps, and that releases what it has reserved
-//! if it is dropped. The waiting itself is in `acquire.rs`.
+//! `Reservation`: an admission whose delay the caller sleeps, and that releases what it has reserved
+//! if it is dropped. The waiting itself is in `waiter.rs`.
 
-use std::{future::poll_fn, time::Duration};
+use std::{future::poll_fn, mem, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    acquire::{Acquire, after_decision},
+    admission::{Admission, Guard},
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
     recovery::Recovered,
+    waiter::{Waiter, after_decision},
 };
 use crate::{
     algorithm::{Action, micros},
@@ -20,7 +21,7 @@ use crate::{
 };
 
 impl Limiter {
-    /// Checks like [`check`](Limiter::check), and makes a reservation if the request can proceed
+    /// Checks like [`check`](Limiter::check), and reserves `n` units if the request can proceed
     /// within `max_wait`. The caller decides how to wait: see [`Reservation`].
     ///
     /// Reservations are made in the order of the checks. If the request would have to wait longer
@@ -52,51 +53,60 @@ impl Limiter {
     /// let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// assert!(vendor.check("jobs").await?.is_allowed());
     ///
-    /// let turn = vendor.check_within("jobs", Duration::from_secs(1)).await?;
-    /// assert_eq!(turn.delay(), Duration::from_millis(100));
-    /// // There is time to prepare the call. If that fails, dropping `turn` releases the instant.
-    /// assert!(turn.ready().await?.is_allowed()); // 100 ms later
+    /// if let Some(turn) = vendor.reserve("jobs", 1, Duration::from_secs(1)).await?.admitted() {
+    ///     assert_eq!(turn.delay(), Duration::from_millis(100));
+    ///     // There is time to prepare the call. If that fails, the drop releases the instant.
+    ///     assert!(turn.ready().await?.is_allowed()); // 100 ms later
+    /// }
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn check_within(
-        &self,
-        key: impl Into<Key<'_>>,
-        max_wait: Duration,
-    ) -> Result<Reservation, Error> {
-        self.check_within_n(key, 1, max_wait).await
-    }
-
-    /// Checks like [`check_n`](Limiter::check_n), and makes a reservation like
-    /// [`check_within`](Limiter::check_within).
-    ///
-    /// # Errors
-    ///
-    /// As for [`check_n`](Limiter::check_n).
-    ///
-    /// # Cancel safety
-    ///
-    /// As for [`check_within`](Limiter::check_within).
-    pub async fn check_within_n(
+    pub async fn reserve(
         &self,
         key: impl Into<Key<'_>>,
         n: u64,
         max_wait: Duration,
-    ) -> Result<Reservation, Error> {
-        let (charge, max_wait) = (Charge::new_n(self, key, n), MaxWait::UpTo(micros(max_wait)));
-        charge.check_costs()?;
-        match Reservation::make(charge.clone(), max_wait).await {
-            Err(error) => match charge.recover_by_limiter(error)? {
-                Recovered::Uncounted(decision) => Ok(Reservation::uncounted(decision)),
-                Recovered::Fallback(charge) => Reservation::make(charge, max_wait).await,
-            },
-            made => made,
+    ) -> Result<Admission<Reservation>, Error> {
+        let (charge, max_wait) = (Charge::of_units(self, key, n), MaxWait::UpTo(micros(max_wait)));
+        let error = match charge.clone().reserve(max_wait).await {
+            Err(error) => error,
+            reserved => return reserved,
+        };
+        match charge.recover_by_limiter(error)? {
+            Recovered::Uncounted(decision) => {
+                let (charge, outcome) = (Charge::exempt(), Outcome::of_nothing(decision));
+                Ok(Admission::Admitted(Reservation::new(charge, outcome, MaxWait::NONE, None)))
+            }
+            Recovered::Fallback(charge) => charge.reserve(max_wait).await,
         }
     }
 }
 
-/// The result of [`Limiter::check_within`]: a decision, and the units that an allowed request has
-/// spent or reserved. A denied request has reserved nothing.
+impl Charge {
+    async fn reserve(self, max_wait: MaxWait) -> Result<Admission<Reservation>, Error> {
+        self.check_costs()?;
+        let answer = self.decide(Action::Check, max_wait);
+        Waiter::new(self, answer, max_wait).reserve().await
+    }
+}
+
+impl Waiter {
+    /// Waits for the decision, and leaves the delay to the caller.
+    async fn reserve(mut self) -> Result<Admission<Reservation>, Error> {
+        let decision = poll_fn(|cx| self.poll_decision(cx)).await?;
+        self.check_spent()?;
+        let (max_wait, deadline) = (self.max_wait(), self.deadline());
+        let (charge, receipts) = self.disarm();
+        if !decision.is_allowed() {
+            return Ok(Admission::Denied(decision));
+        }
+        let outcome = Outcome { decision, receipts };
+        Ok(Admission::Admitted(Reservation::new(charge, outcome, max_wait, deadline)))
+    }
+}
+
+/// Units that an admitted request has spent or reserved, made by [`Limiter::reserve`]. Dropped, it
+/// is released: a turn that was not taken has used nothing.
 ///
 /// - [`ready`](Reservation::ready) waits until the request may proceed.
 /// - [`keep`](Reservation::keep) leaves the wait to the caller; the units stay spent.
@@ -119,8 +129,8 @@ impl Limiter {
 /// let quota = Quota::per_minute(6).burst(1);
 /// let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
 /// for job in ["one", "two"] {
-///     let turn = vendor.check_within("jobs", Duration::from_secs(3_600)).await?;
-///     if turn.decision().is_allowed() {
+///     let an_hour = Duration::from_secs(3_600);
+///     if let Some(turn) = vendor.reserve("jobs", 1, an_hour).await?.admitted() {
 ///         enqueue(job, turn.delay()).await?; // an error drops `turn`, which releases it
 ///         let _decision = turn.keep();
 ///     }
@@ -131,51 +141,40 @@ impl Limiter {
 #[derive(Debug)]
 #[must_use = "dropping a reservation releases it: call `ready` or `keep`"]
 pub struct Reservation {
-    /// Its drop releases what an admitted request has reserved.
-    acquire: Acquire,
-    decision: Decision,
+    /// Exempt once the units are released elsewhere, or kept.
+    charge: Charge,
+    outcome: Outcome,
     /// The instant at which the request may proceed.
     due: Instant,
+    max_wait: MaxWait,
+    /// The end of the wait.
+    deadline: Option<Instant>,
 }
 
 impl Reservation {
-    async fn make(charge: Charge, max_wait: MaxWait) -> Result<Self, Error> {
-        let answer = charge.decide(Action::Check, max_wait);
-        let mut acquire = Acquire::new(charge, answer, max_wait);
-        let decision = poll_fn(|cx| acquire.poll_decision(cx)).await?;
-        acquire.check_spent()?;
-        Ok(Self::new(acquire, decision))
+    pub(super) fn new(
+        charge: Charge,
+        outcome: Outcome,
+        max_wait: MaxWait,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let due = after_decision(&outcome.decision, outcome.decision.delay());
+        Self { charge, outcome, due, max_wait, deadline }
     }
 
-    /// Returns the reservation of a request that proceeds uncounted: there is nothing to release.
-    fn uncounted(decision: Decision) -> Self {
-        Self::new(
-            Acquire::admitted(Charge::exempt(), Outcome::of_nothing(decision.clone())),
-            decision,
-        )
-    }
-
-    fn new(acquire: Acquire, decision: Decision) -> Self {
-        let due = after_decision(&decision, decision.delay());
-        Self { acquire, decision, due }
-    }
-
-    /// Returns the decision: whether the request is allowed, and the state of its key.
+    /// Returns the decision that admitted the request.
+    #[must_use]
     pub fn decision(&self) -> &Decision {
-        &self.decision
+        &self.outcome.decision
     }
 
-    /// Returns the time from now until the request may proceed; zero if it is denied.
+    /// Returns the time from now until the request may proceed.
     #[must_use]
     pub fn delay(&self) -> Duration {
-        match self.decision.is_allowed() {
-            true => self.due.saturating_duration_since(Instant::now()),
-            false => Duration::ZERO,
-        }
+        self.due.saturating_duration_since(Instant::now())
     }
 
-    /// Waits until the request may proceed, and returns the decision. A denied request does not
-    /// wait.
+    /// Waits until the request may proceed, and returns the decision.
     ///
     /// If the reserved instant was missed by more than 50 ms, because the process was stopped, or
     /// because this was called late, the reservation is released, and the request checks once more
@@ -184,7 +183,7 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// As for [`check_n`](Limiter::check_n), from that second check.
+    /// As for [`check`](Limiter::check), from that second check.
     ///
     /// # Cancel safety
     ///
@@ -193,19 +192,43 @@ impl Reservation {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
-    pub async fn ready(self) -> Result<Decision, Error> {
-        let Self { mut acquire, decision, due } = self;
-        if !decision.is_allowed() {
-            return Ok(decision);
-        }
-        acquire.sleep_until(due);
-        acquire.wait_or_recover().await
+    pub async fn ready(mut self) -> Result<Decision, Error> {
+        let (charge, outcome) = (self.take_charge(), self.outcome.clone());
+        let waiter = Waiter::until(charge, outcome, self.due, self.max_wait, self.deadline);
+        waiter.wait_or_recover().await
     }
 
     /// Keeps the units spent, whatever happens later, and returns the decision. The caller waits
     /// for the [`delay`](Reservation::delay).
     pub fn keep(mut self) -> Decision {
-        drop(self.acquire.disarm());
-        self.decision
+        drop(self.take_charge());
+        self.outcome.decision.clone()
+    }
+
+    fn take_charge(&mut self) -> Charge {
+        mem::replace(&mut self.charge, Charge::exempt())
+    }
+}
+
+impl Admission<Reservation> {
+    /// Keeps what an admitted request has spent or reserved, as [`Reservation::keep`] does. Returns
+    /// the decision: an allowed request proceeds after its [`delay`](Decision::delay).
+    pub fn keep(self) -> Decision {
+        match self {
+            Self::Admitted(reservation) => reservation.keep(),
+            Self::Denied(decision) => decision,
+        }
+    }
+}
+
+impl Guard for Reservation {
+    fn decision(&self) -> &Decision {
+        self.decision()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.charge.release_in_background(&self.outcome.receipts);
     }
 }

@@ -461,10 +461,10 @@ mod tests {
     async fn queue<const N: usize>(burst: u64, costs: [u64; N]) -> (Limiter, [Denied; N]) {
         let quota = Quota::per_second(100).burst(burst);
         let limiter = Limiter::new("default", MemoryStore::new(), Algorithm::token_bucket(), quota);
-        assert!(limiter.check_n("key", burst).await.unwrap().is_allowed());
+        assert!(limiter.check("key").cost(burst).await.unwrap().is_allowed());
         let mut all = Vec::new();
         for cost in costs {
-            all.push(Denied::new(Charge::new_n(&limiter, "key", cost)).await);
+            all.push(Denied::new(Charge::of_units(&limiter, "key", cost)).await);
             assert!(!all.last_mut().unwrap().is_due());
         }
         (limiter, all.try_into().ok().unwrap())
@@ -507,7 +507,7 @@ mod tests {
         sleep(3 * UNIT).await;
         assert!(first.is_due() && first.check().await.is_ok());
         assert!(second.is_due() && third.is_due());
-        assert!(limiter.check_n("key", 2).await.unwrap().is_allowed(), "another process");
+        assert!(limiter.check("key").cost(2).await.unwrap().is_allowed(), "another process");
         assert_eq!((third.check().await, second.check().await), (Err(true), Err(true)));
         assert!(!second.is_due() && !third.is_due());
         sleep(UNIT).await;
@@ -637,10 +637,10 @@ mod tests {
     async fn waiting_for_a_place(wait: Duration) -> (Limiter, Permit, Denied, Instant) {
         let (store, quota) = (MemoryStore::new(), Quota::concurrent(1));
         let places = Limiter::new("places", store, Algorithm::concurrency(), quota);
-        let permit = places.hold("key", 1).await.unwrap().unwrap();
+        let permit = places.hold("key", 1).await.unwrap().admitted().unwrap();
         let charge = Charge::new(&places, "key");
         let mut denied = Denied { retry: Retry::default(), woken: Arc::default(), charge };
-        let decision = denied.charge.hold().await.unwrap().unwrap_err();
+        let decision = denied.charge.hold().await.unwrap().into_result().unwrap_err();
         let deadline = Instant::now() + wait;
         assert!(denied.retry.denied(&denied.charge, &decision, Some(deadline)));
         (places, permit, denied, deadline)
@@ -663,9 +663,9 @@ mod tests {
         let (store, quota) = (MemoryStore::new(), Quota::per_hour(10));
         let tokens = Limiter::new("tokens", store, Algorithm::token_bucket(), quota);
         tokens.spend("key", 5).await.unwrap();
-        let permit = tokens.hold("key", 5).await.unwrap().unwrap();
+        let permit = tokens.hold("key", 5).await.unwrap().admitted().unwrap();
         let charge = Charge::new(&tokens, "key").estimate(2);
-        let decision = charge.hold().await.unwrap().unwrap_err();
+        let decision = charge.hold().await.unwrap().into_result().unwrap_err();
         assert!(decision.retry_after().is_some_and(|time| time > MINUTE), "units are restored");
         permit.cancel();
         let mut retry = Retry::default();
@@ -681,13 +681,13 @@ mod tests {
         let (places, permit, mut waiting, deadline) = waiting_for_a_place(MINUTE).await;
         let deadline = Some(deadline);
         assert!(poll_fn(|cx| waiting.retry.poll(cx, deadline)).await);
-        let denied = waiting.charge.hold().await.unwrap().unwrap_err();
+        let denied = waiting.charge.hold().await.unwrap().into_result().unwrap_err();
         drop(permit); // after the decision, and before its arrival
         assert!(waiting.retry.denied(&waiting.charge, &denied, deadline));
         let start = Instant::now();
         assert!(poll_fn(|cx| waiting.retry.poll(cx, deadline)).await);
         assert_eq!(start.elapsed(), Duration::ZERO);
-        assert!(places.hold("key", 1).await.unwrap().is_ok());
+        assert!(places.hold("key", 1).await.unwrap().is_admitted());
     }
 
     #[test]

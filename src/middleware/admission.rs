@@ -9,8 +9,8 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{
-        Acquire, AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, Recovery,
-        WaitQueue, WaitSlot,
+        AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, Recovery, WaitQueue,
+        WaitSlot, Waiter,
     },
     middleware::{
         extractor::KeyExtractor,
@@ -65,11 +65,11 @@ pub(crate) struct Keyed {
 
 /// The next step of a request.
 pub(crate) enum Next {
-    /// The request proceeds. An `Acquire`, if there is one, releases what was spent if it is
+    /// The request proceeds. A `Waiter`, if there is one, releases what was spent if it is
     /// dropped.
-    Proceed(Option<Box<Acquire>>),
+    Proceed(Option<Box<Waiter>>),
     /// The request waits for a decision, or for a reserved instant.
-    Wait(Box<Acquire>),
+    Wait(Box<Waiter>),
     Reject(Rejection),
 }
 
@@ -150,7 +150,7 @@ impl<P: ProtocolBase> Shared<P> {
         }
         let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0.0;
         if can_wait && !limiter.is_immediate() {
-            return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+            return self.admit(head, Ok(Charge::of_units(limiter, key, cost)), state);
         }
         let max_wait = match can_wait && self.wait_queue.has_room(limiter, &key) {
             true => self.bounded_wait(head, self.max_wait),
@@ -158,7 +158,7 @@ impl<P: ProtocolBase> Shared<P> {
         };
         if limiter.only_holds() {
             if can_wait && limiter.is_waited_for() {
-                return self.admit(head, Ok(Charge::new_n(limiter, key, cost)), state);
+                return self.admit(head, Ok(Charge::of_units(limiter, key, cost)), state);
             }
             return self.hold_by_key(limiter, key, cost, max_wait, state, is_ready);
         }
@@ -167,7 +167,7 @@ impl<P: ProtocolBase> Shared<P> {
                 Self::proceed(limiter, key, cost, outcome, state, is_ready)
             }
             answer => {
-                state.charge = Charge::new_n(limiter, key, cost);
+                state.charge = Charge::of_units(limiter, key, cost);
                 self.evaluate_wait(answer, max_wait, state)
             }
         }
@@ -182,7 +182,7 @@ impl<P: ProtocolBase> Shared<P> {
         state: &mut ChargeState,
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
-        let charge = |key| Charge::new_n(limiter, key, cost);
+        let charge = |key| Charge::of_units(limiter, key, cost);
         let release = || charge(key.clone()).release_in_background(&outcome.receipts);
         let is_ready = poll_or(release, is_ready);
         state.set_outcome(outcome);
@@ -204,7 +204,7 @@ impl<P: ProtocolBase> Shared<P> {
         state: &mut ChargeState,
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
-        let charge = |key| Charge::new_n(limiter, key, cost);
+        let charge = |key| Charge::of_units(limiter, key, cost);
         let can_wait = limiter.resolve(max_wait) > 0.0;
         let outcome = match limiter.hold_fast(&key, cost, can_wait) {
             Some(outcome) if outcome.decision.is_allowed() => outcome,
@@ -249,15 +249,15 @@ impl<P: ProtocolBase> Shared<P> {
         }
         if let Some(slot) = self.wait_queue.enter(&state.charge) {
             let charge = state.take_charge();
-            return Next::Wait(self.acquire(charge, answer, max_wait, Some(slot)));
+            return Next::Wait(self.waiter(charge, answer, max_wait, Some(slot)));
         }
         // Other requests have taken the last slots since: the drop releases the reservation.
-        drop(self.acquire(state.charge.clone(), answer, max_wait, None));
+        drop(self.waiter(state.charge.clone(), answer, max_wait, None));
         let answer = state.charge.decide(Action::Check, MaxWait::NONE);
         self.evaluate(answer, MaxWait::NONE, None, state)
     }
 
-    /// Decides about a request with a charge. Leaves the charge in `state`, unless an [`Acquire`]
+    /// Decides about a request with a charge. Leaves the charge in `state`, unless a [`Waiter`]
     /// takes it, and the decision if the request proceeds.
     #[inline]
     pub(crate) fn admit(
@@ -280,8 +280,8 @@ impl<P: ProtocolBase> Shared<P> {
         }
         let (max_wait, slot) = self.wait_budget(head, charge, self.max_wait);
         if slot.is_some() && charge.is_queued() {
-            let acquire = Acquire::begin(state.take_charge(), max_wait);
-            return Next::Wait(Box::new(self.prepare(acquire, slot)));
+            let waiter = Waiter::begin(state.take_charge(), max_wait);
+            return Next::Wait(Box::new(self.prepare(waiter, slot)));
         }
         self.evaluate(charge.decide(Action::Check, max_wait), max_wait, slot, state)
     }
@@ -298,13 +298,13 @@ impl<P: ProtocolBase> Shared<P> {
                 state.set_outcome(outcome);
                 Next::Proceed(None)
             }
-            // With a slot, the request may retry: an `Acquire` decides that.
+            // With a slot, the request may retry: a `Waiter` decides that.
             StoreFuture::Ready(Some(Ok(Outcome { decision, .. })))
                 if !decision.is_allowed() && slot.is_none() =>
             {
                 self.reject(Rejection::Denied(decision), state)
             }
-            answer => Next::Wait(self.acquire(state.take_charge(), answer, max_wait, slot)),
+            answer => Next::Wait(self.waiter(state.take_charge(), answer, max_wait, slot)),
         }
     }
 
@@ -312,23 +312,23 @@ impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn after_wait(
         &self,
         head: &P::Head,
-        acquire: Box<Acquire>,
+        waiter: Box<Waiter>,
         result: Result<Decision, Error>,
         state: &mut ChargeState,
     ) -> Next {
         match result {
             Ok(decision) if decision.is_allowed() => {
                 state.decision = Some(decision);
-                Next::Proceed(Some(acquire))
+                Next::Proceed(Some(waiter))
             }
             Ok(decision) => {
-                state.take_over(acquire);
+                state.take_over(waiter);
                 self.reject(Rejection::Denied(decision), state)
             }
             Err(error) => {
                 // What is left: the fallback must not begin the wait anew.
-                let budget = acquire.remaining_wait();
-                state.take_over(acquire);
+                let budget = waiter.remaining_wait();
+                state.take_over(waiter);
                 self.apply_failure_policy(head, error, budget, state)
             }
         }
@@ -357,7 +357,7 @@ impl<P: ProtocolBase> Shared<P> {
         let (max_wait, slot) = self.wait_budget(head, &fallback, self.max_wait.at_most(budget));
         let answer = fallback.decide(Action::Check, max_wait);
         drop(state.take_charge());
-        Next::Wait(self.acquire(fallback, answer, max_wait, slot))
+        Next::Wait(self.waiter(fallback, answer, max_wait, slot))
     }
 
     /// Rejects the request, unless this is a dry run.
@@ -391,19 +391,19 @@ impl<P: ProtocolBase> Shared<P> {
         added.for_each(|observer| observer.on_event(&event));
     }
 
-    fn acquire(
+    fn waiter(
         &self,
         charge: Charge,
         answer: StoreFuture<Outcome>,
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
-    ) -> Box<Acquire> {
-        Box::new(self.prepare(Acquire::new(charge, answer, max_wait), slot))
+    ) -> Box<Waiter> {
+        Box::new(self.prepare(Waiter::new(charge, answer, max_wait), slot))
     }
 
-    fn prepare(&self, acquire: Acquire, slot: Option<WaitSlot>) -> Acquire {
+    fn prepare(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Waiter {
         let waits_for_store = self.on_failure == FailurePolicy::Wait;
-        acquire.max_lateness(self.max_lateness).wait_for_store(waits_for_store).wait_slot(slot)
+        waiter.max_lateness(self.max_lateness).wait_for_store(waits_for_store).wait_slot(slot)
     }
 
     /// Returns how long the request can wait, and its slot in the wait queue.

@@ -16,7 +16,7 @@ use tower_service::Service;
 use crate::{
     decision::{Decision, Outcome},
     error::Error,
-    limiter::{Acquire, Charge, Learning},
+    limiter::{Charge, Learning, Waiter},
     middleware::{
         admission::{Admitted, Next, Shared},
         pricing::{ChargeSource, ChargeState, poll_or},
@@ -64,8 +64,8 @@ pin_project! {
 /// The states of few requests.
 enum Other<H, R, J, T> {
     Resolving { lookup: Lookup<H>, rest: Option<R> },
-    Waiting(Option<Kept<Box<Acquire>, H, R>>),
-    Readying(Option<Kept<Option<Box<Acquire>>, H, R>>),
+    Waiting(Option<Kept<Box<Waiter>, H, R>>),
+    Readying(Option<Kept<Option<Box<Waiter>>, H, R>>),
     Learning(Option<(Learning, T)>),
     Rejecting(J),
 }
@@ -85,10 +85,10 @@ struct Call<S, P, Req> {
 /// it holds no response.
 enum Step<H, E> {
     Resolve(Arc<dyn DynRule<H>>),
-    Wait(Box<Acquire>),
-    /// The service is not ready. An `Acquire`, if there is one, releases the charge if it
+    Wait(Box<Waiter>),
+    /// The service is not ready. A `Waiter`, if there is one, releases the charge if it
     /// is dropped.
-    AwaitReadiness(Option<Box<Acquire>>),
+    AwaitReadiness(Option<Box<Waiter>>),
     Reject(Rejection),
     Fail(E),
 }
@@ -216,10 +216,10 @@ where
                 (call.resolved(cx, &head, charge), (head, take(rest)))
             }
             Other::Waiting(waiting) => {
-                let (acquire, _) = waiting.as_mut().expect(TAKEN);
-                let Poll::Ready(result) = acquire.poll(cx) else { return Break(Poll::Pending) };
-                let (acquire, request) = take(waiting);
-                (call.waited(cx, &request.0, acquire, result), request)
+                let (waiter, _) = waiting.as_mut().expect(TAKEN);
+                let Poll::Ready(result) = waiter.poll(cx) else { return Break(Poll::Pending) };
+                let (waiter, request) = take(waiting);
+                (call.waited(cx, &request.0, waiter, result), request)
             }
             // After the decision: a denied request never waits for the service, and a request
             // that waits for its quota does not hold a place that `poll_ready` has reserved.
@@ -227,8 +227,8 @@ where
                 let Poll::Ready(readiness) = call.inner.poll_ready(cx) else {
                     return Break(Poll::Pending);
                 };
-                let (acquire, request) = take(admitted);
-                (call.proceed(acquire, Poll::Ready(readiness)), request)
+                let (waiter, request) = take(admitted);
+                (call.proceed(waiter, Poll::Ready(readiness)), request)
             }
             // The response arrives after the block, which then holds for a retry.
             Other::Learning(learning) => {
@@ -257,9 +257,9 @@ where
             Err(Step::Resolve(rule)) => {
                 State::other(Other::Resolving { lookup: rule.look_up(head), rest: Some(rest) })
             }
-            Err(Step::Wait(acquire)) => State::other(Other::Waiting(Some((acquire, (head, rest))))),
-            Err(Step::AwaitReadiness(acquire)) => {
-                let admitted = Some((acquire, (head, rest)));
+            Err(Step::Wait(waiter)) => State::other(Other::Waiting(Some((waiter, (head, rest))))),
+            Err(Step::AwaitReadiness(waiter)) => {
+                let admitted = Some((waiter, (head, rest)));
                 state.set(State::other(Other::Readying(admitted)));
                 return Break(Poll::Pending);
             }
@@ -317,7 +317,7 @@ where
         let keyed = match shared.check_by_key(head, limiter, extractor) {
             Ok(Admitted { key, cost, outcome: Outcome { decision, receipts } }) => {
                 // A charge is made only if the service is not ready, which saves copies.
-                let charge = |key| Charge::new_n(limiter, key, cost);
+                let charge = |key| Charge::of_units(limiter, key, cost);
                 let release = || charge(key.clone()).release_in_background(&receipts);
                 let readiness = poll_or(release, || inner.poll_ready(cx));
                 if let Poll::Ready(Ok(())) = readiness {
@@ -357,10 +357,10 @@ where
         &mut self,
         cx: &mut Context<'_>,
         head: &P::Head,
-        acquire: Box<Acquire>,
+        waiter: Box<Waiter>,
         result: Result<Decision, Error>,
     ) -> Result<(), StepOf<S, P, Req>> {
-        let next = self.shared.after_wait(head, acquire, result, &mut self.charge);
+        let next = self.shared.after_wait(head, waiter, result, &mut self.charge);
         self.step(cx, next, None)
     }
 
@@ -372,15 +372,15 @@ where
         readiness: Option<Poll<Result<(), S::Error>>>,
     ) -> Result<(), StepOf<S, P, Req>> {
         match next {
-            Next::Proceed(acquire) => {
+            Next::Proceed(waiter) => {
                 let Self { inner, charge, .. } = self;
-                // An `Acquire` releases its charge by itself.
-                let release = || drop(charge.take_acquire());
+                // A `Waiter` releases its charge by itself.
+                let release = || drop(charge.take_waiter());
                 let poll = || poll_or(release, || inner.poll_ready(cx));
                 let readiness = readiness.unwrap_or_else(poll);
-                self.proceed(acquire, readiness)
+                self.proceed(waiter, readiness)
             }
-            Next::Wait(acquire) => Err(Step::Wait(acquire)),
+            Next::Wait(waiter) => Err(Step::Wait(waiter)),
             Next::Reject(rejection) => Err(Step::Reject(rejection)),
         }
     }
@@ -388,24 +388,24 @@ where
     #[inline]
     fn proceed(
         &mut self,
-        acquire: Option<Box<Acquire>>,
+        waiter: Option<Box<Waiter>>,
         readiness: Poll<Result<(), S::Error>>,
     ) -> Result<(), StepOf<S, P, Req>> {
         match readiness {
             Poll::Ready(Ok(())) => {
-                if let Some(acquire) = acquire {
-                    self.charge.take_over(acquire);
+                if let Some(waiter) = waiter {
+                    self.charge.take_over(waiter);
                 }
                 Ok(())
             }
             Poll::Ready(Err(error)) => {
-                drop(acquire.or_else(|| self.charge.take_acquire()));
+                drop(waiter.or_else(|| self.charge.take_waiter()));
                 Err(Step::Fail(error))
             }
             Poll::Pending => {
-                let mut acquire = acquire.or_else(|| self.charge.take_acquire());
-                acquire.iter_mut().for_each(|acquire| acquire.keep_holds());
-                Err(Step::AwaitReadiness(acquire))
+                let mut waiter = waiter.or_else(|| self.charge.take_waiter());
+                waiter.iter_mut().for_each(|waiter| waiter.keep_holds());
+                Err(Step::AwaitReadiness(waiter))
             }
         }
     }

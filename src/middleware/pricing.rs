@@ -6,7 +6,7 @@ use std::{fmt, mem, sync::Arc};
 use crate::{
     decision::{Decision, Outcome, Receipts},
     keys::Key,
-    limiter::{Acquire, AnyLimiter, Charge, Holds, IntoLimiter},
+    limiter::{AnyLimiter, Charge, Holds, IntoLimiter, Waiter},
     middleware::{
         extractor::KeyExtractor,
         rejection::{MissingKey, RequestError},
@@ -212,7 +212,7 @@ pub struct ChargeState {
     pub(crate) decision: Option<Decision>,
     /// Those of an allowed request with a charge.
     receipts: Option<Receipts>,
-    /// What the request holds, from the call of the service on. Before that, an [`Acquire`] has it.
+    /// What the request holds, from the call of the service on. Before that, a [`Waiter`] has it.
     pub(crate) holds: Option<Box<RequestHolds>>,
 }
 
@@ -241,9 +241,9 @@ impl ChargeState {
     }
 
     /// Takes over the charge and the receipts of a request that has waited.
-    pub(crate) fn take_over(&mut self, mut acquire: Box<Acquire>) {
-        self.holds = acquire.take_holds().map(RequestHolds::new);
-        let (charge, receipts) = acquire.disarm();
+    pub(crate) fn take_over(&mut self, mut waiter: Box<Waiter>) {
+        self.holds = waiter.take_holds().map(RequestHolds::new);
+        let (charge, receipts) = waiter.disarm();
         (self.charge, self.receipts) = (charge, Some(receipts));
     }
 
@@ -273,13 +273,13 @@ impl ChargeState {
         }
     }
 
-    /// Takes the charge of an allowed request as an [`Acquire`], whose drop releases the units that
+    /// Takes the charge of an allowed request as a [`Waiter`], whose drop releases the units that
     /// were taken.
-    pub(crate) fn take_acquire(&mut self) -> Option<Box<Acquire>> {
+    pub(crate) fn take_waiter(&mut self) -> Option<Box<Waiter>> {
         let decision = self.decision.as_ref().filter(|it| it.is_allowed()).cloned()?;
         let receipts = self.receipts.take().unwrap_or(Receipts::NONE);
         let outcome = Outcome { decision, receipts };
-        Some(Box::new(Acquire::admitted(self.take_charge(), outcome)))
+        Some(Box::new(Waiter::admitted(self.take_charge(), outcome)))
     }
 }
 

@@ -38,7 +38,7 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 ///     State(limiter): State<Limiter>,
 ///     Path(user): Path<u64>,
 /// ) -> Result<String, Rejection> {
-///     let decision = limiter.check_n(user, 10).await?; // an error of the store is a 503
+///     let decision = limiter.check(user).cost(10).await?; // an error of the store is a 503
 ///     if !decision.is_allowed() {
 ///         return Err(Rejection::Denied(decision)); // a 429
 ///     }

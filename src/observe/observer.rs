@@ -17,8 +17,8 @@ use super::event::Event;
 /// A check is reported when it is decided: in memory with the first poll of its future, in Redis
 /// with the answer. If the future is dropped before that answer:
 ///
-/// * [`check`](crate::Limiter::check) and `check_n` have no event
-/// * `check_within` has no event of its decision; if Redis has spent units or reserved an instant
+/// * [`check`](crate::Limiter::check) has no event
+/// * `reserve` has no event of its decision; if Redis has spent units or reserved an instant
 ///   for it, these are [`Event::Released`]
 /// * [`try_acquire`](crate::Limiter::try_acquire), `acquire` and layers await the answer in the
 ///   background, which is [`Event::Decided`], and then [`Event::Released`] if units were spent

@@ -79,7 +79,7 @@ impl RateLimiter {
         F: Future<Output = Result<Outcome, Error>>,
     {
         let deadline = Instant::now().checked_add(timeout);
-        let (charge, mut retry) = (Charge::new_n(self, "", permits), Retry::default());
+        let (charge, mut retry) = (Charge::of_units(self, "", permits), Retry::default());
         let mut waiting = None;
         yield_to_queue(&charge).await;
         loop {

@@ -159,14 +159,6 @@ impl<T> StoreFuture<T> {
         Self::Cached(Some(answer))
     }
 
-    /// Returns the answer, if it is immediate.
-    pub(crate) fn into_now(self) -> Option<Result<T, Error>> {
-        match self {
-            Self::Ready(result) => result,
-            _ => None,
-        }
-    }
-
     /// Returns the answer, if it is immediate and not an error.
     pub(crate) fn now(&self) -> Option<&T> {
         match self {

@@ -75,7 +75,7 @@ async fn a_block_denies_on_every_replica_until_it_is_lifted_and_keeps_the_count(
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for [here, there] in replicas(&server, algorithm, Quota::per_hour(10)).await {
-            assert!(here.check_n("key", 3).await.unwrap().is_allowed());
+            assert!(here.check("key").cost(3).await.unwrap().is_allowed());
             let blocked = here.block("key", 24 * HOUR).await.unwrap();
             assert_eq!((blocked.remaining(), blocked.allows()), (0, false), "{blocked:?}");
             assert_left(&blocked, 24 * HOUR);
@@ -83,7 +83,7 @@ async fn a_block_denies_on_every_replica_until_it_is_lifted_and_keeps_the_count(
             for limiter in [&here, &there] {
                 assert_blocked(&limiter.check("key").await.unwrap(), 24 * HOUR);
                 assert_left(&limiter.peek("key").await.unwrap(), 24 * HOUR);
-                let denied = limiter.try_acquire("key", HOUR).await.unwrap();
+                let denied = limiter.try_acquire("key", 1, HOUR).await.unwrap();
                 let wait = denied.retry_after().unwrap();
                 assert!(wait <= 23 * HOUR && wait + 10 * SECOND > 23 * HOUR, "{denied:?}");
             }
@@ -149,16 +149,16 @@ async fn a_request_that_may_wait_proceeds_after_the_end_of_the_block() {
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
-        let denied = limiter.try_acquire("key", HOUR - SECOND).await.unwrap();
+        let denied = limiter.try_acquire("key", 1, HOUR - SECOND).await.unwrap();
         assert_eq!((denied.retry_after(), start.elapsed()), (Some(SECOND), Duration::ZERO));
 
-        let allowed = limiter.try_acquire("key", HOUR).await.unwrap();
+        let allowed = limiter.try_acquire("key", 1, HOUR).await.unwrap();
         assert_eq!((allowed.is_blocked(), allowed.delay()), (true, HOUR), "{algorithm}");
         assert_eq!(start.elapsed(), HOUR, "{algorithm}");
         assert_eq!(limiter.peek("key").await.unwrap().blocked_for(), None, "{algorithm}");
 
         limiter.block("key", HOUR).await.unwrap();
-        let _ = limiter.acquire("key").await.unwrap();
+        let _ = limiter.acquire("key", 1).await.unwrap();
         assert_eq!(start.elapsed(), 2 * HOUR, "{algorithm}");
     }
 }
@@ -170,7 +170,7 @@ async fn no_more_than_the_quota_proceeds_at_the_end_of_a_block() {
         limiter.block("key", 24 * HOUR).await.unwrap();
         let mut waits: Vec<Duration> = vec![];
         for _ in 0..6 {
-            let decision = limiter.check_within("key", 25 * HOUR).await.unwrap().keep();
+            let decision = limiter.reserve("key", 1, 25 * HOUR).await.unwrap().keep();
             waits.extend(decision.is_allowed().then_some(decision.delay()));
         }
         let early = waits.iter().filter(|wait| **wait < 24 * HOUR).count();
@@ -187,12 +187,12 @@ async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket
     for [limiter, _] in replicas(&server, Algorithm::LeakyBucket, Quota::per_hour(4)).await {
         limiter.block("key", 24 * HOUR).await.unwrap();
         for place in 0..4 {
-            let waits = limiter.check_within("key", 30 * HOUR).await.unwrap().keep();
+            let waits = limiter.reserve("key", 1, 30 * HOUR).await.unwrap().keep();
             let expected = 24 * HOUR + place * HOUR / 4;
             let delay = waits.delay();
             assert!(delay <= expected && delay + 10 * SECOND > expected, "{place}: {waits:?}");
         }
-        let denied = limiter.check_within("key", 30 * HOUR).await.unwrap().keep();
+        let denied = limiter.reserve("key", 1, 30 * HOUR).await.unwrap().keep();
         assert!(denied.retry_after().unwrap() > 24 * HOUR, "{denied:?}");
     }
 }
@@ -200,8 +200,8 @@ async fn as_many_requests_wait_for_the_end_of_a_block_as_fit_into_a_leaky_bucket
 /// Waits for a second, during which a function blocks the key. Returns how long it took.
 async fn wait_while(limiter: &Limiter, block: impl AsyncFnOnce(&Limiter)) -> Option<Duration> {
     let start = Instant::now();
-    assert!(limiter.try_acquire_n("key", 2, Duration::ZERO).await.unwrap().is_allowed());
-    let mut waiting = pin!(limiter.try_acquire_n("key", 2, 10 * SECOND));
+    assert!(limiter.try_acquire("key", 2, Duration::ZERO).await.unwrap().is_allowed());
+    let mut waiting = pin!(limiter.try_acquire("key", 2, 10 * SECOND));
     assert!(poll_once(waiting.as_mut()).is_pending());
     // With Redis, its check is sent by another task.
     while limiter.peek("key").await.unwrap().reset_after() <= SECOND {
@@ -243,9 +243,9 @@ async fn a_request_that_waits_looks_for_blocks_each_time_that_its_time_has_come(
         Quota::per_second(2),
     );
     let start = Instant::now();
-    assert!(limiter.check_n("key", 2).await.unwrap().is_allowed());
+    assert!(limiter.check("key").cost(2).await.unwrap().is_allowed());
     let other = limiter.clone();
-    let waiting = tokio::spawn(async move { other.acquire("key").await.unwrap() });
+    let waiting = tokio::spawn(async move { other.acquire("key", 1).await.unwrap() });
     for second in 0..4 {
         tokio::time::sleep_until(start + second * SECOND + Duration::from_millis(100)).await;
         limiter.block("key", 2 * SECOND).await.unwrap();
@@ -277,7 +277,7 @@ async fn a_request_that_waits_for_redis_knows_the_blocks_of_its_process() {
     // Another process begins it, and a request of this one may wait for its end.
     let waited = wait_while(&here, async |here| {
         there.block("key", HOUR).await.unwrap();
-        let waits = here.check_within("key", 2 * HOUR).await.unwrap().keep();
+        let waits = here.reserve("key", 1, 2 * HOUR).await.unwrap().keep();
         assert!(waits.is_blocked() && waits.is_allowed());
     });
     assert_eq!(waited.await, None);
@@ -298,7 +298,7 @@ async fn a_block_that_is_over_does_not_disturb_a_request_that_waits() {
     let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(10 * SECOND);
     let service = layer.max_lateness(HOUR).layer(counting(&Arc::default()));
     for block in [Duration::ZERO, Duration::from_millis(100)] {
-        assert!(limiter.check_n("global", 2).await.unwrap().is_allowed());
+        assert!(limiter.check("global").cost(2).await.unwrap().is_allowed());
         let waiting = tokio::spawn(service.clone().oneshot(get(&[])));
         while limiter.peek("global").await.unwrap().replenish_after() <= SECOND / 2 {
             tokio::task::yield_now().await;
@@ -325,7 +325,7 @@ async fn a_block_that_another_process_has_lifted_does_not_disturb_later_requests
         blocks.block("global", 3 * HOUR).await.unwrap();
         let found = match finds {
             "denied" => here.check("global").await.unwrap().is_blocked(),
-            "waits" => here.check_within("global", 4 * HOUR).await.unwrap().keep().is_blocked(),
+            "waits" => here.reserve("global", 1, 4 * HOUR).await.unwrap().keep().is_blocked(),
             _ => here.peek("global").await.unwrap().blocked_for().is_some(),
         };
         assert!(found);
@@ -348,7 +348,7 @@ async fn a_request_that_waits_for_the_end_of_a_block_keeps_its_instant_when_it_i
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
         limiter.block("key", HOUR).await.unwrap();
         let start = Instant::now();
-        let mut waiting = pin!(limiter.acquire("key"));
+        let mut waiting = pin!(limiter.acquire("key", 1));
         assert!(poll_once(waiting.as_mut()).is_pending());
         limiter.unblock("key").await.unwrap();
         assert_eq!(limiter.peek("key").await.unwrap().blocked_for(), None, "{algorithm}");

@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota,
+    Admission, Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota,
     config::Limit,
     store::{AnyStore, Store},
 };
@@ -48,7 +48,7 @@ fn limiter(store: &AnyStore, algorithm: Algorithm) -> Limiter {
 }
 
 async fn hold(limiter: &Limiter, n: u64) -> Permit {
-    limiter.hold("alice", n).await.unwrap().expect("the units are left")
+    limiter.hold("alice", n).await.unwrap().admitted().expect("the units are left")
 }
 
 /// Returns the units that are left, and those that are held.
@@ -216,7 +216,7 @@ async fn the_units_of_a_process_that_crashes_are_not_free_before_they_count_as_u
         let _crashed = hold_and_crash(&server, algorithm, quota, 600).await;
         let limiter = Limiter::new("tokens", store, algorithm, quota);
         until(algorithm.name(), async || {
-            let denied = limiter.hold("alice", 500).await.unwrap().unwrap_err();
+            let denied = limiter.hold("alice", 500).await.unwrap().into_result().unwrap_err();
             assert_eq!(denied.remaining(), 400, "{algorithm}");
             state(&limiter).await == (400, 0)
         })
@@ -239,7 +239,7 @@ async fn after_redis_has_lost_its_data_the_next_renewal_holds_the_units_again() 
     for loss in ["a flush", "a restart"] {
         let mut permits = vec![];
         for limiter in &limiters {
-            assert!(limiter.check_n("alice", 300).await.unwrap().is_allowed());
+            assert!(limiter.check("alice").cost(300).await.unwrap().is_allowed());
             permits.push(hold(limiter, 600).await);
         }
         match loss {
@@ -253,7 +253,7 @@ async fn after_redis_has_lost_its_data_the_next_renewal_holds_the_units_again() 
             until(loss, async || limiter.peek("alice").await.is_ok()).await;
             // What was spent is lost with the data. What is held is not.
             until_state(limiter, 400, 600).await;
-            let denied = limiter.hold("alice", 401).await.unwrap().unwrap_err();
+            let denied = limiter.hold("alice", 401).await.unwrap().into_result().unwrap_err();
             assert_eq!(denied.remaining(), 400, "{loss}: {}", limiter.name());
             permit.settle(200);
             until_state(limiter, 800, 0).await;
@@ -278,13 +278,13 @@ async fn denied_requests_do_not_extend_the_life_of_a_key_and_traffic_not_that_of
         assert!(before > 0, "{algorithm}: {before}");
         for _ in 0..20 {
             let denied = limiter.hold("alice", 101).await.unwrap();
-            assert_eq!(denied.unwrap_err().remaining(), 100);
+            assert_eq!(denied.into_result().unwrap_err().remaining(), 100);
         }
         assert!((1..=before).contains(&ttl()), "{algorithm}: {} of {before}", ttl());
 
         // Others hold and return all the time. Each of them changes the key.
         until(algorithm.name(), async || {
-            if let Ok(permit) = limiter.hold("alice", 1).await.unwrap() {
+            if let Admission::Admitted(permit) = limiter.hold("alice", 1).await.unwrap() {
                 permit.cancel();
             }
             state(&limiter).await.1 < 900
@@ -321,8 +321,8 @@ async fn a_client_whose_plan_changes_keeps_what_it_holds_and_one_account() {
         let pro = free.with_quota(Quota::per_day(10_000)).unwrap();
         let permit = hold(&free, 700).await;
         until_state(&pro, 9_300, 700).await;
-        assert!(!free.check_n("alice", 301).await.unwrap().is_allowed());
-        assert!(pro.check_n("alice", 1_000).await.unwrap().is_allowed());
+        assert!(!free.check("alice").cost(301).await.unwrap().is_allowed());
+        assert!(pro.check("alice").cost(1_000).await.unwrap().is_allowed());
         permit.settle(500);
         until_state(&pro, 8_500, 0).await;
     }
@@ -341,7 +341,7 @@ async fn a_permit_that_outlives_its_algorithm_returns_nothing_to_the_next() {
         let change_to = |to| Limit::try_new(to, quota).unwrap().apply_to(&limiter);
         let permit = hold(&limiter, 600).await;
         change_to(other);
-        assert!(limiter.check_n("alice", 900).await.unwrap().is_allowed());
+        assert!(limiter.check("alice").cost(900).await.unwrap().is_allowed());
         permit.cancel();
         change_to(algorithm);
         until_state(&limiter, 1_000, 0).await; // the permit has ended
@@ -387,13 +387,13 @@ async fn a_request_that_one_limit_denies_spends_and_holds_nothing_of_the_others(
             }
             let before = states().await;
             for _ in 0..3 {
-                let denied = charge.hold().await.unwrap().unwrap_err();
+                let denied = charge.hold().await.unwrap().into_result().unwrap_err();
                 assert_eq!(denied.limiter(), denying.name());
             }
             assert_eq!(states().await, before, "denied by {}", denying.name());
             denying.reset(key).await.unwrap();
         }
-        let permit = charge.hold().await.unwrap().unwrap();
+        let permit = charge.hold().await.unwrap().admitted().unwrap();
         permit.cancel();
         until("all but two requests are back", async || {
             states().await.iter().all(|(name, left, held)| {
@@ -452,7 +452,10 @@ async fn a_process_whose_clock_is_an_hour_ahead_changes_nothing() {
     is_held.await.unwrap();
     let permit = hold(&limiter, 400).await;
     assert_eq!(state(&limiter).await, (100, 900));
-    assert_eq!(limiter.hold("alice", 101).await.unwrap().unwrap_err().remaining(), 100);
+    assert_eq!(
+        limiter.hold("alice", 101).await.unwrap().into_result().unwrap_err().remaining(),
+        100
+    );
     permit.settle(100);
     until_state(&limiter, 400, 500).await;
     end.send(()).unwrap();
@@ -473,7 +476,10 @@ async fn a_clock_of_the_server_that_steps_back_frees_nothing_and_keeps_nothing()
         let [first, second] = [hold(&limiter, 600).await, hold(&limiter, 300).await];
         clock::set(&server, -STEP);
         assert_eq!(state(&limiter).await, (100, 900), "{algorithm}");
-        assert_eq!(limiter.hold("alice", 101).await.unwrap().unwrap_err().remaining(), 100);
+        assert_eq!(
+            limiter.hold("alice", 101).await.unwrap().into_result().unwrap_err().remaining(),
+            100
+        );
         first.settle(100);
         until_state(&limiter, 600, 300).await;
         let third = hold(&limiter, 600).await;

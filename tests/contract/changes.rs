@@ -44,7 +44,7 @@ async fn a_changed_quota_applies_to_all_clones_and_to_the_state_as_it_is() {
     for algorithm in ALGORITHMS {
         for limiter in limiters(&server, algorithm, Quota::per_hour(10)).await {
             let clones = [limiter.clone(), limiter.clone().on_failure(FailurePolicy::Open)];
-            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            assert!(limiter.check("key").cost(8).await.unwrap().is_allowed());
             for (limit, remaining) in [(20, 12), (5, 0), (10, 2), (9, 1)] {
                 let quota = Quota::per_hour(limit);
                 limiter.set_quota(quota).unwrap();
@@ -53,7 +53,7 @@ async fn a_changed_quota_applies_to_all_clones_and_to_the_state_as_it_is() {
                     assert_eq!((limiter.quota(), peeked.quota()), (quota, quota));
                     assert_eq!(peeked.remaining(), remaining, "{algorithm} {quota}");
                 }
-                let error = limiter.check_n("key", limit + 1).await.unwrap_err();
+                let error = limiter.check("key").cost(limit + 1).await.unwrap_err();
                 assert!(matches!(error, Error::CostAboveQuota { max, .. } if max == limit));
             }
             assert!(clones[0].check("key").await.unwrap().is_allowed(), "{algorithm}");
@@ -67,7 +67,7 @@ async fn a_block_stays_when_the_quota_changes() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for limiter in limiters(&server, algorithm, Quota::per_hour(10)).await {
-            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            assert!(limiter.check("key").cost(8).await.unwrap().is_allowed());
             let _ = limiter.block("key", 24 * HOUR).await.unwrap();
             for limit in [20, 5] {
                 limiter.set_quota(Quota::per_hour(limit)).unwrap();
@@ -129,12 +129,12 @@ async fn an_invalid_quota_changes_nothing_and_a_limiter_with_another_quota_keeps
 async fn waiting_requests_keep_their_instants_and_later_ones_follow_the_new_quota() {
     for algorithm in ALGORITHMS {
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
-        while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
+        while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
         let start = Instant::now();
-        let mut waiting = pin!(limiter.acquire("key"));
+        let mut waiting = pin!(limiter.acquire("key", 1));
         assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         limiter.set_quota(Quota::per_second(100)).unwrap();
-        let later = limiter.check_within("key", HOUR).await.unwrap().keep();
+        let later = limiter.reserve("key", 1, HOUR).await.unwrap().keep();
         let reserved = waiting.await.unwrap().delay();
         assert!(start.elapsed() - reserved <= Duration::from_millis(1), "{algorithm}");
         assert!(later.delay() <= reserved + Duration::from_secs(1), "{algorithm}");
@@ -154,8 +154,8 @@ async fn with_waiting(
     quota: Quota,
 ) -> (Limiter, Vec<Pin<Box<impl Future<Output = Result<Decision, Error>>>>>) {
     let limiter = Limiter::new("default", MemoryStore::new(), algorithm, quota);
-    while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
-    let acquire = |limiter: Limiter| async move { limiter.acquire("key").await };
+    while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+    let acquire = |limiter: Limiter| async move { limiter.acquire("key", 1).await };
     let waiting = (0..5).map(|_| start_waiting(acquire(limiter.clone()))).collect();
     (limiter, waiting)
 }
@@ -183,7 +183,7 @@ async fn after_a_higher_quota_a_new_request_comes_after_those_that_wait() {
         let (limiter, waiting) = with_waiting(algorithm, before).await;
         limiter.set_quota(after).unwrap();
         assert!(!limiter.check("key").await.unwrap().is_allowed(), "{algorithm}");
-        let new = limiter.check_within("key", HOUR).await.unwrap().keep().delay();
+        let new = limiter.reserve("key", 1, HOUR).await.unwrap().keep().delay();
         assert_eq!(new, longest_wait(waiting).await, "{algorithm}");
     }
 }
@@ -207,10 +207,10 @@ async fn a_denied_request_by_another_quota_changes_nothing_for_the_first_one() {
     for algorithm in ALGORITHMS {
         let all = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(1_000));
         let plan = all.with_quota(Quota::per_day(3)).unwrap();
-        assert!(plan.check_n("key", 3).await.unwrap().is_allowed());
-        assert!(!all.check_n("key", 1_000).await.unwrap().is_allowed(), "{algorithm}");
+        assert!(plan.check("key").cost(3).await.unwrap().is_allowed());
+        assert!(!all.check("key").cost(1_000).await.unwrap().is_allowed(), "{algorithm}");
         tokio::time::advance(Duration::from_secs(3)).await;
-        assert!(!plan.check_n("key", 3).await.unwrap().is_allowed(), "{algorithm}");
+        assert!(!plan.check("key").cost(3).await.unwrap().is_allowed(), "{algorithm}");
     }
 }
 
@@ -219,10 +219,10 @@ async fn another_algorithm_begins_empty_and_the_first_one_goes_on_as_it_was() {
     let limit = |algorithm| Limit::try_new(algorithm, Quota::per_day(3)).unwrap();
     let [window, log] = [Algorithm::FixedWindow, Algorithm::SlidingLog].map(limit);
     let api = Limiter::new("api", MemoryStore::new(), Algorithm::FixedWindow, Quota::per_day(3));
-    let permit = api.hold("key", 1).await.unwrap().unwrap();
-    assert!(api.check_n("key", 2).await.unwrap().is_allowed());
+    let permit = api.hold("key", 1).await.unwrap().admitted().unwrap();
+    assert!(api.check("key").cost(2).await.unwrap().is_allowed());
     log.apply_to(&api);
-    assert!(api.check_n("key", 3).await.unwrap().is_allowed());
+    assert!(api.check("key").cost(3).await.unwrap().is_allowed());
     permit.cancel();
     assert!(!api.check("key").await.unwrap().is_allowed());
     window.apply_to(&api);
@@ -248,7 +248,7 @@ async fn while_a_charge_waits_its_other_limit_has_no_units_left() {
         let waiting = start_waiting(service.oneshot(()));
         assert_eq!(large.peek("key").await.unwrap().remaining(), 0, "{algorithm}");
         assert!(!large.check("key").await.unwrap().is_allowed(), "{algorithm}");
-        let later = large.check_within("key", HOUR).await.unwrap().keep().delay();
+        let later = large.reserve("key", 1, HOUR).await.unwrap().keep().delay();
         assert!(later >= Duration::from_secs(1), "{algorithm}");
         drop(waiting);
     }
@@ -260,15 +260,15 @@ async fn a_waiting_request_that_is_dropped_after_a_change_returns_at_most_its_ow
         for other in [Quota::per_second(100), Quota::per_minute(2)] {
             let limiter =
                 Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(2));
-            while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
-            let mut waiting = Box::pin(limiter.acquire("key"));
+            while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
+            let mut waiting = Box::pin(limiter.acquire("key", 1));
             assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             limiter.set_quota(other).unwrap();
             let used = other.limit() - limiter.peek("key").await.unwrap().remaining();
-            let _ = limiter.check_within("key", HOUR).await.unwrap().keep();
+            let _ = limiter.reserve("key", 1, HOUR).await.unwrap().keep();
             drop(waiting);
             let mut admitted = 0;
-            while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {
+            while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
                 admitted += 1;
             }
             assert!(admitted <= other.limit() + 1 - used.min(other.limit()), "{algorithm} {other}");
@@ -377,11 +377,11 @@ async fn a_permit_returns_units_only_to_the_limits_whose_algorithm_stays() {
             let charges = [on_one_key("a"), on_one_key("b"), on_two_keys("c"), on_two_keys("d")];
             let mut permits = vec![];
             for charge in &charges {
-                permits.push(charge.hold().await.unwrap().unwrap());
+                permits.push(charge.hold().await.unwrap().admitted().unwrap());
             }
             set(&one, to, quota);
             for key in ["a", "b", "c", "d"] {
-                assert!(one.check_n(key, 10).await.unwrap().is_allowed());
+                assert!(one.check(key).cost(10).await.unwrap().is_allowed());
             }
             for (mut permit, key) in permits.into_iter().zip(["a", "b", "c", "d"]) {
                 if key == "a" || key == "c" {
@@ -408,15 +408,15 @@ async fn a_request_that_waits_by_another_algorithm_releases_nothing_if_it_is_dro
             let recorder = Recorder::new();
             store.add_observer(recorder.clone());
             let limiter = Limiter::new("default", store, from, quota);
-            let _ = limiter.check_n("key", 10).await.unwrap();
-            let mut waiting = Box::pin(limiter.acquire("key"));
+            let _ = limiter.check("key").cost(10).await.unwrap();
+            let mut waiting = Box::pin(limiter.acquire("key", 1));
             let pause = tokio::time::sleep(Duration::from_millis(20));
             tokio::select! {
                 allowed = &mut waiting => panic!("{allowed:?}"),
                 () = pause => {}
             }
             set(&limiter, to, quota);
-            let _ = limiter.check_n("key", 10).await.unwrap();
+            let _ = limiter.check("key").cost(10).await.unwrap();
             drop(waiting);
             assert_eq!(limiter.peek("key").await.unwrap().remaining(), 0, "{from} to {to}");
             let events = recorder.take();
@@ -441,7 +441,7 @@ async fn a_request_that_checks_again_for_a_block_returns_no_unit_on_which_later_
     let mut wait = async |cost| {
         let limiter = limiter.clone();
         waiting.spawn(async move {
-            assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
+            assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
             (start.elapsed(), cost)
         });
         tokio::task::yield_now().await; // it has reserved its instant
@@ -473,7 +473,7 @@ async fn a_permit_of_a_blocked_key_ends_after_a_denial_while_another_algorithm_c
         let limiter = Limiter::new("one", store.clone(), algorithm, quota);
         let other = Limiter::new("two", store, Algorithm::token_bucket(), Quota::per_day(1));
         assert!(other.check("key").await.unwrap().is_allowed());
-        let permit = limiter.hold("key", 2).await.unwrap().unwrap();
+        let permit = limiter.hold("key", 2).await.unwrap().admitted().unwrap();
         limiter.block("key", ms(18)).await.unwrap();
         set(&limiter, Algorithm::SlidingLog, Quota::new(2, ms(10)));
         let denied = Charge::new(&limiter, "key").also(&other).check().await.unwrap();

@@ -172,12 +172,12 @@ async fn limits_on_one_key_make_one_reservation_together() {
     let minute = named("minute", &store, Algorithm::SlidingLog, Quota::per_minute(3));
     let charge = Charge::new(&second, "alice").also(&minute);
     for limiter in ["second"; 3] {
-        let decision = charge.try_acquire(Duration::from_secs(1)).await.unwrap();
+        let decision = charge.check().max_wait(Duration::from_secs(1)).await.unwrap();
         assert_eq!((decision.is_allowed(), decision.limiter()), (true, limiter));
     }
-    let denied = charge.try_acquire(Duration::from_secs(59)).await.unwrap();
+    let denied = charge.check().max_wait(Duration::from_secs(59)).await.unwrap();
     assert_eq!((denied.is_allowed(), denied.limiter()), (false, "minute"));
-    let delayed = charge.try_acquire(Duration::from_secs(60)).await.unwrap();
+    let delayed = charge.check().max_wait(Duration::from_secs(60)).await.unwrap();
     assert_eq!((delayed.is_allowed(), delayed.limiter()), (true, "minute"));
     assert!(delayed.delay() > Duration::from_secs(59));
 }
@@ -185,7 +185,7 @@ async fn limits_on_one_key_make_one_reservation_together() {
 async fn drop_waiting(store: impl Store + Clone) {
     let second = named("second", &store, Algorithm::token_bucket(), Quota::per_hour(1));
     let minute = named("minute", &store, Algorithm::SlidingLog, Quota::per_hour(3));
-    let charge = Charge::new(&second, "alice").also_n(&minute, 2);
+    let charge = Charge::new(&second, "alice").also(&minute).cost(2);
     assert!(charge.check().await.unwrap().is_allowed());
     let before = [second.peek("alice").await.unwrap(), minute.peek("alice").await.unwrap()];
     assert_eq!(before.each_ref().map(KeyState::remaining), [0, 1]);
@@ -193,7 +193,7 @@ async fn drop_waiting(store: impl Store + Clone) {
     let mut tasks = JoinSet::new();
     for _ in 0..3 {
         let charge = charge.clone();
-        tasks.spawn(async move { charge.try_acquire(Duration::from_secs(36_000)).await });
+        tasks.spawn(async move { charge.check().max_wait(Duration::from_secs(36_000)).await });
     }
     let has_reservation = async || {
         second.peek("alice").await.unwrap().reset_after() > Duration::from_secs(4 * 3_600 - 60)
@@ -225,7 +225,8 @@ async fn slow_user(store: impl Store + Clone) {
         user_and_all(&store, Algorithm::token_bucket(), Quota::per_hour(1), Quota::per_hour(9));
     assert!(for_user(&limiters, "slow").check().await.unwrap().is_allowed());
     let slow = for_user(&limiters, "slow");
-    let waiting = tokio::spawn(async move { slow.try_acquire(Duration::from_secs(7_200)).await });
+    let waiting =
+        tokio::spawn(async move { slow.check().max_wait(Duration::from_secs(7_200)).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
     for n in 0..8 {
         let decision = for_user(&limiters, &format!("user-{n}")).check().await.unwrap();
@@ -251,17 +252,17 @@ async fn limits_on_different_keys_are_checked_again_until_all_admit() {
     let charge = for_user(&limiters, "alice");
     let start = Instant::now();
     for n in 0..5 {
-        let decision = charge.try_acquire(Duration::from_secs(2)).await.unwrap();
+        let decision = charge.check().max_wait(Duration::from_secs(2)).await.unwrap();
         assert!(decision.is_allowed());
         assert!(start.elapsed() >= Duration::from_secs(n), "the request proceeds too early");
         assert!(start.elapsed() <= Duration::from_millis(n * 1_502), "{:?}", start.elapsed());
     }
     let started = Instant::now();
-    let denied = charge.try_acquire(Duration::from_secs(2)).await.unwrap();
+    let denied = charge.check().max_wait(Duration::from_secs(2)).await.unwrap();
     assert_eq!((denied.is_allowed(), denied.limiter()), (false, "all"));
     assert_eq!(started.elapsed(), Duration::ZERO, "the request sleeps before it is denied");
 
-    let decision = charge.acquire().await.unwrap();
+    let decision = charge.check().max_wait(Duration::MAX).await.unwrap();
     assert!(decision.is_allowed() && start.elapsed() >= Duration::from_secs(60));
 }
 
@@ -275,7 +276,9 @@ async fn checking_again_never_takes_longer_than_the_timeout() {
     let start = Instant::now();
     for _ in 0..20 {
         let charge = charge.clone();
-        tasks.spawn(async move { charge.try_acquire(Duration::from_millis(3_500)).await.unwrap() });
+        tasks.spawn(
+            async move { charge.check().max_wait(Duration::from_millis(3_500)).await.unwrap() },
+        );
     }
     let decisions = tasks.join_all().await;
     let admitted = decisions.iter().filter(|decision| decision.is_allowed()).count();
@@ -287,14 +290,14 @@ async fn checking_again_never_takes_longer_than_the_timeout() {
 async fn costs_known_afterwards(store: impl Store + Clone) {
     let requests = named("requests", &store, Algorithm::SlidingLog, Quota::per_hour(10));
     let tokens = named("tokens", &store, Algorithm::token_bucket(), Quota::per_hour(1_000));
-    let charge = Charge::new(&requests, "alice").and(Charge::new_n(&tokens, "alice", 500));
+    let charge = Charge::new(&requests, "alice").and(Charge::new(&tokens, "alice").cost(500));
     let left = async || (remaining(&requests, "alice").await, remaining(&tokens, "alice").await);
     assert!(charge.check().await.unwrap().is_allowed());
     assert_eq!(left().await, (9, 500));
 
-    charge.of_n("tokens", 200).refund().await.unwrap();
+    charge.of("tokens").cost(200).refund().await.unwrap();
     assert_eq!(left().await, (9, 700));
-    charge.of_n("tokens", 900).spend().await.unwrap();
+    charge.of("tokens").cost(900).spend().await.unwrap();
     assert_eq!(left().await, (9, 0));
     let denied = charge.check().await.unwrap();
     assert!(!denied.is_allowed());
@@ -303,7 +306,7 @@ async fn costs_known_afterwards(store: impl Store + Clone) {
     assert!(retry_after > Duration::from_secs(2_500) && retry_after <= Duration::from_secs(2_520));
     assert_eq!(left().await, (9, 0));
 
-    charge.of_n("tokens", 900).refund().await.unwrap();
+    charge.of("tokens").cost(900).refund().await.unwrap();
     assert_eq!(left().await, (9, 700));
     assert!(charge.of("other").is_exempt());
 }
@@ -317,11 +320,9 @@ async fn a_cost_can_be_adjusted_when_it_is_known() {
 async fn spending_does_not_wait(store: impl Store + Clone) {
     let limiters =
         user_and_all(&store, Algorithm::token_bucket(), Quota::per_hour(1), Quota::per_hour(9));
-    let queue = limiters[0].check_within("alice", Duration::from_secs(9_000)).await.unwrap().keep();
-    let queue = (
-        queue,
-        limiters[0].check_within("alice", Duration::from_secs(9_000)).await.unwrap().keep(),
-    );
+    let queue = limiters[0].reserve("alice", 1, Duration::from_secs(9_000)).await.unwrap().keep();
+    let queue =
+        (queue, limiters[0].reserve("alice", 1, Duration::from_secs(9_000)).await.unwrap().keep());
     assert!(queue.1.delay() > Duration::from_secs(3_000));
     for_user(&limiters, "alice").spend().await.unwrap();
     let decision = for_user(&limiters, "bob").check().await.unwrap();
@@ -341,7 +342,7 @@ async fn an_invalid_charge_is_an_error_and_spends_nothing() {
     let [user, all] =
         user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(3), Quota::per_hour(9));
     let elsewhere = named("user", &MemoryStore::new(), Algorithm::SlidingLog, Quota::per_hour(3));
-    let (alice, costing) = (Charge::new(&user, "alice"), |n| Charge::new_n(&user, "alice", n));
+    let (alice, costing) = (Charge::new(&user, "alice"), |n| Charge::new(&user, "alice").cost(n));
     let error = async |charge: Charge| charge.check().await.unwrap_err();
 
     let twice = alice.clone().and(Charge::new(&all, "all")).and(costing(2));
@@ -402,7 +403,8 @@ async fn equal_keys(store: impl Store + Clone) {
     let limiters = user_and_all(&store, Algorithm::token_bucket(), user, Quota::per_hour(9));
     let shared = for_user(&limiters, "all");
     assert!(shared.check().await.unwrap().is_allowed());
-    let waiting = tokio::spawn(async move { shared.try_acquire(Duration::from_secs(120)).await });
+    let waiting =
+        tokio::spawn(async move { shared.check().max_wait(Duration::from_secs(120)).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
     let decision = for_user(&limiters, "bob").check().await.unwrap();
     assert!(decision.is_allowed() && decision.delay().is_zero(), "{decision:?}");
@@ -434,14 +436,14 @@ async fn spending_and_refunding_return_the_state_of_the_limit_that_binds() {
             Limiter::new(name, store.clone(), Algorithm::sliding_log(), quota)
         };
         let (few, many) = (limiter("few", 10), limiter("many", 20));
-        let charge = Charge::new_n(&few, "alice", 3).and(Charge::new_n(&many, "all", 15));
+        let charge = Charge::new(&few, "alice").cost(3).and(Charge::new(&many, "all").cost(15));
         let spent = charge.spend().await.unwrap().unwrap();
         assert_eq!((spent.limiter(), spent.remaining(), spent.allows()), ("many", 5, true));
-        let refund = Charge::new_n(&few, "alice", 0).and(Charge::new_n(&many, "all", 9));
+        let refund = Charge::new(&few, "alice").cost(0).and(Charge::new(&many, "all").cost(9));
         let refunded = refund.refund().await.unwrap().unwrap();
         assert_eq!((refunded.limiter(), refunded.remaining()), ("many", 14));
         assert_eq!(few.peek("alice").await.unwrap().remaining(), 7, "a cost of 0 refunds nothing");
-        let nothing = Charge::new_n(&few, "alice", 0).and(Charge::new_n(&many, "all", 0));
+        let nothing = Charge::new(&few, "alice").cost(0).and(Charge::new(&many, "all").cost(0));
         for state in [nothing.spend().await, nothing.refund().await] {
             let state = state.unwrap().unwrap();
             assert_eq!((state.limiter(), state.remaining(), state.allows()), ("few", 7, true));
@@ -460,7 +462,7 @@ async fn a_peek_takes_no_room_and_no_charge_evicts_its_own_keys() {
     let store = MemoryStore::with_max_keys(2);
     let limiters =
         user_and_all(&store, Algorithm::SlidingLog, Quota::per_hour(5), Quota::per_hour(9));
-    assert!(limiters[0].check_n("alice", 4).await.unwrap().is_allowed());
+    assert!(limiters[0].check("alice").cost(4).await.unwrap().is_allowed());
     let used_up = named("used-up", &store, Algorithm::SlidingLog, Quota::per_hour(1));
     assert!(used_up.check("bob").await.unwrap().is_allowed());
     for _ in 0..9 {
@@ -481,7 +483,7 @@ async fn a_flood_does_not_evict_a_key_with_a_debt() {
     let limiter = named("user", &store, Algorithm::token_bucket(), Quota::per_hour(5));
     limiter.spend("alice", 9).await.unwrap();
     let window = named("window", &store, Algorithm::sliding_window(), Quota::per_hour(5));
-    let more = Charge::new_n(&limiter, "alice", 99).and(Charge::new_n(&window, "carol", 99));
+    let more = Charge::new(&limiter, "alice").cost(99).and(Charge::new(&window, "carol").cost(99));
     assert!(
         matches!(more.spend().await, Err(Error::Store(error)) if error.kind() == ErrorKind::Full)
     );
@@ -505,9 +507,9 @@ fn without_a_runtime_a_waiting_request_panics_and_releases_its_reservation() {
     assert!(now(std::pin::pin!(limiter.check("alice"))).is_allowed());
     let before = now(std::pin::pin!(limiter.peek("alice"))).reset_after();
     for _ in 0..2 {
-        let waits = || now(std::pin::pin!(limiter.try_acquire("alice", wait)));
+        let waits = || now(std::pin::pin!(limiter.try_acquire("alice", 1, wait)));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).is_err());
-        let checks_again = || now(std::pin::pin!(two.try_acquire(wait)));
+        let checks_again = || now(std::pin::pin!(two.check().max_wait(wait)));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(checks_again)).is_err());
     }
     assert!(now(std::pin::pin!(limiter.peek("alice"))).reset_after() <= before);
@@ -528,7 +530,7 @@ fn all_algorithms() -> impl Iterator<Item = Algorithm> {
 async fn admitted(limiter: &Limiter, requests: u32, cost: u64) -> u32 {
     let mut admitted = 0;
     for _ in 0..requests {
-        let decision = limiter.check_n("alice", cost).await.unwrap();
+        let decision = limiter.check("alice").cost(cost).await.unwrap();
         admitted += u32::from(decision.is_allowed());
     }
     admitted
@@ -593,10 +595,11 @@ async fn reservations_that_the_store_has_lost_return_nothing() {
             let (mut waiting, mut turns) = (vec![], vec![]);
             for _ in 0..110 {
                 if is_kept {
-                    turns.push(limiter.check_within("alice", 20 * MINUTE).await.unwrap());
+                    turns
+                        .extend(limiter.reserve("alice", 1, 20 * MINUTE).await.unwrap().admitted());
                 } else {
                     let limiter = limiter.clone();
-                    let wait = async move { limiter.try_acquire("alice", 20 * MINUTE).await };
+                    let wait = async move { limiter.try_acquire("alice", 1, 20 * MINUTE).await };
                     waiting.extend(start(Box::pin(wait)));
                 }
             }
@@ -638,10 +641,10 @@ async fn reservations_that_redis_has_lost_return_nothing() {
             let before = server.calls("evalsha");
             for sent in 1..=60 {
                 if is_kept {
-                    turns.push(limiter.check_within("alice", wait).await.unwrap());
+                    turns.extend(limiter.reserve("alice", 1, wait).await.unwrap().admitted());
                 } else {
                     let limiter = limiter.clone();
-                    waiting.spawn(async move { limiter.try_acquire("alice", wait).await });
+                    waiting.spawn(async move { limiter.try_acquire("alice", 1, wait).await });
                 }
                 calls(before + sent).await;
             }

@@ -41,7 +41,7 @@ async fn stores(server: &RedisServer) -> [AnyStore; 2] {
 }
 
 async fn hold(limiter: &Limiter, n: u64) -> Option<Permit> {
-    limiter.hold("alice", n).await.unwrap().ok()
+    limiter.hold("alice", n).await.unwrap().admitted()
 }
 
 #[tokio::test(start_paused = true)]
@@ -54,7 +54,7 @@ async fn a_key_with_a_permit_is_neither_evicted_nor_swept() {
         assert!(matches!(&error, Error::Store(error) if error.kind() == ErrorKind::Full));
         assert_eq!(streams.peek("alice").await.unwrap().held(), 3);
         permit.cancel();
-        assert!(streams.hold("bob", 1).await.unwrap().is_ok());
+        assert!(streams.hold("bob", 1).await.unwrap().is_admitted());
     }
 }
 
@@ -88,16 +88,16 @@ async fn a_denial_says_what_is_held_and_not_when_it_ends() {
     for store in stores(&server).await {
         let streams = concurrency(&store, 3);
         let permit = hold(&streams, 2).await.unwrap();
-        let denied = streams.hold("alice", 2).await.unwrap().unwrap_err();
+        let denied = streams.hold("alice", 2).await.unwrap().into_result().unwrap_err();
         assert_eq!((denied.is_allowed(), denied.remaining()), (false, 1));
         assert_eq!((denied.retry_after(), denied.replenish_after()), (None, Duration::ZERO));
-        let state = streams.peek_n("alice", 2).await.unwrap();
+        let state = streams.check("alice").cost(2).peek().await.unwrap();
         assert_eq!((state.allows(), state.held(), state.remaining()), (false, 2, 1));
         assert!(hold(&streams, 1).await.is_some());
-        assert!(streams.hold("bob", 3).await.unwrap().is_ok());
+        assert!(streams.hold("bob", 3).await.unwrap().is_admitted());
         drop(permit);
         streams.block("alice", SECOND).await.unwrap();
-        let denied = streams.hold("alice", 1).await.unwrap().unwrap_err();
+        let denied = streams.hold("alice", 1).await.unwrap().into_result().unwrap_err();
         assert!(denied.is_blocked() && denied.retry_after().is_some());
         streams.unblock("alice").await.unwrap();
         streams.reset("alice").await.unwrap();
@@ -117,17 +117,17 @@ async fn a_rate_and_concurrency_are_charged_together_or_not_at_all() {
             let requests = requests.peek("alice").await.unwrap().remaining();
             (requests, streams.peek("alice").await.unwrap().held())
         };
-        let one = charge.hold().await.unwrap().unwrap();
-        let two = charge.hold().await.unwrap().unwrap();
+        let one = charge.hold().await.unwrap().admitted().unwrap();
+        let two = charge.hold().await.unwrap().admitted().unwrap();
         assert_eq!(left().await, (1, 2));
-        let denied = charge.hold().await.unwrap().unwrap_err();
+        let denied = charge.hold().await.unwrap().into_result().unwrap_err();
         assert_eq!((denied.limiter(), denied.retry_after()), ("streams", None));
         assert_eq!(left().await, (1, 2));
         drop(one);
-        let three = charge.hold().await.unwrap().unwrap();
+        let three = charge.hold().await.unwrap().admitted().unwrap();
         assert_eq!(left().await, (0, 2));
         drop((two, three));
-        let denied = charge.hold().await.unwrap().unwrap_err();
+        let denied = charge.hold().await.unwrap().into_result().unwrap_err();
         assert_eq!(denied.limiter(), "requests");
         until("none is in flight", async || left().await == (0, 0)).await;
     }
@@ -141,14 +141,14 @@ async fn calls_that_spend_are_errors_that_say_what_to_do() {
         let only_holds =
             |error| matches!(error, Error::OnlyHolds { limiter, .. } if limiter == "streams");
         assert!(only_holds(streams.check("alice").await.unwrap_err()));
-        assert!(only_holds(streams.acquire("alice").await.unwrap_err()));
-        assert!(only_holds(streams.check_within("alice", SECOND).await.unwrap_err()));
+        assert!(only_holds(streams.acquire("alice", 1).await.unwrap_err()));
+        assert!(only_holds(streams.reserve("alice", 1, SECOND).await.unwrap_err()));
         assert!(only_holds(streams.spend("alice", 1).await.unwrap_err()));
         assert!(only_holds(streams.refund("alice", 1).await.unwrap_err()));
         let charge = Charge::new(&streams, "alice");
         assert!(only_holds(charge.check().await.unwrap_err()));
         assert!(only_holds(charge.spend().await.unwrap_err()));
-        assert!(only_holds(charge.try_acquire(SECOND).await.unwrap_err()));
+        assert!(only_holds(charge.check().max_wait(SECOND).await.unwrap_err()));
         let above = streams.hold("alice", 3).await.unwrap_err();
         assert!(matches!(above, Error::CostAboveQuota { cost: 3, max: 2, .. }));
         assert!(matches!(streams.hold("alice", 0).await.unwrap_err(), Error::ZeroCost));
@@ -219,7 +219,7 @@ async fn a_file_can_set_a_limit_on_concurrency_and_change_it() {
     drop(two);
     assert!(hold(&streams, 2).await.is_some());
     limiters.reload(&read("streams = { algorithm = 'token-bucket', quota = '5/day' }")).unwrap();
-    assert!(streams.check_n("alice", 5).await.unwrap().is_allowed());
+    assert!(streams.check("alice").cost(5).await.unwrap().is_allowed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,7 +232,8 @@ async fn waiting_requests_are_served_in_order_and_woken_by_an_end() {
     for number in 0..20 {
         let (streams, served) = (streams.clone(), served.clone());
         tasks.spawn(async move {
-            let permit = streams.hold_within("alice", 1, 60 * SECOND).await.unwrap().unwrap();
+            let permit =
+                streams.hold("alice", 1).max_wait(60 * SECOND).await.unwrap().admitted().unwrap();
             assert_eq!(served.fetch_add(1, SeqCst), number, "in the order of arrival");
             sleep(SECOND).await;
             drop(permit);
@@ -242,9 +243,9 @@ async fn waiting_requests_are_served_in_order_and_woken_by_an_end() {
     // One that gives up delays no other.
     let streams_2 = streams.clone();
     let impatient =
-        tokio::spawn(async move { streams_2.hold_within("alice", 1, SECOND / 2).await });
+        tokio::spawn(async move { streams_2.hold("alice", 1).max_wait(SECOND / 2).await });
     sleep(SECOND).await;
-    let denied = impatient.await.unwrap().unwrap().unwrap_err();
+    let denied = impatient.await.unwrap().unwrap().into_result().unwrap_err();
     assert_eq!((denied.retry_after(), denied.remaining()), (None, 0));
     drop(first);
     tasks.join_all().await;
@@ -264,26 +265,26 @@ async fn a_request_that_waits_for_a_place_is_decided_once() {
         let permit = hold(&streams, 1).await.unwrap();
         recorder.take();
         for wait in [SECOND / 5, Duration::ZERO] {
-            assert!(streams.hold_within("alice", 1, wait).await.unwrap().is_err());
-            assert!(both.hold_within(wait).await.unwrap().is_err());
+            assert!(!streams.hold("alice", 1).max_wait(wait).await.unwrap().is_admitted());
+            assert!(!both.hold().max_wait(wait).await.unwrap().is_admitted());
             let decided = recorder.take_of("decided");
             let denied = |it: &String| it.starts_with("decided streams alice Denied");
             assert!(decided.len() == 2 && decided.iter().all(denied), "{wait:?}: {decided:?}");
         }
         // Whether the first in the queue or not.
         let denied = tokio::join!(
-            streams.hold_within("alice", 1, SECOND / 5),
-            streams.hold_within("alice", 1, SECOND / 5),
-            streams.hold_within("alice", 1, SECOND / 5),
+            streams.hold("alice", 1).max_wait(SECOND / 5),
+            streams.hold("alice", 1).max_wait(SECOND / 5),
+            streams.hold("alice", 1).max_wait(SECOND / 5),
         );
-        assert!(denied.0.unwrap().is_err() && denied.1.unwrap().is_err());
-        assert!(denied.2.unwrap().is_err());
+        assert!(!denied.0.unwrap().is_admitted() && !denied.1.unwrap().is_admitted());
+        assert!(!denied.2.unwrap().is_admitted());
         assert_eq!(recorder.take_of("decided streams alice Denied").len(), 3);
-        let waiting = tokio::spawn(async move { both.hold_within(60 * SECOND).await });
+        let waiting = tokio::spawn(async move { both.hold().max_wait(60 * SECOND).await });
         sleep(SECOND / 5).await; // of a real server
         assert_eq!(recorder.take_of("decided"), [""; 0]);
         drop(permit);
-        let _permit = waiting.await.unwrap().unwrap().unwrap();
+        let _permit = waiting.await.unwrap().unwrap().admitted().unwrap();
         let decided = recorder.take_of("decided");
         assert!(decided.len() == 1 && decided[0].contains("Allowed"), "{decided:?}");
     }
@@ -293,13 +294,13 @@ async fn a_request_that_waits_for_a_place_is_decided_once() {
 async fn a_request_for_places_of_two_keys_is_woken_by_an_end_of_either() {
     for held in ["alice", "bob"] {
         let streams = concurrency(&MemoryStore::new().into_any(), 1);
-        let permit = streams.hold(held, 1).await.unwrap().unwrap();
+        let permit = streams.hold(held, 1).await.unwrap().admitted().unwrap();
         let both = Charge::new(&streams, "alice").and(Charge::new(&streams, "bob"));
         let start = Instant::now();
-        let waiting = tokio::spawn(async move { both.hold_within(60 * SECOND).await });
+        let waiting = tokio::spawn(async move { both.hold().max_wait(60 * SECOND).await });
         sleep(10 * SECOND).await;
         drop(permit);
-        let _permit = waiting.await.unwrap().unwrap().expect("both are free");
+        let _permit = waiting.await.unwrap().unwrap().admitted().expect("both are free");
         assert_eq!(start.elapsed(), 10 * SECOND, "{held}");
     }
 }
@@ -316,7 +317,8 @@ async fn waiting_requests_of_two_processes_share_the_places() {
             tasks.spawn(async move {
                 for _ in 0..5 {
                     let wait = 60 * SECOND;
-                    let permit = streams.hold_within("alice", 1, wait).await.unwrap().unwrap();
+                    let permit =
+                        streams.hold("alice", 1).max_wait(wait).await.unwrap().admitted().unwrap();
                     assert!(in_flight.fetch_add(1, SeqCst) < 2);
                     sleep(Duration::from_millis(10)).await;
                     in_flight.fetch_sub(1, SeqCst);
@@ -357,7 +359,7 @@ async fn a_request_that_waits_to_spend_takes_no_place_of_a_limit_that_begins_to_
     assert!(one.check("alice").await.unwrap().is_allowed());
     // On two keys, requests retry instead of reserving an instant.
     let charge = Charge::new(&one, "alice").and(Charge::new(&two, "all"));
-    let waiting = tokio::spawn(async move { charge.try_acquire(2 * SECOND).await });
+    let waiting = tokio::spawn(async move { charge.check().max_wait(2 * SECOND).await });
     sleep(SECOND / 2).await;
     limiters.reload(&read(&after)).unwrap();
     let error = waiting.await.unwrap().unwrap_err();
@@ -385,7 +387,7 @@ async fn a_check_keeps_no_place_of_a_limit_that_begins_to_count_places_during_th
         let key = format!("user-{round}");
         let error = loop {
             let charge = Charge::new(&limiter, &key);
-            let kept = async || Ok(limiter.check_within(&key, SECOND).await?.keep());
+            let kept = async || Ok(limiter.reserve(&key, 1, SECOND).await?.keep());
             let result = if round % 2 == 0 { charge.check().await } else { kept().await };
             if let Err(error) = result {
                 break error;

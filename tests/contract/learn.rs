@@ -134,7 +134,7 @@ async fn waiting_requests_leave_one_by_one_after_a_block() {
         .map(|_| {
             let (limiter, left) = (limiter.clone(), left.clone());
             tokio::spawn(async move {
-                let _ = limiter.acquire("vendor").await.unwrap();
+                let _ = limiter.acquire("vendor", 1).await.unwrap();
                 left.lock().unwrap().push(start.elapsed());
             })
         })
@@ -163,13 +163,14 @@ async fn both_stores_reserve_the_restart() {
             limiter.spend("vendor", spent).await.unwrap();
             let state = VendorState::default().with_block(30 * SECOND);
             limiter.learn("vendor", state).await.unwrap();
-            let first = limiter.check_within("vendor", MINUTE).await.unwrap().keep().delay();
+            let first = limiter.reserve("vendor", 1, MINUTE).await.unwrap().keep().delay();
             assert!(first <= 31 * SECOND && first > 10 * SECOND, "{first:?}");
-            let second = limiter.check_within("vendor", 2 * first).await.unwrap().keep().delay();
+            let second = limiter.reserve("vendor", 1, 2 * first).await.unwrap().keep().delay();
             // Between them, only the time has passed that the second check took.
             assert!(second > first.saturating_sub(10 * SECOND), "{first:?}, {second:?}");
-            let more = limiter.check_within_n("vendor", 50, 10 * MINUTE).await.unwrap();
-            assert!(more.delay() > first + 25 * SECOND, "{spent}: {first:?}, {:?}", more.delay());
+            let more = limiter.reserve("vendor", 50, 10 * MINUTE).await.unwrap();
+            let more = more.keep().delay();
+            assert!(more > first + 25 * SECOND, "{spent}: {first:?}, {more:?}");
         }
     }
 }

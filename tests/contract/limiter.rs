@@ -61,12 +61,12 @@ async fn peek_spends_nothing_and_refund_and_reset_return_units() {
             let limiter = &limiters[0];
             let remaining = async || limiter.peek("key").await.unwrap().remaining();
             assert_eq!(remaining().await, 10, "{algorithm}");
-            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            assert!(limiter.check("key").cost(8).await.unwrap().is_allowed());
             assert_eq!((remaining().await, remaining().await), (2, 2), "{algorithm}");
-            assert!(!limiter.check_n("key", 3).await.unwrap().is_allowed());
+            assert!(!limiter.check("key").cost(3).await.unwrap().is_allowed());
             assert_eq!(remaining().await, 2, "{algorithm}: a denied request spent something");
-            assert!(limiter.peek_n("key", 2).await.unwrap().allows(), "{algorithm}");
-            assert!(!limiter.peek_n("key", 3).await.unwrap().allows(), "{algorithm}");
+            assert!(limiter.check("key").cost(2).peek().await.unwrap().allows(), "{algorithm}");
+            assert!(!limiter.check("key").cost(3).peek().await.unwrap().allows(), "{algorithm}");
             of_zero(limiter, 2).await;
             let refunded = limiter.refund("key", 5).await.unwrap();
             assert_eq!((remaining().await, refunded.remaining()), (7, 7), "{algorithm}");
@@ -83,7 +83,7 @@ async fn peek_spends_nothing_and_refund_and_reset_return_units() {
             of_zero(limiter, 0).await;
             limiter.reset("key").await.unwrap();
             of_zero(limiter, 10).await;
-            let _ = limiter.check_n("key", 10).await.unwrap();
+            let _ = limiter.check("key").cost(10).await.unwrap();
             limiter.reset("key").await.unwrap();
             assert_eq!(remaining().await, 10, "{algorithm}");
             assert_eq!(limiters[1].peek("key").await.unwrap().remaining(), 10);
@@ -97,22 +97,22 @@ async fn a_cost_that_can_never_be_granted_is_an_error() {
     for algorithm in ALGORITHMS {
         for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
             let limiter = &limiters[0];
-            let error = limiter.check_n("key", 11).await.unwrap_err();
+            let error = limiter.check("key").cost(11).await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { cost: 11, max: 10, .. }));
-            let error = limiter.check_within_n("key", 11, Duration::MAX).await.unwrap_err();
+            let error = limiter.reserve("key", 11, Duration::MAX).await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { .. }));
             assert!(!error.is_store());
-            assert!(matches!(limiter.check_n("key", 0).await, Err(Error::ZeroCost)));
-            assert!(matches!(limiter.peek_n("key", 0).await, Err(Error::ZeroCost)));
-            let error = limiter.peek_n("key", 11).await.unwrap_err();
+            assert!(matches!(limiter.check("key").cost(0).await, Err(Error::ZeroCost)));
+            assert!(matches!(limiter.check("key").cost(0).peek().await, Err(Error::ZeroCost)));
+            let error = limiter.check("key").cost(11).peek().await.unwrap_err();
             assert!(matches!(error, Error::CostAboveQuota { cost: 11, .. }));
             assert_eq!(limiter.peek("key").await.unwrap().remaining(), 10, "{algorithm}");
         }
     }
     let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
     let limiter = Limiter::new("default", MemoryStore::new(), overdraft, Quota::per_hour(10));
-    assert!(limiter.check_n("key", 15).await.unwrap().is_allowed());
-    let error = limiter.check_n("key", 16).await.unwrap_err();
+    assert!(limiter.check("key").cost(15).await.unwrap().is_allowed());
+    let error = limiter.check("key").cost(16).await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { max: 15, .. }));
 }
 
@@ -122,7 +122,7 @@ async fn another_quota_applies_to_the_state_as_it_is() {
     for algorithm in ALGORITHMS {
         for limiters in limiters(&server, algorithm, Quota::per_hour(10)).await {
             let limiter = &limiters[0];
-            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            assert!(limiter.check("key").cost(8).await.unwrap().is_allowed());
             let raised = limiter.with_quota(Quota::per_hour(20)).unwrap();
             assert_eq!(raised.peek("key").await.unwrap().remaining(), 12, "{algorithm}");
             let lowered = limiter.with_quota(Quota::per_hour(5)).unwrap();
@@ -169,10 +169,10 @@ async fn large_quotas_are_spent_settled_and_refilled_in_all_algorithms() {
             let limiter = Limiter::new("large", MemoryStore::new(), algorithm, quota);
             let limit = quota.limit();
             let context = format!("{algorithm} {quota}");
-            let error = limiter.check_n("key", limit + 1).await.unwrap_err();
+            let error = limiter.check("key").cost(limit + 1).await.unwrap_err();
             let is_named = matches!(error, Error::CostAboveQuota { max, .. } if max == limit);
             assert!(is_named, "{context}: {error}");
-            assert!(limiter.check_n("key", limit / 3).await.unwrap().is_allowed(), "{context}");
+            assert!(limiter.check("key").cost(limit / 3).await.unwrap().is_allowed(), "{context}");
             let spent = limiter.spend("key", limit / 3).await.unwrap();
             assert_eq!(spent.remaining(), limit - limit / 3 * 2, "{context}");
             // In a leaky bucket, units that were spent leave like a request that waits.
@@ -183,7 +183,7 @@ async fn large_quotas_are_spent_settled_and_refilled_in_all_algorithms() {
             assert_eq!(limiter.spend("key", u64::MAX).await.unwrap().remaining(), 0, "{context}");
             limiter.reset("key").await.unwrap();
             tokio::time::advance(month).await;
-            assert!(limiter.check_n("key", limit).await.unwrap().is_allowed(), "{context}");
+            assert!(limiter.check("key").cost(limit).await.unwrap().is_allowed(), "{context}");
             assert!(!limiter.check("key").await.unwrap().is_allowed(), "{context}");
         }
     }
@@ -327,20 +327,23 @@ async fn a_check_that_is_not_awaited_needs_a_store_that_answers_immediately() {
     let quota = Quota::per_hour(3);
     let limiter =
         Limiter::new("default", MemoryStore::with_max_keys(1), Algorithm::sliding_log(), quota);
-    assert_eq!(limiter.check_n_now("key", 2).unwrap().remaining(), 1);
-    assert!(limiter.check_now("key").unwrap().is_allowed());
-    assert!(!limiter.check_now("key").unwrap().is_allowed());
-    assert!(matches!(limiter.check_n_now("key", 0), Err(Error::ZeroCost)));
-    assert!(matches!(limiter.check_n_now("key", 4), Err(Error::CostAboveQuota { max: 3, .. })));
-    assert!(matches!(limiter.check_now("other"), Err(Error::Store(_)))); // the store is full
+    assert_eq!(limiter.check("key").cost(2).now().unwrap().remaining(), 1);
+    assert!(limiter.check("key").now().unwrap().is_allowed());
+    assert!(!limiter.check("key").now().unwrap().is_allowed());
+    assert!(matches!(limiter.check("key").cost(0).now(), Err(Error::ZeroCost)));
+    assert!(matches!(
+        limiter.check("key").cost(4).now(),
+        Err(Error::CostAboveQuota { max: 3, .. })
+    ));
+    assert!(matches!(limiter.check("other").now(), Err(Error::Store(_)))); // the store is full
     let open = limiter.on_failure(FailurePolicy::Open);
-    assert!(open.check_now("other").unwrap().is_allowed());
+    assert!(open.check("other").now().unwrap().is_allowed());
 
     let server = RedisServer::start();
     let store = support::redis_store(&server).await;
     let limiter = Limiter::new("default", store, Algorithm::sliding_log(), quota);
     let before = (server.calls("evalsha"), server.calls("eval"));
-    let error = limiter.check_now("key").unwrap_err();
+    let error = limiter.check("key").now().unwrap_err();
     assert!(matches!(error, Error::NotImmediate { limiter: "default", .. }));
     assert!(error.to_string().ends_with("await `check`"), "{error}");
     assert_eq!((server.calls("evalsha"), server.calls("eval")), before);

@@ -6,6 +6,7 @@ mod support;
 
 mod block;
 mod budgets;
+mod calls;
 mod changes;
 mod charge;
 mod concurrency;

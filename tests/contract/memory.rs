@@ -24,7 +24,7 @@ fn limiter(store: &MemoryStore, quota: Quota) -> Limiter {
 /// Charges many keys, each of them once.
 async fn flood_keys(limiter: &Limiter, keys: usize, cost: u64) {
     for i in 0..keys {
-        let _ = limiter.check_n(format!("flood {i}"), cost).await.unwrap();
+        let _ = limiter.check(format!("flood {i}")).cost(cost).await.unwrap();
     }
 }
 
@@ -33,7 +33,7 @@ async fn a_flood_neither_grows_the_store_nor_resets_a_denied_key() {
     for max_keys in [1, 10, 1_000, 10_000] {
         let store = MemoryStore::with_max_keys(max_keys);
         let limiter = limiter(&store, Quota::per_hour(2));
-        assert!(limiter.check_n("victim", 2).await.unwrap().is_allowed());
+        assert!(limiter.check("victim").cost(2).await.unwrap().is_allowed());
         assert!(!limiter.check("victim").await.unwrap().is_allowed());
         for i in 0..5 * max_keys {
             match limiter.check(format!("flood {i}")).await {
@@ -57,7 +57,7 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
     let named =
         |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_hour(10));
     let (requests, tokens, flood) = (named("requests"), named("tokens"), named("flood"));
-    let charge = |cost| Charge::new(&requests, "victim").also_n(&tokens, cost);
+    let charge = |cost| Charge::new(&requests, "victim").also(&tokens).cost(cost);
     assert!(charge(6).check().await.unwrap().is_allowed());
     assert!(!charge(6).check().await.unwrap().is_allowed());
     flood_keys(&flood, 2_000, 7).await;
@@ -65,10 +65,10 @@ async fn a_flood_resets_no_key_that_one_of_several_limits_denies() {
 
     // Denied while there is no room for the second key.
     advance(Duration::from_secs(6 * 3_600)).await;
-    assert!(tokens.check_n("victim", 6).await.unwrap().is_allowed());
+    assert!(tokens.check("victim").cost(6).await.unwrap().is_allowed());
     for i in 0..200 {
         // These keys have used less than the victim, which is not denied yet.
-        let _ = flood.check_n(format!("again {i}"), 5).await.unwrap();
+        let _ = flood.check(format!("again {i}")).cost(5).await.unwrap();
     }
     assert!(!charge(6).check().await.unwrap().is_allowed());
     flood_keys(&flood, 2_000, 7).await;
@@ -80,7 +80,7 @@ async fn a_peek_with_another_quota_does_not_get_a_key_evicted() {
     let store = MemoryStore::with_max_keys(200);
     let free = limiter(&store, Quota::per_hour(10));
     let pro = free.with_quota(Quota::per_hour(1_000)).unwrap();
-    assert!(free.check_n("victim", 10).await.unwrap().is_allowed());
+    assert!(free.check("victim").cost(10).await.unwrap().is_allowed());
     assert_eq!(pro.peek("victim").await.unwrap().remaining(), 990);
     flood_keys(&free, 2_000, 9).await;
     assert_eq!(free.peek("victim").await.unwrap().remaining(), 0);
@@ -104,7 +104,7 @@ async fn a_flood_evicts_the_keys_with_the_least_usage() {
     for algorithm in support::ALGORITHMS {
         let store = MemoryStore::with_max_keys(2_000);
         let limiter = Limiter::new("default", store.clone(), algorithm, Quota::per_hour(5));
-        assert!(limiter.check_n("victim", 4).await.unwrap().is_allowed());
+        assert!(limiter.check("victim").cost(4).await.unwrap().is_allowed());
         advance(Duration::from_secs(60)).await;
         flood_keys(&limiter, 10_000, 1).await;
         assert_eq!(limiter.peek("victim").await.unwrap().remaining(), 1, "{algorithm}");
@@ -139,8 +139,8 @@ async fn two_requests_keep_a_key_in_use_until_the_retry_after_of_the_second() {
         let limiter = limiter(&store, Quota::per_day(24));
         for i in 0..100 {
             let key = format!("flood {i}");
-            assert!(limiter.check_n(&key, first).await.unwrap().is_allowed());
-            let denied = limiter.check_n(&key, 24).await.unwrap();
+            assert!(limiter.check(&key).cost(first).await.unwrap().is_allowed());
+            let denied = limiter.check(&key).cost(24).await.unwrap();
             assert_eq!(denied.retry_after(), Some(Duration::from_secs(hours * 3_600)));
         }
         advance(Duration::from_secs(hours * 3_600 - 1)).await;
@@ -187,7 +187,7 @@ async fn a_peek_by_another_algorithm_changes_nothing() {
     let store = MemoryStore::new();
     let quota = Quota::per_hour(10);
     let log = || Limiter::new("default", store.clone(), Algorithm::SlidingLog, quota);
-    assert!(log().check_n("key", 10).await.unwrap().is_allowed());
+    assert!(log().check("key").cost(10).await.unwrap().is_allowed());
     assert_eq!(limiter(&store, quota).peek("key").await.unwrap().remaining(), 10);
     assert_eq!(log().peek("key").await.unwrap().remaining(), 0);
 }
@@ -203,7 +203,7 @@ async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
             let (mut seen, mut admitted) = (vec![], vec![]);
             // A leaky bucket holds three requests, two of which wait; elsewhere the fourth waits.
             for _ in 0..if algorithm == Algorithm::LeakyBucket { 3 } else { 4 } {
-                let turn = limiter.check_within("key", day).await.unwrap();
+                let turn = limiter.reserve("key", 1, day).await.unwrap();
                 assert!(turn.decision().is_allowed(), "{algorithm}");
                 seen.push(format!("{:?}", turn.decision()));
                 admitted.push(turn);
@@ -213,16 +213,16 @@ async fn a_store_decides_in_its_first_microsecond_as_it_does_later() {
                 seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             }
             assert_eq!(limiter.peek("key").await.unwrap().remaining(), 3, "{algorithm}");
-            let early = limiter.check_within("key", Duration::ZERO).await.unwrap();
-            seen.push(format!("{:?}", limiter.check_n("key", 2).await.unwrap()));
+            let early = limiter.reserve("key", 1, Duration::ZERO).await.unwrap();
+            seen.push(format!("{:?}", limiter.check("key").cost(2).await.unwrap()));
             seen.push(format!("{:?}", limiter.check("key").await.unwrap()));
             drop(early);
             seen.push(format!("{:?}", limiter.peek("key").await.unwrap()));
             advance(Duration::from_micros(1)).await;
-            let denied = limiter.check_n("key", 2).await.unwrap();
+            let denied = limiter.check("key").cost(2).await.unwrap();
             seen.push(format!("{denied:?}"));
             advance(denied.retry_after().unwrap()).await;
-            let allowed = limiter.check_n("key", 2).await.unwrap();
+            let allowed = limiter.check("key").cost(2).await.unwrap();
             assert!(allowed.is_allowed(), "{algorithm}");
             seen.push(format!("{allowed:?}"));
             seen // all but the instants
@@ -368,12 +368,12 @@ async fn a_key_with_units_left_is_evicted_before_a_denied_key() {
         let store = memory_store(20, when_full);
         let limiter = Limiter::new("default", store, algorithm, Quota::per_day(5));
         for i in 0..19 {
-            assert!(limiter.check_n(format!("{i}"), 5).await.unwrap().is_allowed());
+            assert!(limiter.check(format!("{i}")).cost(5).await.unwrap().is_allowed());
         }
         advance(Duration::from_secs(60)).await;
         for new in 0..50 {
             // Restored later than all other keys.
-            assert!(limiter.check_n(format!("new {new}"), 4).await.unwrap().is_allowed());
+            assert!(limiter.check(format!("new {new}")).cost(4).await.unwrap().is_allowed());
         }
         for i in 0..19 {
             let denied = !limiter.check(format!("{i}")).await.unwrap().is_allowed();
@@ -391,15 +391,15 @@ async fn a_full_store_forgets_neither_a_block_nor_the_count_of_a_blocked_key() {
         for i in 0..20 {
             let key = format!("{i}");
             // Every second key still has units.
-            assert!(limiter.check_n(&key, 3 - i % 2).await.unwrap().is_allowed());
+            assert!(limiter.check(&key).cost(3 - i % 2).await.unwrap().is_allowed());
             let _ = limiter.block(&key, minute).await.unwrap();
-            assert!(limiter.try_acquire(&key, Duration::ZERO).await.unwrap().is_blocked());
+            assert!(limiter.try_acquire(&key, 1, Duration::ZERO).await.unwrap().is_blocked());
         }
         assert!(is_full(&limiter.check("new").await), "{algorithm}: a block was forgotten");
 
         advance(2 * minute).await;
         let mut new_keys = 0;
-        while !is_full(&limiter.check_n(format!("new {new_keys}"), 3).await) {
+        while !is_full(&limiter.check(format!("new {new_keys}")).cost(3).await) {
             new_keys += 1;
         }
         assert_eq!(new_keys, 10, "{algorithm}: only keys with units left make room");
@@ -416,7 +416,7 @@ async fn a_flood_resets_the_denied_keys_of_a_store_that_evicts_and_none_of_one_t
         let store = memory_store(5_000, when_full);
         let limiter = limiter(&store, Quota::per_day(3));
         for i in 0..5_000 {
-            assert!(limiter.check_n(format!("{i}"), 3).await.unwrap().is_allowed());
+            assert!(limiter.check(format!("{i}")).cost(3).await.unwrap().is_allowed());
         }
         advance(Duration::from_secs(60)).await;
         let mut rejected = 0;
@@ -446,8 +446,8 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
         let flood = Limiter::new("b", store.clone(), algorithm, Quota::per_day(1));
         let check = async |max_wait| {
             let [calm, flooded] = &limiters;
-            let expected = calm.check_within("victim", max_wait).await.unwrap().keep();
-            let decision = flooded.check_within("victim", max_wait).await.unwrap().keep();
+            let expected = calm.reserve("victim", 1, max_wait).await.unwrap().keep();
+            let decision = flooded.reserve("victim", 1, max_wait).await.unwrap().keep();
             assert_eq!(decision, expected, "{algorithm}, {when_full:?}");
             decision
         };
@@ -469,7 +469,7 @@ async fn a_key_for_which_a_request_waits_is_never_evicted() {
             for i in 0..200 {
                 assert!(flood.check(format!("again {i}")).await.unwrap().is_allowed());
             }
-            assert!(limiters[1].check_n("victim", 2).await.unwrap().is_allowed(), "{algorithm}");
+            assert!(limiters[1].check("victim").cost(2).await.unwrap().is_allowed(), "{algorithm}");
         }
     }
 }
@@ -487,7 +487,7 @@ async fn a_key_for_which_a_request_waits_is_not_evicted_after_a_quota_change() {
         let day = Duration::from_secs(86_400);
         let mut delay = Duration::ZERO;
         while delay.is_zero() {
-            delay = limiter.check_within("victim", day).await.unwrap().keep().delay();
+            delay = limiter.reserve("victim", 1, day).await.unwrap().keep().delay();
         }
         let changed = limiter.with_quota(quota).unwrap();
         // In a leaky bucket, this request can wait, too.
@@ -518,7 +518,7 @@ async fn a_store_that_evicts_is_full_while_a_request_waits_for_each_of_its_keys(
         let mut longest = Duration::ZERO;
         for key in 0..10 {
             for _ in 0..3 {
-                let decision = limiter.check_within(format!("{key}"), day).await.unwrap().keep();
+                let decision = limiter.reserve(format!("{key}"), 1, day).await.unwrap().keep();
                 if decision.is_allowed() {
                     longest = longest.max(decision.delay());
                 }
@@ -579,7 +579,7 @@ async fn several_limits_find_room_in_a_large_store_that_is_full() {
         flood_keys(&limiter, 3_000, cost).await;
         for i in 0..100 {
             let key = |n| format!("{n} of {i}");
-            let charge = (0..5).map(|n| Charge::new_n(&limiter, key(n), 2));
+            let charge = (0..5).map(|n| Charge::new(&limiter, key(n)).cost(2));
             let charge = charge.reduce(Charge::and).unwrap();
             assert!(charge.check().await.unwrap().is_allowed());
             for n in 0..5 {

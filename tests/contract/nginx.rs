@@ -101,9 +101,9 @@ async fn delay_is_a_token_bucket_with_a_longest_wait() {
         for pause in arrivals(&mut random, per_second) {
             now += pause;
             advance(Duration::from_millis(pause)).await;
-            let reservation = ours.check_within("client", max_wait).await.unwrap();
-            let waits = reservation.delay().as_millis() as u64;
-            let delay = reservation.keep().is_allowed().then_some(waits);
+            let decision = ours.reserve("client", 1, max_wait).await.unwrap().keep();
+            let waits = decision.delay().as_millis() as u64;
+            let delay = decision.is_allowed().then_some(waits);
             assert_eq!(delay, nginx.request(now), "{per_second} r/s, burst={burst}, {now}");
         }
     }

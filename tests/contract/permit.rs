@@ -51,7 +51,7 @@ async fn in_memory(algorithm: Algorithm, quota: Quota) -> Limiter {
 }
 
 async fn hold(limiter: &Limiter, n: u64) -> Permit {
-    limiter.hold("alice", n).await.unwrap().unwrap()
+    limiter.hold("alice", n).await.unwrap().admitted().unwrap()
 }
 
 async fn remaining(limiter: &Limiter) -> u64 {
@@ -141,14 +141,14 @@ async fn units_that_are_held_are_taken_and_a_denial_does_not_know_when_they_retu
     let server = RedisServer::start();
     for limiter in limiters(&server).await {
         let permit = hold(&limiter, 8).await;
-        let denied = limiter.hold("alice", 3).await.unwrap().unwrap_err();
+        let denied = limiter.hold("alice", 3).await.unwrap().into_result().unwrap_err();
         assert_eq!((denied.is_allowed(), denied.remaining()), (false, 2));
         assert_eq!((denied.retry_after(), denied.retry_after_secs()), (None, None));
-        let denied = limiter.check_n("alice", 3).await.unwrap();
+        let denied = limiter.check("alice").cost(3).await.unwrap();
         assert_eq!((denied.is_allowed(), denied.retry_after()), (false, None));
-        let state = limiter.peek_n("alice", 3).await.unwrap();
+        let state = limiter.check("alice").cost(3).peek().await.unwrap();
         assert_eq!((state.allows(), state.held(), state.retry_after()), (false, 8, None));
-        assert!(limiter.check_n("alice", 2).await.unwrap().is_allowed());
+        assert!(limiter.check("alice").cost(2).await.unwrap().is_allowed());
         until_left(&limiter, 0, 8).await;
         permit.cancel();
         until_left(&limiter, 8, 0).await;
@@ -168,10 +168,10 @@ async fn a_charge_spends_and_holds_all_or_nothing() {
         let output = limiter("output", Algorithm::FixedWindow, 1_000);
         let charge =
             Charge::new(&requests, "alice").also(&input).estimate(600).also(&output).estimate(300);
-        let mut permit = charge.hold().await.unwrap().unwrap();
+        let mut permit = charge.hold().await.unwrap().admitted().unwrap();
         assert_eq!(remaining(&requests).await, 9);
         until_left(&input, 400, 600).await;
-        let denied = charge.hold().await.unwrap().unwrap_err();
+        let denied = charge.hold().await.unwrap().into_result().unwrap_err();
         assert_eq!((denied.limiter(), denied.retry_after()), ("input", None));
         until_left(&output, 700, 300).await;
         assert_eq!(remaining(&requests).await, 9);
@@ -207,14 +207,14 @@ async fn limits_on_different_keys_are_held_together() {
         let charge = |name, n| {
             Charge::new(&user, name).estimate(n).and(Charge::new(&all, "alice").estimate(n))
         };
-        let permit = charge("alice", 7).hold().await.unwrap().unwrap();
-        let denied = charge("bob", 4).hold().await.unwrap().unwrap_err();
+        let permit = charge("alice", 7).hold().await.unwrap().admitted().unwrap();
+        let denied = charge("bob", 4).hold().await.unwrap().into_result().unwrap_err();
         assert_eq!(denied.limiter(), "all");
         assert_eq!(user.peek("bob").await.unwrap().held(), 0);
         permit.settle(1);
         until_left(&user, 9, 0).await;
         until_left(&all, 9, 0).await;
-        charge("bob", 4).hold().await.unwrap().unwrap().cancel();
+        charge("bob", 4).hold().await.unwrap().admitted().unwrap().cancel();
         until_left(&all, 9, 0).await;
     }
 }
@@ -227,14 +227,15 @@ async fn a_wrong_call_is_an_error_that_says_what_to_call_and_takes_nothing() {
     let estimate = Charge::new(&tokens, "alice").estimate(3);
     for error in [
         estimate.check().await.unwrap_err(),
-        estimate.acquire().await.unwrap_err(),
-        estimate.try_acquire(SECOND).await.unwrap_err(),
+        estimate.check().max_wait(Duration::MAX).await.unwrap_err(),
+        estimate.check().max_wait(SECOND).await.unwrap_err(),
     ] {
         assert!(matches!(error, Error::HasEstimate { .. }), "{error}");
         assert!(error.to_string().contains("`hold`"), "{error}");
     }
     for plain in [Charge::new(&tokens, "alice"), Charge::exempt(), Charge::exempt().estimate(1)] {
-        for error in [plain.hold().await.unwrap_err(), plain.hold_within(SECOND).await.unwrap_err()]
+        for error in
+            [plain.hold().await.unwrap_err(), plain.hold().max_wait(SECOND).await.unwrap_err()]
         {
             assert!(matches!(error, Error::NoEstimate), "{error}");
         }
@@ -247,7 +248,7 @@ async fn a_wrong_call_is_an_error_that_says_what_to_call_and_takes_nothing() {
     for error in [
         leaky.hold("alice", 1).await.unwrap_err(),
         with_leaky.hold().await.unwrap_err(),
-        leaky.hold_within("alice", 1, SECOND).await.unwrap_err(),
+        leaky.hold("alice", 1).max_wait(SECOND).await.unwrap_err(),
     ] {
         assert!(matches!(error, Error::CannotHold { .. }), "{error}");
     }
@@ -291,7 +292,7 @@ async fn a_block_denies_holds_and_lets_permits_end() {
     for limiter in limiters(&server).await {
         let permit = hold(&limiter, 6).await;
         limiter.block("alice", 1_000 * SECOND).await.unwrap();
-        let denied = limiter.hold("alice", 1).await.unwrap().unwrap_err();
+        let denied = limiter.hold("alice", 1).await.unwrap().into_result().unwrap_err();
         assert!(denied.is_blocked());
         permit.settle(2);
         let ended = async || {
@@ -309,10 +310,13 @@ async fn another_quota_applies_beside_what_is_held() {
     for limiter in limiters(&server).await {
         let permit = hold(&limiter, 6).await;
         limiter.set_quota(Quota::per_day(20)).unwrap();
-        assert_eq!(limiter.hold("alice", 15).await.unwrap().unwrap_err().retry_after(), None);
+        assert_eq!(
+            limiter.hold("alice", 15).await.unwrap().into_result().unwrap_err().retry_after(),
+            None
+        );
         hold(&limiter, 14).await.cancel();
         limiter.set_quota(Quota::per_day(4)).unwrap();
-        let denied = limiter.hold("alice", 1).await.unwrap().unwrap_err();
+        let denied = limiter.hold("alice", 1).await.unwrap().into_result().unwrap_err();
         assert_eq!((denied.remaining(), denied.retry_after()), (0, None));
         permit.settle(1);
         until_left(&limiter, 3, 0).await;
@@ -328,7 +332,7 @@ async fn a_permit_returns_nothing_to_another_algorithm() {
         for to in to.filter(|to| to.name() != from.name()) {
             let permits = [hold(&limiter, 3).await, hold(&limiter, 3).await];
             Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
-            assert!(limiter.check_n("alice", 10).await.unwrap().is_allowed(), "{from} to {to}");
+            assert!(limiter.check("alice").cost(10).await.unwrap().is_allowed(), "{from} to {to}");
             permits.into_iter().for_each(Permit::cancel);
             assert_eq!(remaining(&limiter).await, 0, "{from} to {to}");
             limiter.reset("alice").await.unwrap(); // in Redis, each algorithm has a key of its own
@@ -348,7 +352,7 @@ async fn a_hold_counts_although_another_algorithm_has_blocked_the_key() {
             limiter.block("alice", 60 * SECOND).await.unwrap();
             Limit::try_new(to, limiter.quota()).unwrap().apply_to(&limiter);
             let permit = hold(&limiter, 10).await;
-            assert!(limiter.hold("alice", 1).await.unwrap().is_err(), "{from} to {to}");
+            assert!(!limiter.hold("alice", 1).await.unwrap().is_admitted(), "{from} to {to}");
             permit.cancel();
             until_left(&limiter, 10, 0).await;
             Limit::try_new(from, limiter.quota()).unwrap().apply_to(&limiter);
@@ -388,15 +392,15 @@ async fn a_check_that_waits_for_held_units_is_decided_once() {
     let permit = hold(&tokens, 10).await;
     recorder.take();
     for wait in [SECOND, Duration::ZERO] {
-        assert!(!tokens.try_acquire("alice", wait).await.unwrap().is_allowed());
-        assert!(!both.try_acquire(wait).await.unwrap().is_allowed());
+        assert!(!tokens.try_acquire("alice", 1, wait).await.unwrap().is_allowed());
+        assert!(!both.check().max_wait(wait).await.unwrap().is_allowed());
         // Makes a reservation or is denied, but does not wait.
-        assert!(!tokens.check_within("alice", wait).await.unwrap().decision().is_allowed());
+        assert!(!tokens.reserve("alice", 1, wait).await.unwrap().decision().is_allowed());
         let decided = recorder.take_of("decided");
         let denied = |it: &String| it.starts_with("decided tokens alice Denied");
         assert!(decided.len() == 3 && decided.iter().all(denied), "{wait:?}: {decided:?}");
     }
-    let mut waiting = pin!(tokens.try_acquire("alice", 60 * SECOND));
+    let mut waiting = pin!(tokens.try_acquire("alice", 1, 60 * SECOND));
     assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(recorder.take_of("decided"), [""; 0]);
     permit.cancel();
@@ -477,7 +481,13 @@ async fn waiting_calls_are_woken_by_an_end_in_the_order_of_their_arrival() {
         for number in 0..4 {
             let (limiter, served) = (limiter.clone(), served.clone());
             waiting.spawn(async move {
-                let permit = limiter.hold_within("alice", 4, 60 * SECOND).await.unwrap().unwrap();
+                let permit = limiter
+                    .hold("alice", 4)
+                    .max_wait(60 * SECOND)
+                    .await
+                    .unwrap()
+                    .admitted()
+                    .unwrap();
                 served.lock().unwrap().push((number, start.elapsed().as_millis()));
                 sleep(SECOND).await;
                 permit.cancel();
@@ -510,9 +520,9 @@ async fn a_check_that_may_wait_is_woken_by_an_end() {
             let limiter = limiter.clone();
             waiting.spawn(async move {
                 let decision = match call {
-                    0 => limiter.acquire_n("alice", 3).await,
-                    1 => limiter.try_acquire_n("alice", 3, 60 * SECOND).await,
-                    _ => Charge::new_n(&limiter, "alice", 3).try_acquire(60 * SECOND).await,
+                    0 => limiter.acquire("alice", 3).await,
+                    1 => limiter.try_acquire("alice", 3, 60 * SECOND).await,
+                    _ => Charge::new(&limiter, "alice").cost(3).check().max_wait(60 * SECOND).await,
                 };
                 assert!(decision.unwrap().is_allowed());
                 start.elapsed().as_millis()
@@ -531,15 +541,16 @@ async fn a_call_that_waits_in_vain_is_denied_at_its_deadline() {
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_day(10)).await;
     let permit = hold(&limiter, 8).await;
     let start = Instant::now();
-    let denied = limiter.hold_within("alice", 3, 3 * SECOND).await.unwrap().unwrap_err();
+    let denied =
+        limiter.hold("alice", 3).max_wait(3 * SECOND).await.unwrap().into_result().unwrap_err();
     assert_eq!(denied.retry_after(), None);
     assert_eq!(start.elapsed().as_secs(), 3);
-    let denied = limiter.try_acquire_n("alice", 3, 2 * SECOND).await.unwrap();
+    let denied = limiter.try_acquire("alice", 3, 2 * SECOND).await.unwrap();
     assert!(!denied.is_allowed());
     assert_eq!(start.elapsed().as_secs(), 5);
-    assert!(!limiter.try_acquire_n("alice", 3, Duration::ZERO).await.unwrap().is_allowed());
+    assert!(!limiter.try_acquire("alice", 3, Duration::ZERO).await.unwrap().is_allowed());
     // There is no instant to reserve.
-    let turn = limiter.check_within_n("alice", 3, 60 * SECOND).await.unwrap();
+    let turn = limiter.reserve("alice", 3, 60 * SECOND).await.unwrap();
     assert!(!turn.decision().is_allowed());
     assert_eq!(start.elapsed().as_secs(), 5);
     permit.cancel();
@@ -551,7 +562,7 @@ async fn a_dropped_call_holds_nothing() {
         let limiter = in_memory(algorithm, Quota::per_day(10)).await;
         let permit = hold(&limiter, 8).await;
         {
-            let mut waiting = pin!(limiter.hold_within("alice", 3, 60 * SECOND));
+            let mut waiting = pin!(limiter.hold("alice", 3).max_wait(60 * SECOND));
             let cx = &mut Context::from_waker(Waker::noop());
             assert!(waiting.as_mut().poll(cx).is_pending());
             permit.cancel();
@@ -571,7 +582,9 @@ async fn calls_that_are_dropped_before_the_answer_of_redis_hold_nothing() {
         let mut calls = JoinSet::new();
         for _ in 0..50 {
             let limiter = limiter.clone();
-            calls.spawn(async move { drop(limiter.hold("alice", 2).await.map(|it| it.is_ok())) });
+            calls.spawn(
+                async move { drop(limiter.hold("alice", 2).await.map(|it| it.is_admitted())) },
+            );
         }
         tokio::task::yield_now().await;
         calls.shutdown().await;
@@ -587,7 +600,7 @@ async fn no_permit_too_many_is_given_to_tasks_that_race() {
         let mut tasks = JoinSet::new();
         for _ in 0..500 {
             let limiter = limiter.clone();
-            tasks.spawn(async move { limiter.hold("alice", 1).await.unwrap().ok() });
+            tasks.spawn(async move { limiter.hold("alice", 1).await.unwrap().admitted() });
         }
         let permits: Vec<Permit> = tasks.join_all().await.into_iter().flatten().collect();
         assert_eq!(permits.len(), 100, "{algorithm}");
@@ -613,7 +626,8 @@ async fn while_the_store_fails_a_permit_counts_nothing_or_holds_in_memory() {
     let local = closed.on_failure(FailurePolicy::Local { share: 1.0 });
     let permit = hold(&local, 4).await;
     assert_eq!((permit.decision().source(), permit.decision().remaining()), (Source::Local, 6));
-    let denied = local.hold_within("alice", 7, Duration::ZERO).await.unwrap().unwrap_err();
+    let denied =
+        local.hold("alice", 7).max_wait(Duration::ZERO).await.unwrap().into_result().unwrap_err();
     assert_eq!(denied.source(), Source::Local);
     permit.settle(1);
     assert_eq!(local.check("alice").await.unwrap().remaining(), 8);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::time::{Instant, advance};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, store::KeyState};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, Reservation, store::KeyState};
 
 use crate::support::{self, ALGORITHMS, load::until, server::RedisServer};
 
@@ -31,7 +31,7 @@ async fn waiting(server: &RedisServer, algorithm: Algorithm) -> Vec<(Limiter, Ke
     ] {
         // A full leaky bucket reserves nothing.
         let cost = if algorithm == Algorithm::LeakyBucket { 4 } else { 10 };
-        assert!(limiter.check_n("key", cost).await.unwrap().is_allowed());
+        assert!(limiter.check("key").cost(cost).await.unwrap().is_allowed());
         let before = limiter.peek("key").await.unwrap();
         all.push((limiter, before));
     }
@@ -48,13 +48,17 @@ async fn until_released(limiter: &Limiter, before: &KeyState) {
     until("the reservation is released", is_released).await;
 }
 
+async fn reserve(limiter: &Limiter, units: u64, max_wait: Duration) -> Reservation {
+    limiter.reserve("key", units, max_wait).await.unwrap().admitted().unwrap()
+}
+
 #[tokio::test]
 async fn a_dropped_reservation_is_released_once() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for (limiter, before) in waiting(&server, algorithm).await {
-            let first = limiter.check_within_n("key", 3, 9 * HOUR).await.unwrap();
-            let second = limiter.check_within_n("key", 3, 9 * HOUR).await.unwrap();
+            let first = reserve(&limiter, 3, 9 * HOUR).await;
+            let second = reserve(&limiter, 3, 9 * HOUR).await;
             for turn in [&first, &second] {
                 assert!(turn.decision().is_allowed() && !turn.delay().is_zero(), "{turn:?}");
                 assert!(turn.delay() <= turn.decision().delay(), "{algorithm}");
@@ -71,7 +75,7 @@ async fn a_reservation_that_is_kept_stays_spent() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for (limiter, before) in waiting(&server, algorithm).await {
-            let turn = limiter.check_within_n("key", 3, 9 * HOUR).await.unwrap();
+            let turn = limiter.reserve("key", 3, 9 * HOUR).await.unwrap();
             assert!(turn.keep().is_allowed());
             let after = limiter.peek("key").await.unwrap();
             assert!(after.reset_after() > before.reset_after(), "{algorithm}");
@@ -80,14 +84,13 @@ async fn a_reservation_that_is_kept_stays_spent() {
 }
 
 #[tokio::test]
-async fn a_denied_request_reserves_nothing_and_does_not_wait() {
+async fn a_denied_request_reserves_nothing() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {
         for (limiter, before) in waiting(&server, algorithm).await {
-            let turn = limiter.check_within_n("key", 3, SECOND).await.unwrap();
-            assert!(!turn.decision().is_allowed(), "{algorithm}");
-            assert_eq!(turn.delay(), Duration::ZERO);
-            assert!(!turn.ready().await.unwrap().is_allowed(), "{algorithm}");
+            let turn = limiter.reserve("key", 3, SECOND).await.unwrap();
+            assert!(!turn.is_admitted() && !turn.decision().is_allowed(), "{algorithm}");
+            assert!(!turn.keep().is_allowed(), "{algorithm}");
             until_released(&limiter, &before).await;
         }
     }
@@ -99,11 +102,11 @@ async fn a_dropped_call_or_wait_releases_the_reservation() {
     for algorithm in ALGORITHMS {
         for (limiter, before) in waiting(&server, algorithm).await {
             {
-                let mut call = pin!(limiter.check_within_n("key", 3, 9 * HOUR));
+                let mut call = pin!(limiter.reserve("key", 3, 9 * HOUR));
                 let _ = poll_once(call.as_mut()); // Redis answers later
             }
             until_released(&limiter, &before).await;
-            let turn = limiter.check_within_n("key", 3, 9 * HOUR).await.unwrap();
+            let turn = reserve(&limiter, 3, 9 * HOUR).await;
             {
                 let mut wait = pin!(turn.ready());
                 assert!(poll_once(wait.as_mut()).is_pending(), "{algorithm}");
@@ -117,14 +120,14 @@ async fn a_dropped_call_or_wait_releases_the_reservation() {
 async fn a_reservation_is_ready_at_its_instant() {
     for algorithm in ALGORITHMS {
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, Quota::per_second(4));
-        while limiter.check_n("key", 1).await.unwrap().delay().is_zero() {
+        while limiter.check("key").await.unwrap().delay().is_zero() {
             let next = limiter.peek("key").await.unwrap();
             if !next.allows() || !next.delay().is_zero() {
                 break;
             }
         }
         let start = Instant::now();
-        let turn = limiter.check_within("key", HOUR).await.unwrap();
+        let turn = reserve(&limiter, 1, HOUR).await;
         let delay = turn.delay();
         assert!(!delay.is_zero(), "{algorithm}");
         advance(delay / 2).await; // the caller prepares its request
@@ -142,12 +145,12 @@ async fn a_reservation_that_is_used_late_checks_again() {
         let quota = if algorithm == Algorithm::LeakyBucket { quota.burst(3) } else { quota };
         let limiter = Limiter::new("default", MemoryStore::new(), algorithm, quota);
         assert!(limiter.check("key").await.unwrap().is_allowed());
-        let late = limiter.check_within("key", HOUR).await.unwrap();
+        let late = reserve(&limiter, 1, HOUR).await;
         advance(10 * SECOND).await;
         assert_eq!(late.delay(), Duration::ZERO);
         assert!(late.ready().await.unwrap().is_allowed(), "{algorithm}");
 
-        let denied = limiter.check_within("key", HOUR).await.unwrap();
+        let denied = reserve(&limiter, 1, HOUR).await;
         assert!(denied.decision().is_allowed(), "{algorithm}");
         advance(10 * SECOND).await;
         limiter.block("key", 2 * HOUR).await.unwrap();

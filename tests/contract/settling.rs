@@ -27,8 +27,8 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Permit, Quota, RateLimitLayer,
-    Reservation,
+    Admission, Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Permit, Quota,
+    RateLimitLayer,
     config::Refill,
     layer::Settle,
     store::{Store, WhenFull},
@@ -264,12 +264,12 @@ fn keys(shape: Shape) -> [&'static str; 2] {
 impl Setup {
     fn charge(&self, limiters: &[Limiter], keys: [&str; 2], costs: [u64; 2]) -> Charge {
         let part = |limit: usize| {
-            let charge = Charge::new_n(&limiters[limit], keys[limit], costs[limit]);
+            let charge = Charge::new(&limiters[limit], keys[limit]).cost(costs[limit]);
             if self.held[limit] { charge.estimate(costs[limit]) } else { charge }
         };
         match (self.shape, self.held[1]) {
             (Shape::One, _) => part(0),
-            (Shape::Also, false) => part(0).also_n(&limiters[1], costs[1]),
+            (Shape::Also, false) => part(0).also(&limiters[1]).cost(costs[1]),
             (Shape::Also, true) => part(0).also(&limiters[1]).estimate(costs[1]),
             (Shape::And, _) => part(0).and(part(1)),
         }
@@ -646,14 +646,14 @@ impl Player {
         let charge = harness.charge(costs);
         let (decision, permit) = if harness.setup.held != [false; 2] {
             match charge.hold().await {
-                Ok(Ok(permit)) => (Ok(permit.decision().clone()), Some(permit)),
-                Ok(Err(denied)) => (Ok(denied), None),
+                Ok(Admission::Admitted(permit)) => (Ok(permit.decision().clone()), Some(permit)),
+                Ok(Admission::Denied(denied)) => (Ok(denied), None),
                 Err(error) => (Err(error), None),
             }
         } else if harness.setup.shape == Shape::One {
             let limiter = &harness.limiters[0];
-            let reserved = limiter.check_within_n(harness.key(0), costs[0], max_wait).await;
-            (reserved.map(Reservation::keep), None)
+            let reserved = limiter.reserve(harness.key(0), costs[0], max_wait).await;
+            (reserved.map(Admission::keep), None)
         } else {
             (charge.check().await, None)
         };

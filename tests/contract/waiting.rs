@@ -40,7 +40,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 
 /// Uses up the units that are left.
 async fn drain(limiter: &Limiter) {
-    while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {}
+    while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {}
 }
 
 #[tokio::test(start_paused = true)]
@@ -49,7 +49,7 @@ async fn a_request_is_admitted_now_or_in_time_or_denied_immediately() {
         let limiter = in_memory(algorithm, Quota::per_second(2));
         let acquire = async |timeout| {
             let start = Instant::now();
-            let decision = limiter.try_acquire("key", timeout).await.unwrap();
+            let decision = limiter.try_acquire("key", 1, timeout).await.unwrap();
             (decision, start.elapsed())
         };
         drain(&limiter).await;
@@ -81,8 +81,8 @@ async fn requests_proceed_in_the_order_of_their_arrival() {
                 let cost = 1 + i % 3;
                 // A leaky bucket of 3 has no room for all requests.
                 if algorithm != Algorithm::LeakyBucket {
-                    assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
-                } else if !limiter.try_acquire("key", HOUR).await.unwrap().is_allowed() {
+                    assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
+                } else if !limiter.try_acquire("key", 1, HOUR).await.unwrap().is_allowed() {
                     return;
                 }
                 order.lock().unwrap().push(i);
@@ -148,7 +148,7 @@ async fn reservations_are_made_in_the_order_of_arrival_over_many_connections() {
         drain(&limiters[0]).await;
         let mut delays = vec![];
         for i in 0..20 {
-            let decision = limiters[i % 4].check_within("key", 3 * HOUR).await.unwrap().keep();
+            let decision = limiters[i % 4].reserve("key", 1, 3 * HOUR).await.unwrap().keep();
             assert!(decision.is_allowed() && !decision.delay().is_zero(), "{algorithm}");
             // Rounds off the time of the test.
             delays.push((decision.delay().as_secs() + 30) / 60);
@@ -163,7 +163,7 @@ async fn start(limiter: &Limiter, server: Option<&RedisServer>) -> JoinHandle<()
     let before = calls();
     let limiter = limiter.clone();
     let task = tokio::spawn(async move {
-        let _ = limiter.acquire("key").await;
+        let _ = limiter.acquire("key", 1).await;
     });
     tokio::task::yield_now().await;
     until(async || server.is_none() || calls() > before).await;
@@ -188,7 +188,7 @@ async fn a_dropped_request_releases_its_reservation_once_and_later_requests_keep
         let redis = (in_redis(&server, algorithm, quota).await, Some(&server));
         for (limiter, server) in [memory, redis] {
             let next = async || {
-                let turn = limiter.check_within("key", 9 * HOUR).await.unwrap();
+                let turn = limiter.reserve("key", 1, 9 * HOUR).await.unwrap().admitted().unwrap();
                 let delay = turn.decision().delay();
                 released(server, turn).await;
                 // Reservations are at least an eighth of an hour apart: rounds off the time of the
@@ -235,7 +235,7 @@ async fn a_request_dropped_during_its_call_to_redis_releases_what_it_spends() {
     let before = server.calls("evalsha");
     server.freeze();
     let mut admitted = Box::pin(service.oneshot(get(&[])));
-    let mut waiting = Box::pin(limiter.acquire_n("key", 2));
+    let mut waiting = Box::pin(limiter.acquire("key", 2));
     for _ in 0..10 {
         assert!(
             poll_once(admitted.as_mut()).is_pending() && poll_once(waiting.as_mut()).is_pending()
@@ -254,8 +254,8 @@ async fn a_request_dropped_during_its_call_to_redis_releases_what_it_spends() {
 #[tokio::test]
 async fn a_future_dropped_before_the_first_poll_spends_nothing() {
     let limiter = in_memory(Algorithm::token_bucket(), Quota::per_hour(1));
-    drop(limiter.try_acquire("key", HOUR));
-    drop(limiter.acquire("key"));
+    drop(limiter.try_acquire("key", 1, HOUR));
+    drop(limiter.acquire("key", 1));
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 1);
 }
 
@@ -267,10 +267,10 @@ fn a_reservation_is_released_outside_of_the_runtime_and_when_it_shuts_down() {
     let memory = in_memory(Algorithm::token_bucket(), quota);
     let redis = runtime.block_on(in_redis(&server, Algorithm::token_bucket(), quota));
     for limiter in [&memory, &redis] {
-        let mut acquire = Box::pin(limiter.acquire("key"));
+        let mut acquire = Box::pin(limiter.acquire("key", 1));
         assert!(runtime.block_on(acquire.as_mut()).unwrap().is_allowed());
 
-        let mut acquire = Box::pin(limiter.acquire("key"));
+        let mut acquire = Box::pin(limiter.acquire("key", 1));
         runtime.block_on(async {
             // The first poll may not send the call: an idle connection reads before it writes.
             until(async || {
@@ -286,7 +286,7 @@ fn a_reservation_is_released_outside_of_the_runtime_and_when_it_shuts_down() {
 
     runtime.spawn({
         let memory = memory.clone();
-        async move { memory.acquire("key").await }
+        async move { memory.acquire("key", 1).await }
     });
     runtime.block_on(until(async || memory.peek("key").await.unwrap().reset_after() > HOUR));
     drop(runtime);
@@ -303,7 +303,7 @@ async fn acquire_from_a_full_leaky_bucket_waits_until_it_is_admitted() {
     for _ in 0..20 {
         let limiter = limiter.clone();
         tasks.spawn(async move {
-            assert!(limiter.acquire("key").await.unwrap().is_allowed());
+            assert!(limiter.acquire("key", 1).await.unwrap().is_allowed());
             start.elapsed()
         });
     }
@@ -321,11 +321,11 @@ async fn a_waiting_request_keeps_its_reservation_when_the_quota_is_changed() {
         let limiter = in_memory(algorithm, Quota::per_second(2));
         drain(&limiter).await;
         let start = Instant::now();
-        let mut waiting = pin!(limiter.acquire("key"));
+        let mut waiting = pin!(limiter.acquire("key", 1));
         assert!(poll_once(waiting.as_mut()).is_pending());
 
         let faster = limiter.with_quota(Quota::per_second(100)).unwrap();
-        let later = faster.check_within("key", HOUR).await.unwrap().keep();
+        let later = faster.reserve("key", 1, HOUR).await.unwrap().keep();
         let reserved = waiting.await.unwrap().delay();
         assert!(start.elapsed() - reserved <= Duration::from_millis(1), "{algorithm}");
         assert!(later.delay() <= reserved + SECOND, "{algorithm}: later requests are locked out");
@@ -338,15 +338,15 @@ async fn a_request_dropped_after_a_quota_change_releases_no_more_than_it_reserve
         for other in [Quota::per_second(100), Quota::per_minute(2), Quota::new(3, 5 * SECOND)] {
             let limiter = in_memory(algorithm, Quota::per_second(2));
             drain(&limiter).await;
-            let waiting = limiter.check_within("key", HOUR).await.unwrap();
+            let waiting = limiter.reserve("key", 1, HOUR).await.unwrap().admitted().unwrap();
             assert!(!waiting.delay().is_zero(), "{algorithm}");
 
             let changed = limiter.with_quota(other).unwrap();
             let used = other.limit() - changed.peek("key").await.unwrap().remaining();
-            let _ = changed.check_within("key", HOUR).await.unwrap().keep();
+            let _ = changed.reserve("key", 1, HOUR).await.unwrap().keep();
             drop(waiting);
             let mut admitted = 0;
-            while changed.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {
+            while changed.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
                 admitted += 1;
             }
             assert!(admitted <= other.limit() + 1 - used.min(other.limit()), "{algorithm} {other}");
@@ -360,7 +360,7 @@ async fn later_requests_wait_for_an_overdraft() {
     let limiter = in_memory(overdraft, Quota::per_second(10));
     let start = Instant::now();
     let acquire = async |cost| {
-        assert!(limiter.acquire_n("key", cost).await.unwrap().is_allowed());
+        assert!(limiter.acquire("key", cost).await.unwrap().is_allowed());
         start.elapsed().as_millis()
     };
     assert_eq!(acquire(15).await, 0);
@@ -517,11 +517,11 @@ async fn a_request_dropped_late_releases_only_units_that_still_count() {
         tokio::time::sleep(60 * SECOND).await;
         assert_eq!(stuck.len(), 2, "{algorithm}");
         let (mut admitted, wait) = (0, HOUR);
-        while limiter.try_acquire("key", Duration::ZERO).await.unwrap().is_allowed() {
+        while limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap().is_allowed() {
             admitted += 1;
         }
         stuck.shutdown().await;
-        let next = limiter.check_within("key", wait).await.unwrap().keep();
+        let next = limiter.reserve("key", 1, wait).await.unwrap().keep();
         assert!(!next.delay().is_zero(), "{algorithm}: {} at once", admitted + 1);
     }
 }
@@ -672,11 +672,11 @@ async fn a_release_takes_few_redis_commands_with_any_number_of_waiting_requests(
         let quota = Quota::per_hour(400);
         let limiter = in_redis(&server, algorithm, quota).await;
         let spent =
-            limiter.check_n("key", if algorithm == Algorithm::LeakyBucket { 1 } else { 400 });
+            limiter.check("key").cost(if algorithm == Algorithm::LeakyBucket { 1 } else { 400 });
         assert!(spent.await.unwrap().is_allowed());
         let mut waiting = vec![];
         for _ in 0..300 {
-            waiting.push(limiter.check_within("key", 24 * HOUR).await.unwrap());
+            waiting.extend(limiter.reserve("key", 1, 24 * HOUR).await.unwrap().admitted());
         }
         redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut server.connection()).unwrap();
         for turn in waiting {
@@ -784,7 +784,7 @@ async fn after_a_stop_no_more_requests_proceed_at_once_than_the_algorithm_allows
                     if by_layer {
                         return call(&service, "ada").await == StatusCode::OK;
                     }
-                    limiter.try_acquire("key", 60 * SECOND).await.unwrap().is_allowed()
+                    limiter.try_acquire("key", 1, 60 * SECOND).await.unwrap().is_allowed()
                 }
             });
             let queued = queued.await;
@@ -814,7 +814,7 @@ async fn a_late_request_waits_for_the_rest_of_its_wait_budget_or_is_denied() {
         let limiter = in_memory(algorithm, roomy(algorithm));
         let queued = Queued::new(50, || {
             let limiter = limiter.clone();
-            async move { limiter.try_acquire("key", 5 * SECOND).await.unwrap().is_allowed() }
+            async move { limiter.try_acquire("key", 1, 5 * SECOND).await.unwrap().is_allowed() }
         });
         let queued = queued.await;
         tokio::time::sleep(SECOND / 2).await;
@@ -836,7 +836,7 @@ async fn a_late_request_that_cannot_be_denied_waits_again() {
     let limiter = in_memory(Algorithm::LeakyBucket, roomy(Algorithm::LeakyBucket));
     let queued = Queued::new(50, || {
         let limiter = limiter.clone();
-        async move { limiter.acquire("key").await.unwrap().is_allowed() }
+        async move { limiter.acquire("key", 1).await.unwrap().is_allowed() }
     });
     let queued = queued.await;
     stop_for(10 * SECOND).await;
@@ -870,7 +870,7 @@ async fn the_lateness_of_a_request_is_a_setting_of_the_layer() {
         let mut waits = Box::pin(call(&service, "ada"));
         assert!(poll_once(waits.as_mut()).is_pending());
         // A request that checks again comes after the next one.
-        let _ = limiter.check_within("key", HOUR).await.unwrap().keep();
+        let _ = limiter.reserve("key", 1, HOUR).await.unwrap().keep();
         stop_for(SECOND + late).await;
         assert_eq!(waits.await, StatusCode::OK);
         assert_eq!(start.elapsed().as_millis(), proceeds_at, "{max_lateness:?} {late:?}");
@@ -882,7 +882,7 @@ async fn a_request_that_is_late_a_second_time_proceeds() {
     let limiter = in_memory(Algorithm::LeakyBucket, Quota::per_second(1).burst(10));
     let queued = Queued::new(4, || {
         let limiter = limiter.clone();
-        async move { limiter.try_acquire("key", 60 * SECOND).await.unwrap().is_allowed() }
+        async move { limiter.try_acquire("key", 1, 60 * SECOND).await.unwrap().is_allowed() }
     });
     let queued = queued.await;
     stop_for(4 * SECOND).await;
@@ -903,7 +903,7 @@ async fn a_late_request_releases_its_reservation_before_it_checks_again() {
         drain(&limiter).await;
         let wait = limiter.peek("key").await.unwrap().reset_after();
         let start = Instant::now();
-        let mut waits = Box::pin(limiter.try_acquire("key", HOUR));
+        let mut waits = Box::pin(limiter.try_acquire("key", 1, HOUR));
         assert!(poll_once(waits.as_mut()).is_pending());
         stop_for(wait + SECOND).await;
         assert!(waits.await.unwrap().is_allowed());
@@ -919,14 +919,14 @@ async fn a_request_dropped_while_its_late_reservation_is_released_releases_it_on
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     drain(&limiter).await;
     let first = async || {
-        let turn = limiter.check_within("key", 9 * HOUR).await.unwrap();
+        let turn = limiter.reserve("key", 1, 9 * HOUR).await.unwrap().admitted().unwrap();
         let delay = turn.decision().delay();
         released(Some(&server), turn).await;
         (delay.as_secs() + 60) / 300
     };
     let expected = first().await;
     let before = server.calls("evalsha");
-    let mut late = Box::pin(limiter.try_acquire("key", 9 * HOUR));
+    let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
     tokio::select! {
         _ = late.as_mut() => panic!("the request must wait"),
         () = until(async || server.calls("evalsha") > before) => {}
@@ -965,9 +965,8 @@ async fn late_requests_that_are_dropped_are_released_together() {
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(2)).await;
     drain(&limiter).await;
     let first = async || {
-        let turn = limiter.check_within("key", 40 * HOUR).await.unwrap();
+        let turn = limiter.reserve("key", 1, 40 * HOUR).await.unwrap().admitted().unwrap();
         let delay = turn.decision().delay();
-        assert!(turn.decision().is_allowed());
         released(Some(&server), turn).await;
         (delay.as_secs() + 60) / 300
     };
@@ -975,7 +974,7 @@ async fn late_requests_that_are_dropped_are_released_together() {
     let before = server.calls("evalsha");
     let mut late = vec![];
     for sent in 1..=LATE {
-        late.push(Box::pin(limiter.try_acquire("key", 30 * HOUR)));
+        late.push(Box::pin(limiter.try_acquire("key", 1, 30 * HOUR)));
         until(async || {
             assert!(late.iter_mut().all(|request| poll_once(request.as_mut()).is_pending()));
             server.calls("evalsha") == before + sent
@@ -1011,7 +1010,7 @@ async fn a_late_request_does_not_queue_behind_its_own_reservation_in_redis() {
     let limiter = in_redis(&server, Algorithm::SlidingLog, Quota::per_hour(1)).await;
     drain(&limiter).await;
     let before = server.calls("evalsha");
-    let mut late = Box::pin(limiter.try_acquire("key", 9 * HOUR));
+    let mut late = Box::pin(limiter.try_acquire("key", 1, 9 * HOUR));
     until(async || {
         assert!(poll_once(late.as_mut()).is_pending());
         server.calls("evalsha") > before
@@ -1030,7 +1029,7 @@ async fn a_late_request_does_not_queue_behind_its_own_reservation_in_redis() {
         server.calls("evalsha") >= before + 2
     })
     .await;
-    let next = limiter.check_within("key", 9 * HOUR).await.unwrap().keep();
+    let next = limiter.reserve("key", 1, 9 * HOUR).await.unwrap().keep();
     assert_eq!((next.delay() + HOUR / 2).as_secs() / 3_600, 2, "behind one reservation");
 }
 
@@ -1044,7 +1043,8 @@ async fn greedy(charges: impl Iterator<Item = Charge>) -> (usize, Duration) {
             let (mut admitted, mut longest) = (0, Duration::ZERO);
             loop {
                 let called = Instant::now();
-                let decision = tokio::time::timeout_at(end, charge.acquire()).await;
+                let decision =
+                    tokio::time::timeout_at(end, charge.check().max_wait(Duration::MAX)).await;
                 longest = longest.max(called.elapsed());
                 let Ok(decision) = decision else { return (admitted, longest) };
                 assert!(decision.unwrap().is_allowed());
@@ -1117,12 +1117,14 @@ async fn a_request_behind_others_that_are_dropped_uses_the_free_quota() {
         let start = Instant::now();
         let queued = Queued::new(200, || {
             let charge = charge("ada");
-            async move { tokio::time::timeout(SECOND, charge.acquire()).await.is_ok() }
+            async move {
+                tokio::time::timeout(SECOND, charge.check().max_wait(Duration::MAX)).await.is_ok()
+            }
         });
         let queued = queued.await;
         let last = charge("ben");
         let last = tokio::spawn(async move {
-            assert!(last.acquire().await.unwrap().is_allowed());
+            assert!(last.check().max_wait(Duration::MAX).await.unwrap().is_allowed());
             start.elapsed()
         });
         let served = queued.all().await.iter().filter(|(served, _)| *served).count();
@@ -1157,7 +1159,7 @@ async fn a_request_that_would_wait_too_long_is_denied_immediately() {
     let charge = user_and_all();
     let queued = Queued::new(200, || {
         let charge = charge("ada");
-        async move { charge.try_acquire(SECOND).await.unwrap().is_allowed() }
+        async move { charge.check().max_wait(SECOND).await.unwrap().is_allowed() }
     });
     let ends = queued.await.all().await;
     let (served, denied): (Vec<_>, Vec<_>) = ends.into_iter().partition(|(served, _)| *served);
@@ -1180,11 +1182,11 @@ async fn a_client_that_waits_for_its_own_limit_does_not_delay_other_clients() {
     let start = Instant::now();
     let greedy = Queued::new(100, || {
         let charge = charge("ada");
-        async move { charge.try_acquire(2 * SECOND).await.unwrap().is_allowed() }
+        async move { charge.check().max_wait(2 * SECOND).await.unwrap().is_allowed() }
     });
     let greedy = greedy.await;
     tokio::time::sleep(Duration::from_millis(2)).await; // all of them have checked
-    assert!(charge("ben").try_acquire(2 * SECOND).await.unwrap().is_allowed());
+    assert!(charge("ben").check().max_wait(2 * SECOND).await.unwrap().is_allowed());
     assert!(start.elapsed() <= SECOND + 2 * TENTH, "{:?}", start.elapsed());
     let ends = greedy.all().await;
     assert_eq!(ends.iter().filter(|(served, _)| *served).count(), 10);
@@ -1196,13 +1198,20 @@ async fn a_charge_of_cost_0_is_an_error_also_while_other_requests_wait() {
     for waiting in 0..2 {
         let queued = Queued::new(2 * waiting, || {
             let charge = charge("ada");
-            async move { charge.acquire().await.unwrap().is_allowed() }
+            async move { charge.check().max_wait(Duration::MAX).await.unwrap().is_allowed() }
         });
         let _queued = queued.await;
-        let zero_cost = charge("ben").of_n("own", 0);
-        assert!(matches!(zero_cost.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
-        let other = Charge::exempt().and(charge("ben").of_n("own", 0)).and(charge("cyd").of("all"));
-        assert!(matches!(other.acquire().await, Err(tower_ratelimit::Error::ZeroCost)));
+        let zero_cost = charge("ben").of("own").cost(0);
+        assert!(matches!(
+            zero_cost.check().max_wait(Duration::MAX).await,
+            Err(tower_ratelimit::Error::ZeroCost)
+        ));
+        let other =
+            Charge::exempt().and(charge("ben").of("own").cost(0)).and(charge("cyd").of("all"));
+        assert!(matches!(
+            other.check().max_wait(Duration::MAX).await,
+            Err(tower_ratelimit::Error::ZeroCost)
+        ));
     }
 }
 
@@ -1211,10 +1220,10 @@ async fn a_request_whose_wait_ends_in_the_queue_is_denied() {
     let charge = user_and_all();
     assert!(charge("ada").check().await.unwrap().is_allowed());
     let (start, ada) = (Instant::now(), charge("ada"));
-    let mut first = Box::pin(ada.acquire());
+    let mut first = Box::pin(ada.check().max_wait(Duration::MAX));
     assert!(poll_once(first.as_mut()).is_pending());
     let second = charge("ben");
-    let second = tokio::spawn(async move { second.try_acquire(3 * TENTH).await.unwrap() });
+    let second = tokio::spawn(async move { second.check().max_wait(3 * TENTH).await.unwrap() });
     // Other processes are faster every time.
     for _ in 0..5 {
         tokio::task::yield_now().await;
@@ -1235,7 +1244,7 @@ async fn requests_that_check_again_keep_their_order_at_any_cost() {
     let own = limiter("own", Quota::per_second(1_000));
     let all = limiter("all", Quota::per_second(PER_SECOND.into()));
     let charge = move |number: u32| {
-        let all = Charge::new_n(&all, "all", (1 + number * 7 % 5).into());
+        let all = Charge::new(&all, "all").cost((1 + number * 7 % 5).into());
         Charge::new(&own, u64::from(number)).and(all)
     };
     let rule = {
@@ -1255,7 +1264,7 @@ async fn requests_that_check_again_keep_their_order_at_any_cost() {
                     let request = get(&[("user", &number.to_string())]);
                     assert_eq!(layer.oneshot(request).await.unwrap().status(), StatusCode::OK);
                 } else {
-                    assert!(charge.acquire().await.unwrap().is_allowed());
+                    assert!(charge.check().max_wait(Duration::MAX).await.unwrap().is_allowed());
                 }
                 order.lock().unwrap().push(number);
             });
@@ -1280,14 +1289,15 @@ async fn no_waiting_request_is_forgotten_while_many_threads_check_and_drop() {
     let callers: JoinSet<_> = (0..50_u64)
         .map(|caller| {
             let cost = 1 + caller % 3;
-            let all = Charge::new_n(&all, "all", cost);
+            let all = Charge::new(&all, "all").cost(cost);
             let charge = Charge::new(&own, caller % 5).and(all);
             async move {
                 for round in 0..30 {
                     let some_time = Duration::from_micros((caller * 7 + round * 331) % 3_000);
-                    let _ = tokio::time::timeout(some_time, charge.acquire()).await;
+                    let _ = tokio::time::timeout(some_time, charge.check().max_wait(Duration::MAX))
+                        .await;
                 }
-                assert!(charge.acquire().await.unwrap().is_allowed());
+                assert!(charge.check().max_wait(Duration::MAX).await.unwrap().is_allowed());
             }
         })
         .collect();
@@ -1305,12 +1315,15 @@ async fn requests_that_check_again_over_redis_call_it_about_twice() {
     let charge = Charge::new(&own, "ada").and(Charge::new(&all, "all"));
     assert!(charge.check().await.unwrap().is_allowed());
     let before = server.calls("evalsha");
-    let waiting: JoinSet<_> = (0..100)
-        .map(|_| {
-            let charge = charge.clone();
-            async move { assert!(charge.acquire().await.unwrap().is_allowed()) }
-        })
-        .collect();
+    let waiting: JoinSet<_> =
+        (0..100)
+            .map(|_| {
+                let charge = charge.clone();
+                async move {
+                    assert!(charge.check().max_wait(Duration::MAX).await.unwrap().is_allowed())
+                }
+            })
+            .collect();
     waiting.join_all().await;
     let calls = server.calls("evalsha") - before;
     assert!(calls <= 250, "{calls} calls for 100 requests");

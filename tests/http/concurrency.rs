@@ -37,7 +37,7 @@ async fn in_flight(limiter: &Limiter) -> u64 {
 }
 
 async fn hold(limiter: &Limiter) -> Permit {
-    limiter.hold(key::Global.key(), 1).await.unwrap().unwrap()
+    limiter.hold(key::Global.key(), 1).await.unwrap().admitted().unwrap()
 }
 
 fn endless() -> Body {

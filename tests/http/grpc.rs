@@ -302,7 +302,7 @@ async fn the_status_of_every_kind_of_denial_names_the_limit() {
     let hour = Limiter::new("hour", store.clone(), bucket, Quota::per_hour(1));
     let both = move |_: &Parts| Ok::<_, RequestError>(Charge::new(&second, "ada").also(&hour));
     let places = Limiter::new("places", store, Algorithm::concurrency(), Quota::concurrent(1));
-    let held = places.hold("global", 1).await.unwrap().unwrap();
+    let held = places.hold("global", 1).await.unwrap().admitted().unwrap();
     let blocked = in_memory(Quota::per_second(100));
     blocked.block("global", HOUR).await.unwrap();
     let costly = in_memory(Quota::per_second(1));
@@ -332,7 +332,7 @@ async fn the_status_of_every_kind_of_denial_names_the_limit() {
 async fn a_status_shows_the_quota_only_if_the_headers_show_it() {
     let places = Algorithm::concurrency();
     let places = Limiter::new("places", MemoryStore::new(), places, Quota::concurrent(1));
-    let held = places.hold("global", 1).await.unwrap().unwrap();
+    let held = places.hold("global", 1).await.unwrap().admitted().unwrap();
     let bucket = in_memory(Quota::per_hour(1));
     assert!(bucket.check("global").await.unwrap().is_allowed());
     for (limiter, quota, title) in [

@@ -492,7 +492,7 @@ async fn a_cost_of_zero_exempts_the_request() {
     });
     let (of_requests, of_tokens) = (requests.clone(), tokens.clone());
     let by_rule = RateLimitLayer::by_rule(move |head: &Parts| {
-        let charge = Charge::new(&of_requests, "ada").also_n(&of_tokens, 0);
+        let charge = Charge::new(&of_requests, "ada").also(&of_tokens).cost(0);
         Ok(if head.headers.contains_key("user") { charge } else { charge.of("tokens") })
     });
     let response = send(&by_rule, get(&[])).await;

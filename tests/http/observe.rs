@@ -54,11 +54,11 @@ async fn a_check_is_one_decision_and_other_calls_are_none() {
     limiter.refund("alice", 1).await.unwrap();
     limiter.spend("alice", 1).await.unwrap();
     assert_eq!(recorder.take(), [""; 0]);
-    let _ = limiter.check_n("alice", 2).await.unwrap();
-    let _ = limiter.try_acquire_n("alice", 2, Duration::ZERO).await.unwrap();
+    let _ = limiter.check("alice").cost(2).await.unwrap();
+    let _ = limiter.try_acquire("alice", 2, Duration::ZERO).await.unwrap();
     let _ = Charge::new(&limiter, "alice").check().await.unwrap();
     assert_eq!(recorder.take(), ["decided api alice Denied Store"; 3]);
-    assert!(limiter.check_n("alice", 3).await.is_err(), "above the quota");
+    assert!(limiter.check("alice").cost(3).await.is_err(), "above the quota");
     assert_eq!(recorder.take(), [""; 0]);
     limiter.reset("alice").await.unwrap();
     assert_eq!(recorder.take(), ["keys 0 of 10", "reset api alice"]);
@@ -172,12 +172,12 @@ async fn several_limits_are_one_decision_of_the_one_that_binds() {
 async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
     let (recorder, limiter) = observed(Quota::per_second(1).burst(1));
     let timeout = Duration::from_secs(3);
-    let _ = limiter.try_acquire("key", timeout).await.unwrap();
+    let _ = limiter.try_acquire("key", 1, timeout).await.unwrap();
     recorder.take();
-    let _ = limiter.try_acquire("key", timeout).await.unwrap();
+    let _ = limiter.try_acquire("key", 1, timeout).await.unwrap();
     let waited = ["decided api key Waited Store", "wait began api", "wait ended api"];
     assert_eq!(recorder.take(), waited);
-    let dropped = tokio::time::timeout(Duration::from_millis(10), limiter.acquire("key")).await;
+    let dropped = tokio::time::timeout(Duration::from_millis(10), limiter.acquire("key", 1)).await;
     assert!(dropped.is_err());
     let events = recorder.take();
     assert_eq!(events.len(), 4, "{events:?}");
@@ -191,7 +191,7 @@ async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
     let leaky = Limiter::new("default", store, Algorithm::leaky_bucket(), quota);
     let _ = leaky.check("key").await.unwrap();
     recorder.take();
-    let _ = leaky.acquire("key").await.unwrap();
+    let _ = leaky.acquire("key", 1).await.unwrap();
     let events = recorder.take();
     let waits = |what| events.iter().filter(|it| **it == format!("wait {what} default")).count();
     assert_eq!((waits("began"), waits("ended")), (1, 1), "{events:?}");
@@ -200,7 +200,7 @@ async fn a_wait_begins_and_ends_once_and_a_dropped_one_releases() {
 #[tokio::test]
 async fn returned_units_are_one_release() {
     let (recorder, limiter) = observed(HOUR);
-    let turn = limiter.check_within_n("alice", 2, Duration::ZERO).await.unwrap();
+    let turn = limiter.reserve("alice", 2, Duration::ZERO).await.unwrap();
     recorder.take();
     drop(turn);
     assert_eq!(recorder.take(), ["released api alice 2"]);
@@ -359,9 +359,9 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event() {
         let quota = Quota::per_second(50).burst(1);
         let limiter = observer.limiter(quota);
         let _ = limiter.check("alice").await.unwrap();
-        let _ = limiter.try_acquire("alice", Duration::from_secs(9)).await.unwrap();
-        drop(limiter.check_within("carl", Duration::ZERO).await.unwrap());
-        let permit = limiter.hold("dora", 1).await.unwrap().unwrap();
+        let _ = limiter.try_acquire("alice", 1, Duration::from_secs(9)).await.unwrap();
+        drop(limiter.reserve("carl", 1, Duration::ZERO).await.unwrap());
+        let permit = limiter.hold("dora", 1).await.unwrap().admitted().unwrap();
         limiter.reset("dora").await.unwrap();
         drop(permit);
         limiter.block("ben", Duration::from_secs(60)).await.unwrap();

@@ -48,7 +48,7 @@ async fn counts_are_kept_where_the_algorithm_stays() {
         let limiters = first.limiters(&store).unwrap();
         let held = names.map(|name| limiters.get(name).unwrap());
         for limiter in &held {
-            assert!(limiter.check_n("key", 8).await.unwrap().is_allowed());
+            assert!(limiter.check("key").cost(8).await.unwrap().is_allowed());
         }
         let second = read(
             r#"

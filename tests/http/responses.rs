@@ -235,7 +235,7 @@ async fn a_mapped_rejection_of_grpc_gets_no_headers_of_http() {
 
 async fn handler(State(limiter): State<Limiter>, head: Parts) -> Result<String, Rejection> {
     let cost = head.uri.path().trim_start_matches('/').parse().unwrap();
-    let decision = limiter.check_n("all", cost).await?;
+    let decision = limiter.check("all").cost(cost).await?;
     match decision.is_allowed() {
         true => Ok(format!("{} left", decision.remaining())),
         false => Err(Rejection::Denied(decision)),
@@ -377,10 +377,10 @@ async fn a_limiter_without_a_layer_has_a_failure_policy() {
     let sources = async |limiter: &Limiter| {
         [
             limiter.check("a").await.map(|it| it.source()),
-            limiter.check_n("b", 2).await.map(|it| it.source()),
-            limiter.check_within_n("c", 2, hour).await.map(|it| it.decision().source()),
-            limiter.try_acquire_n("d", 2, hour).await.map(|it| it.source()),
-            limiter.acquire_n("e", 2).await.map(|it| it.source()),
+            limiter.check("b").cost(2).await.map(|it| it.source()),
+            limiter.reserve("c", 2, hour).await.map(|it| it.decision().source()),
+            limiter.try_acquire("d", 2, hour).await.map(|it| it.source()),
+            limiter.acquire("e", 2).await.map(|it| it.source()),
         ]
     };
     for closed in [limiter.clone(), limiter.clone().on_failure(FailurePolicy::Closed)] {
@@ -393,7 +393,7 @@ async fn a_limiter_without_a_layer_has_a_failure_policy() {
         assert_eq!(result.unwrap(), Source::Open);
     }
     assert!(open.peek("a").await.unwrap_err().is_store(), "a policy is for checks");
-    let error = open.check_n("a", 9).await.unwrap_err();
+    let error = open.check("a").cost(9).await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { .. }), "not a failure of the store");
 
     let local = limiter.clone().on_failure(FailurePolicy::Local { share: 0.25 });
@@ -403,11 +403,14 @@ async fn a_limiter_without_a_layer_has_a_failure_policy() {
     assert!(local.check("a").await.unwrap().is_allowed());
     let denied = local.check("a").await.unwrap();
     assert!(!denied.is_allowed() && denied.source() == Source::Local, "2 of 8 are allowed");
-    assert!(local.check_n("f", 3).await.unwrap_err().is_store(), "more than the share can grant");
+    assert!(
+        local.check("f").cost(3).await.unwrap_err().is_store(),
+        "more than the share can grant"
+    );
     let start = tokio::time::Instant::now();
-    let waited = local.try_acquire("d", 2 * hour).await.unwrap();
+    let waited = local.try_acquire("d", 1, 2 * hour).await.unwrap();
     assert!(waited.is_allowed() && start.elapsed() >= hour - Duration::from_secs(1));
-    let reserved = local.check_within("b", 2 * hour).await.unwrap().keep();
+    let reserved = local.reserve("b", 1, 2 * hour).await.unwrap().keep();
     assert!(reserved.is_allowed());
     let other = local.with_quota(Quota::per_hour(4)).unwrap();
     assert_eq!(other.check("g").await.unwrap().source(), Source::Local, "the policy is kept");

@@ -216,7 +216,7 @@ async fn the_cost_of_the_layer_applies_if_the_rule_sets_none() {
         let (requests, tokens) = (requests.clone(), tokens.clone());
         move |head: &Parts| {
             let user = user(head)?;
-            Ok(Charge::new(&requests, user).also_n(&tokens, 5))
+            Ok(Charge::new(&requests, user).also(&tokens).cost(5))
         }
     };
     let layer = RateLimitLayer::by_rule(rule)
@@ -611,7 +611,7 @@ async fn what_a_request_holds_counts_as_used_if_there_is_no_response() {
 #[tokio::test]
 async fn a_denial_until_a_hold_ends_has_no_time() {
     let [tokens] = in_memory([("tokens", BUCKET, Quota::per_day(10))]);
-    let permit = tokens.hold("ada", 10).await.unwrap().unwrap();
+    let permit = tokens.hold("ada", 10).await.unwrap().admitted().unwrap();
     let layer = RateLimitLayer::new(&tokens, |_: &Parts| "ada");
     let response = send(&layer, get(&[])).await;
     assert_eq!(response.status(), 429);
@@ -754,7 +754,7 @@ async fn a_cost_above_one_of_several_quotas_names_that_quota() {
     let layer = {
         let requests = requests.clone();
         RateLimitLayer::by_rule(move |_: &Parts| {
-            Ok(Charge::new(&requests, "ada").and(Charge::new_n(&tokens, "ada", 101)))
+            Ok(Charge::new(&requests, "ada").and(Charge::new(&tokens, "ada").cost(101)))
         })
     };
     let response = send(&layer, get(&[])).await;

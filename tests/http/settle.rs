@@ -533,7 +533,7 @@ async fn a_request_that_holds_nothing_has_no_meter() {
     let limiter = in_memory(Quota::per_day(1_000));
     let layer = holding(&limiter).settle_by(|_| -> Usage { panic!("there is nothing to settle") });
     let dry = layer.clone().dry_run(true);
-    let _ = limiter.check_n("global", 900).await.unwrap();
+    let _ = limiter.check("global").cost(900).await.unwrap();
     let ok = async |layer| respond(layer, Response::new(())).await.status();
     assert_eq!(ok(dry).await, StatusCode::OK);
     assert_eq!(ok(layer.clone().exempt(|_: &Parts| true)).await, StatusCode::OK);
@@ -750,7 +750,7 @@ async fn a_server_of_tonic_settles_by_its_trailers() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_may_wait_waits_until_a_hold_has_ended() {
     let limiter = in_memory(Quota::per_day(10));
-    let permit = limiter.hold(key::Global.key(), 10).await.unwrap().unwrap();
+    let permit = limiter.hold(key::Global.key(), 10).await.unwrap().admitted().unwrap();
     let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(Duration::from_secs(5));
     let service = layer.layer(service_fn(async |_: Request<Body>| {
         Ok::<_, Infallible>(Response::new(Body::empty()))

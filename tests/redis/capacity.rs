@@ -81,7 +81,7 @@ async fn a_key_of_a_large_quota_takes_at_most_the_bytes_of_the_page() {
     for (algorithm, most) in windows.chain([(Algorithm::SlidingLog, 0)]) {
         let one = OneKey::new(algorithm, Quota::per_hour(300 * COST)).await;
         for n in 1..=300_u64 {
-            assert!(one.limiter.check_n(&one.key, COST).await.unwrap().is_allowed());
+            assert!(one.limiter.check(&one.key).cost(COST).await.unwrap().is_allowed());
             let most = if algorithm == Algorithm::SlidingLog { 152 + 64 * n } else { most };
             let bytes = one.bytes();
             assert!(bytes <= most, "{algorithm:?}: {bytes} bytes after {n} requests");
@@ -108,7 +108,7 @@ async fn requests_in_flight_take_at_most_the_bytes_of_the_page() {
         for n in 1..=300_u64 {
             let lifetime = Duration::from_secs(60 * (n % 30 + 1));
             let limiter = one.limiter.clone().hold_lifetime(lifetime);
-            permits.push(limiter.hold(&one.key, 1).await.unwrap().unwrap());
+            permits.push(limiter.hold(&one.key, 1).await.unwrap().admitted().unwrap());
             let bytes = one.bytes();
             assert!(bytes <= state + MOST, "{algorithm:?}: {bytes} bytes for {n} permits");
         }
@@ -130,7 +130,7 @@ async fn waiting_requests_take_at_most_the_bytes_of_the_page() {
         assert!(one.limiter.check(&one.key).await.unwrap().is_allowed());
         let without = one.bytes();
         for n in 1..=1_000 {
-            let reservation = one.limiter.check_within(&one.key, LONG).await.unwrap();
+            let reservation = one.limiter.reserve(&one.key, 1, LONG).await.unwrap();
             assert!(reservation.keep().is_allowed());
             let (more, most) = (one.bytes() - without, 40 * n + 200 + 16 * buckets);
             assert!(more <= most, "{algorithm:?}: {more} bytes for {n} waiting requests");

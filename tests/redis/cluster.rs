@@ -272,7 +272,7 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
     let until_left = async |expected| {
         until("the permit has ended", async || left().await == expected).await;
     };
-    let permit = charge.hold().await.unwrap().unwrap();
+    let permit = charge.hold().await.unwrap().admitted().unwrap();
     let decision = permit.decision();
     assert_eq!((decision.limiter(), decision.remaining()), ("c", 80));
     assert_eq!(left().await, (99, 90, 80));
@@ -283,7 +283,7 @@ async fn settling_and_cancelling_a_charge_reach_all_its_keys(cluster: &Cluster) 
     assert_eq!(left().await, (97, 80, 60));
     charge.refund().await.unwrap();
     assert_eq!(left().await, (98, 90, 80));
-    let mut permit = charge.hold().await.unwrap().unwrap();
+    let mut permit = charge.hold().await.unwrap().admitted().unwrap();
     assert_eq!(left().await, (97, 80, 60));
     permit.settle_for("b", 3).unwrap();
     permit.settle_for("c", 30).unwrap();
@@ -317,7 +317,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
         };
         let [a, b, c] = [0, 1, 2].map(|i| Charge::new(&limiters[i], &*keys[i]).estimate(30));
         let charge = a.and(b).and(c);
-        let permit = async || charge.hold().await.unwrap().unwrap();
+        let permit = async || charge.hold().await.unwrap().admitted().unwrap();
         let (first, second, mut third) = (permit().await, permit().await, permit().await);
         assert_eq!(left().await, [10, 10, 10], "{algorithm}");
         first.cancel();
@@ -325,7 +325,7 @@ async fn a_request_returns_only_units_that_it_spent(cluster: &Cluster) {
 
         // Units that were lost, and spent by other requests since, are not returned.
         limiters[0].reset(&*keys[0]).await.unwrap();
-        assert!(limiters[0].check_n(&*keys[0], 100).await.unwrap().is_allowed());
+        assert!(limiters[0].check(&*keys[0]).cost(100).await.unwrap().is_allowed());
         second.cancel();
         until_left([0, 70, 70]).await;
         for (limiter, left_then) in [("a", [0, 70, 70]), ("c", [0, 70, 95]), ("b", [0, 95, 95])] {
@@ -572,7 +572,7 @@ async fn a_slot_that_stays_open_fails_only_requests_with_keys_on_both_nodes() {
     // The first key has not moved; the second one is created on the other node.
     assert_eq!(one.check("alice").await.unwrap().remaining(), 8);
     assert_eq!(other.check("alice").await.unwrap().remaining(), 9);
-    let reserved = other.check_within_n("alice", 10, HOUR).await.unwrap();
+    let reserved = other.reserve("alice", 10, HOUR).await.unwrap().admitted().unwrap();
     assert!(!reserved.delay().is_zero());
     drop(reserved);
     let is_released = async || other.peek("alice").await.unwrap().remaining() == 9;

@@ -7,7 +7,9 @@ use tokio::{
     task::{JoinSet, block_in_place},
     time::sleep,
 };
-use tower_ratelimit::{Algorithm, Charge, Limiter, Permit, Quota, RedisStore, store::RedisConfig};
+use tower_ratelimit::{
+    Admission, Algorithm, Charge, Limiter, Permit, Quota, RedisStore, store::RedisConfig,
+};
 
 use crate::support::{
     self,
@@ -32,7 +34,7 @@ fn places(store: &RedisStore, lifetime: Duration) -> Limiter {
 }
 
 async fn hold(places: &Limiter, n: u64) -> Option<Permit> {
-    places.hold("alice", n).await.unwrap().ok()
+    places.hold("alice", n).await.unwrap().admitted()
 }
 
 async fn until_held(places: &Limiter, n: u64) {
@@ -72,8 +74,8 @@ async fn a_process_that_dies_frees_its_places_after_a_lifetime() {
         sleep(runs_for).await; // of a real server
         proxy.drop_all(true);
         assert!(time_to_live(&server) <= longest(lives_for));
-        let permit = places.hold_within("alice", PLACES, LONG).await.unwrap();
-        drop(permit.expect("they are free again"));
+        let permit = places.hold("alice", PLACES).max_wait(LONG).await.unwrap();
+        drop(permit.admitted().expect("they are free again"));
         until_held(&places, 0).await;
     }
 }
@@ -88,7 +90,13 @@ async fn a_process_that_is_cut_off_for_too_long_finds_its_permits_expired() {
     let other = observed(other, recorder.clone());
     let expiring = hold(&self::places(&other, SHORT), PLACES).await.expect("all are free");
     proxy.drop_all(true);
-    let permit = places.hold_within("alice", 1, LONG).await.unwrap().expect("they have expired");
+    let permit = places
+        .hold("alice", 1)
+        .max_wait(LONG)
+        .await
+        .unwrap()
+        .admitted()
+        .expect("they have expired");
     proxy.drop_all(false);
     until("the permit has expired", async || expiring.is_expired()).await;
     until("the store says so", async || !recorder.take_of("hold expired").is_empty()).await;
@@ -129,7 +137,7 @@ async fn lose_memory(restarts: bool, lifetime: Duration) -> bool {
     // Others take what they can get, until the permits are held again.
     let (mut more, mut lost) = (vec![], 0);
     while lost < 2 {
-        more.extend(other.hold("alice", 1).await.ok().and_then(Result::ok));
+        more.extend(other.hold("alice", 1).await.ok().and_then(Admission::admitted));
         lost += recorder.take_of("hold lost").len();
         sleep(Duration::from_millis(5)).await; // of a real server
         if in_flight.iter().any(Permit::is_expired) {
@@ -156,7 +164,7 @@ async fn take_and_return(places: &Limiter) {
         let places = places.clone();
         tasks.spawn(async move {
             for _ in 0..20 {
-                let _ = places.hold_within("alice", 1, Duration::from_millis(5)).await;
+                let _ = places.hold("alice", 1).max_wait(Duration::from_millis(5)).await;
             }
         });
     }
@@ -202,7 +210,7 @@ async fn ends_are_seen_at_once(places: &Limiter, keys: &[String]) {
     for _ in 0..50 {
         for key in keys {
             let permit = places.hold(key, PLACES).await.unwrap();
-            drop(permit.expect("the one before has ended"));
+            drop(permit.admitted().expect("the one before has ended"));
         }
     }
 }
@@ -230,10 +238,11 @@ async fn a_cluster_limits_concurrency_alone_and_beside_a_rate_of_another_key() {
     ends_are_seen_at_once(&places, &[user.clone(), other, company.clone()]).await;
 
     let rate = Limiter::new("rate", store, Algorithm::token_bucket(), Quota::per_day(10));
-    let charge = Charge::new(&rate, user.as_str()).and(Charge::new_n(&places, company.as_str(), 3));
+    let charge =
+        Charge::new(&rate, user.as_str()).and(Charge::new(&places, company.as_str()).cost(3));
     for spent in 1..5 {
-        let permit = charge.hold().await.unwrap().expect("both have room");
-        let denied = charge.hold().await.unwrap().unwrap_err();
+        let permit = charge.hold().await.unwrap().admitted().expect("both have room");
+        let denied = charge.hold().await.unwrap().into_result().unwrap_err();
         assert_eq!((denied.limiter(), denied.retry_after()), ("places", None));
         until("the rate has back what was denied", async || {
             rate.peek(user.as_str()).await.unwrap().remaining() == 10 - spent
@@ -242,7 +251,7 @@ async fn a_cluster_limits_concurrency_alone_and_beside_a_rate_of_another_key() {
         drop(permit);
     }
     rate.spend(user.as_str(), 10).await.unwrap();
-    assert_eq!(charge.hold().await.unwrap().unwrap_err().limiter(), "rate");
+    assert_eq!(charge.hold().await.unwrap().into_result().unwrap_err().limiter(), "rate");
     until("nothing is held", async || {
         places.peek(company.as_str()).await.unwrap().remaining() == PLACES
     })
@@ -257,7 +266,7 @@ async fn permits_of_a_dead_node_delay_no_renewal_at_another_node() {
     let config = RedisConfig::cluster(cluster.urls()).unwrap();
     let store = support::connected(config.deadline(LONG)).await;
     let places = places(&store, LIFETIME);
-    let hold = async |key: &String| places.hold(key.as_str(), 1).await.unwrap().unwrap();
+    let hold = async |key: &String| places.hold(key.as_str(), 1).await.unwrap().admitted().unwrap();
     let names = (0..).map(|number| format!("user-{number}"));
     let is_on = |name: &String, index| cluster.master_of(&format!("{{{name}}}")) == index;
     let dead = names.clone().filter(|name| is_on(name, 0)).take(AT_DEAD_NODE);

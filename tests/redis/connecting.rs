@@ -54,7 +54,7 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
                 // The first reservation comes due.
                 tokio::time::sleep(Duration::from_millis(600)).await;
             }
-            let turn = limiter.check_within("key", wait).await.unwrap();
+            let turn = limiter.reserve("key", 1, wait).await.unwrap().admitted().unwrap();
             match turn.delay().is_zero() {
                 true => drop(turn.keep()),
                 false => reserved.push(turn),

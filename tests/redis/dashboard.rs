@@ -43,9 +43,9 @@ async fn exported() -> BTreeMap<String, BTreeSet<String>> {
         let _ = layer.layer(counting(&Arc::default())).oneshot(get(&[])).await.unwrap();
     }
     for _ in 0..2 {
-        let _ = limiter.try_acquire("key", Duration::from_secs(60)).await.unwrap();
+        let _ = limiter.try_acquire("key", 1, Duration::from_secs(60)).await.unwrap();
     }
-    drop(limiter.check_within("key", Duration::from_secs(60)).await.unwrap());
+    drop(limiter.reserve("key", 1, Duration::from_secs(60)).await.unwrap());
 
     let mut server = RedisServer::start();
     let store = observed(RedisStore::connect(&server.url()).await.unwrap(), metrics);

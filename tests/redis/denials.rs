@@ -130,12 +130,12 @@ async fn a_store_with_a_ttl_of_zero_sends_each_check() {
 async fn times_count_down_and_the_rest_is_that_of_the_denial() {
     let server = RedisServer::start();
     let limiter = hundred_per_hour(&server).await;
-    assert!(limiter.check_n("key", 98).await.unwrap().is_allowed());
-    let denied = limiter.check_n("key", 10).await.unwrap();
+    assert!(limiter.check("key").cost(98).await.unwrap().is_allowed());
+    let denied = limiter.check("key").cost(10).await.unwrap();
     pause();
-    let first = limiter.check_n("key", 10).await.unwrap();
+    let first = limiter.check("key").cost(10).await.unwrap();
     advance(Duration::from_secs(10)).await;
-    let later = limiter.check_n("key", 10).await.unwrap();
+    let later = limiter.check("key").cost(10).await.unwrap();
     assert_eq!(later.source(), Source::Cached);
     for time in [Decision::reset_after, Decision::replenish_after, wait] {
         assert!(time(&first) <= time(&denied));
@@ -154,9 +154,9 @@ async fn a_denial_is_used_for_larger_costs_and_for_each_wait_that_does_not_suffi
     let server = RedisServer::start();
     let limiter = hundred_per_hour(&server).await;
     let minute = Duration::from_secs(60);
-    assert!(limiter.check_n("key", 100).await.unwrap().is_allowed());
+    assert!(limiter.check("key").cost(100).await.unwrap().is_allowed());
     let check = async |cost, wait| {
-        let decision = limiter.check_within_n("key", cost, wait).await.unwrap().keep();
+        let decision = limiter.reserve("key", cost, wait).await.unwrap().keep();
         assert!(!decision.is_allowed() && decision.cost() == cost);
         decision.source()
     };
@@ -186,7 +186,7 @@ async fn a_flood_with_several_costs_and_waits_sends_one_command_for_each_cost() 
         let before = calls(&server);
         for number in 0..1_000_u64 {
             let (cost, wait) = (4 - number % 4, Duration::from_secs(number * 37 % 600));
-            let denied = limiter.check_within_n("key", cost, wait).await.unwrap().keep();
+            let denied = limiter.reserve("key", cost, wait).await.unwrap().keep();
             assert!(!denied.is_allowed() && denied.cost() == cost, "{algorithm}: {denied:?}");
         }
         let sent = calls(&server) - before;
@@ -259,7 +259,7 @@ async fn a_flood_of_requests_with_several_limits_sends_no_command_after_a_denial
 
         // The other limit has counted none of them, and does not deny by itself.
         assert_eq!(many.check(other_key).await.unwrap().remaining(), 97);
-        let larger = Charge::new_n(&many, other_key, 10).and(Charge::new_n(&few, "key", 2));
+        let larger = Charge::new(&many, other_key).cost(10).and(Charge::new(&few, "key").cost(2));
         assert_eq!(larger.check().await.unwrap().source(), Source::Cached);
         let elsewhere = Charge::new(&many, other_key).and(Charge::new(&few, "elsewhere"));
         assert!(elsewhere.check().await.unwrap().is_allowed());
@@ -355,11 +355,11 @@ async fn a_release_in_the_background_drops_denials_until_it_is_executed() {
         let quota = Quota::per_hour(if algorithm == Algorithm::LeakyBucket { 2 } else { 1 });
         let limiter = limiter(&server, algorithm, quota).await;
         let wait = HOUR * 3 / 2;
-        let check = async || limiter.check_within("key", wait).await.unwrap().keep();
+        let check = async || limiter.reserve("key", 1, wait).await.unwrap().keep();
         assert!(check().await.delay().is_zero());
         let reset_after = async || limiter.peek("key").await.unwrap().reset_after();
         let before = reset_after().await;
-        let mut waiting = Box::pin(limiter.try_acquire("key", wait));
+        let mut waiting = Box::pin(limiter.try_acquire("key", 1, wait));
         tokio::select! {
             decision = &mut waiting => panic!("{algorithm}: {decision:?}"),
             () = async {
@@ -416,7 +416,7 @@ async fn a_loop_of_denied_requests_yields() {
     let before = calls(&server);
     until_another_task_runs(async || assert_remembered(&limiter).await).await;
     until_another_task_runs(async || {
-        let denied = limiter.try_acquire("key", Duration::ZERO).await.unwrap();
+        let denied = limiter.try_acquire("key", 1, Duration::ZERO).await.unwrap();
         assert_eq!(denied.source(), Source::Cached);
     })
     .await;

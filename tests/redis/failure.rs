@@ -203,7 +203,7 @@ async fn limiters_of_one_name_over_two_stores_stay_apart() {
     let limiters = [unreachable(), unreachable()].map(hundred_per_hour);
     let rule = move |head: &http::request::Parts| {
         let index = usize::from(head.headers.contains_key("x-second"));
-        Ok(Charge::new_n(&limiters[index], "alice", 2))
+        Ok(Charge::new(&limiters[index], "alice").cost(2))
     };
     let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.25 });
     for headers in [&[][..], &[("x-second", "")]] {

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{runtime, task::JoinSet};
 use tower_ratelimit::{
-    Algorithm, Decision, Error, Limiter, Quota, RedisStore, Reservation, store::Source,
+    Admission, Algorithm, Decision, Error, Limiter, Quota, RedisStore, store::Source,
 };
 
 use crate::support::{
@@ -36,7 +36,7 @@ async fn check_all(limiter: &Limiter, checks: &[(String, u64)]) -> Vec<Result<De
     let mut tasks = JoinSet::new();
     for (index, (key, cost)) in checks.iter().cloned().enumerate() {
         let limiter = limiter.clone();
-        tasks.spawn(async move { (index, limiter.check_n(key, cost).await) });
+        tasks.spawn(async move { (index, limiter.check(key).cost(cost).await) });
     }
     let mut decisions = tasks.join_all().await;
     decisions.sort_by_key(|(index, _)| *index);
@@ -199,7 +199,7 @@ async fn a_server_that_rejects_writes_still_denies() {
         let limiter = Limiter::new("default", store, algorithm, Quota::per_day(2));
         for i in (0..50).step_by(2) {
             let check = async || {
-                let check = limiter.check_within(format!("key-{i}"), Duration::ZERO);
+                let check = limiter.reserve(format!("key-{i}"), 1, Duration::ZERO);
                 check.await.unwrap().keep().is_allowed()
             };
             while check().await {}
@@ -215,7 +215,7 @@ async fn a_server_that_rejects_writes_still_denies() {
             let limiter = limiter.clone();
             tasks.spawn(async move {
                 let key = format!("key-{i}");
-                (i, limiter.check_within(key, Duration::ZERO).await.map(Reservation::keep))
+                (i, limiter.reserve(key, 1, Duration::ZERO).await.map(Admission::keep))
             });
         }
         for (i, decision) in tasks.join_all().await {
@@ -237,7 +237,7 @@ async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let wait = Duration::from_secs(5 * 3_600);
     for _ in 0..3 {
-        let _ = limiter.check_within("key-3", wait).await.unwrap().keep();
+        let _ = limiter.reserve("key-3", 1, wait).await.unwrap().keep();
     }
     let name = "ratelimit:default:token-bucket:{key-3}";
     let mut admin = server.connection();
@@ -248,7 +248,7 @@ async fn a_broken_list_of_reservations_fails_no_other_key_and_is_named() {
     let mut tasks = JoinSet::new();
     for i in 0..64 {
         let limiter = limiter.clone();
-        tasks.spawn(async move { (i, limiter.check_within(format!("key-{i}"), wait).await) });
+        tasks.spawn(async move { (i, limiter.reserve(format!("key-{i}"), 1, wait).await) });
     }
     for (i, decision) in tasks.join_all().await {
         assert_eq!(decision.is_err(), i == 3, "{i}: {decision:?}");

@@ -28,7 +28,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Permit, Quota, RateLimitLayer, RedisStore,
+    Admission, Algorithm, Charge, Limiter, MemoryStore, Permit, Quota, RateLimitLayer, RedisStore,
     config::Limits,
     store::{KeyState, Store},
 };
@@ -58,7 +58,7 @@ fn limiter(store: &RedisStore, algorithm: Algorithm) -> Limiter {
 }
 
 async fn hold(limiter: &Limiter, units: u64) -> Permit {
-    limiter.hold("alice", units).await.unwrap().unwrap()
+    limiter.hold("alice", units).await.unwrap().admitted().unwrap()
 }
 
 async fn state(limiter: &Limiter) -> KeyState {
@@ -152,8 +152,8 @@ async fn after_a_flush_all_that_was_returned_is_back() {
                 let limiter = limiter(&store, algorithm);
                 hold(&limiter, 8).await.settle(3);
                 let wait = Duration::from_secs(86_400);
-                let first = limiter.check_within_n("bob", 10, wait).await.unwrap();
-                drop([first, limiter.check_within_n("bob", 10, wait).await.unwrap()]);
+                let first = limiter.reserve("bob", 10, wait).await.unwrap();
+                drop([first, limiter.reserve("bob", 10, wait).await.unwrap()]);
             }
             store.flush().await;
         });
@@ -376,7 +376,7 @@ async fn a_log_is_not_rewritten_for_a_hold_and_takes_the_fast_path_again() {
     for left in (700..797).rev() {
         assert_eq!(limiter.check("alice").await.unwrap().remaining(), left);
     }
-    let denied = limiter.check_n("alice", 701).await.unwrap();
+    let denied = limiter.check("alice").cost(701).await.unwrap();
     assert!(!denied.is_allowed() && denied.retry_after().is_some());
 }
 
@@ -497,7 +497,7 @@ const SLOW: &str = "slow-key";
 
 /// Holds and returns a unit of another key than the slow one, until the server knows of it.
 async fn use_other_key(limiter: &Limiter) {
-    drop(limiter.hold("fast", 1).await.unwrap().unwrap());
+    drop(limiter.hold("fast", 1).await.unwrap().admitted().unwrap());
     until("the other key is free", async || limiter.peek("fast").await.unwrap().held() == 0).await;
 }
 
@@ -509,7 +509,7 @@ async fn a_slow_call_does_not_delay_the_ends_of_other_keys() {
     // No hold expires meanwhile.
     let places = shared_streams(&store).hold_lifetime(600 * LIFETIME);
     for _ in 0..10 {
-        let permit = places.hold(SLOW, 1).await.unwrap().unwrap();
+        let permit = places.hold(SLOW, 1).await.unwrap().admitted().unwrap();
         gate.is_open.send_replace(false);
         drop(permit);
         until("its end is sent", async || gate.kept() == 1).await;
@@ -535,7 +535,7 @@ async fn a_permit_whose_renewals_are_answered_late_does_not_expire() {
     let places = shared_streams(&store).hold_lifetime(2 * LIFETIME);
     let until_renewed = async || until("it is renewed", async || gate.kept() == 1).await;
     for _ in 0..20 {
-        let permit = places.hold(SLOW, 1).await.unwrap().unwrap();
+        let permit = places.hold(SLOW, 1).await.unwrap().admitted().unwrap();
         for _ in 0..3 {
             gate.is_open.send_replace(false);
             until_renewed().await;
@@ -562,18 +562,18 @@ async fn a_flush_waits_for_the_answers_to_requests_that_have_gone() {
     let store = RedisStore::from_connection(gate.clone());
     let [tokens, others] = [Algorithm::FixedWindow, Algorithm::SlidingLog]
         .map(|algorithm| limiter(&store, algorithm).hold_lifetime(600 * LIFETIME));
-    let both = Charge::new_n(&tokens, SLOW, 1).also_n(&others, 1);
+    let both = Charge::new(&tokens, SLOW).cost(1).also(&others).cost(1);
     let wait = Duration::from_secs(86_400);
     gate.is_open.send_replace(false);
     // One is dropped, and two fail at their deadlines.
-    let dropped = tokens.check_within_n(SLOW, 8, wait);
+    let dropped = tokens.reserve(SLOW, 8, wait);
     tokio::select! {
         biased;
         _ = dropped => panic!("it has no answer"),
         () = until("it is sent", async || gate.kept() == 1) => {}
     }
     tokens.hold(SLOW, 1).await.unwrap_err();
-    both.try_acquire(wait).await.unwrap_err();
+    both.check().max_wait(wait).await.unwrap_err();
     let mut flush = pin!(store.flush());
     tokio::select! {
         biased;
@@ -604,13 +604,13 @@ async fn the_end_of_a_runtime_loses_no_end() {
     let permits = sending.spawn(async move {
         let mut permits = vec![];
         for key in [SLOW; MAX_CALLS].into_iter().chain(["fast"]) {
-            permits.push(of_sending.hold(key, 1).await.unwrap().unwrap());
+            permits.push(of_sending.hold(key, 1).await.unwrap().admitted().unwrap());
         }
         permits
     });
     let mut permits = permits.await.unwrap();
     let fast = permits.pop();
-    let _other = places.hold("other", 1).await.unwrap().unwrap();
+    let _other = places.hold("other", 1).await.unwrap().admitted().unwrap();
     gate.is_open.send_replace(false);
     for (sent, permit) in (1..).zip(permits) {
         drop(permit);
@@ -643,7 +643,9 @@ async fn places_that_are_taken_during_a_reload_are_returned() {
         let holds: Vec<_> = (0..5)
             .map(|_| {
                 let limiter = limiter.clone();
-                tokio::spawn(async move { limiter.hold(SLOW, 1).await.unwrap().unwrap() })
+                tokio::spawn(
+                    async move { limiter.hold(SLOW, 1).await.unwrap().admitted().unwrap() },
+                )
             })
             .collect();
         let is_sent = async || gate.kept() > 0 || holds.iter().all(|hold| hold.is_finished());
@@ -688,7 +690,7 @@ async fn a_permit_that_ends_during_its_renewal_returns_its_units() {
     let server = RedisServer::start();
     let gate = Gate::new(&server).await;
     let places = shared_streams(&RedisStore::from_connection(gate.clone()));
-    let permit = places.hold(SLOW, 1).await.unwrap().unwrap();
+    let permit = places.hold(SLOW, 1).await.unwrap().admitted().unwrap();
     gate.is_open.send_replace(false);
     until("it is renewed", async || gate.kept() == 1).await;
     drop(permit);
@@ -710,7 +712,7 @@ const SHARED_LIMIT: u64 = 800;
 async fn spend_all(limiter: Limiter, report: impl Fn(u64, Option<u64>)) {
     let mut units = 1;
     loop {
-        if let Ok(permit) = limiter.hold("alice", units).await.unwrap() {
+        if let Admission::Admitted(permit) = limiter.hold("alice", units).await.unwrap() {
             report(units, None);
             // Some live for several lifetimes.
             let millis = if fastrand::u8(..20) == 0 { 1_000 } else { fastrand::u64(..20) };
@@ -814,15 +816,15 @@ async fn a_process_that_is_killed_exceeds_no_quota_and_frees_its_units() {
         lines.push(output.next_line().await.unwrap().expect("the other process runs"));
     }
     let streams = shared_streams(&store);
-    assert!(streams.hold("alice", 2).await.unwrap().is_err(), "nine of ten are in flight");
+    assert!(!streams.hold("alice", 2).await.unwrap().is_admitted(), "nine of ten are in flight");
     process.kill().await.unwrap();
     while let Some(line) = output.next_line().await.unwrap() {
         lines.push(line);
     }
     // They end when nothing is held any more: no unit of the other process is.
     tasks.join_all().await;
-    let permit = streams.hold_within("alice", 10, Duration::from_secs(60)).await;
-    permit.unwrap().unwrap().cancel();
+    let permit = streams.hold("alice", 10).max_wait(Duration::from_secs(60)).await;
+    permit.unwrap().admitted().unwrap().cancel();
     for (index, used) in used.iter().enumerate() {
         let used = [used.load(Ordering::Relaxed), most_used(&lines, index)];
         assert!(used.iter().sum::<u64>() <= SHARED_LIMIT, "{}: {used:?}", ALGORITHMS[index]);

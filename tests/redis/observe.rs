@@ -484,7 +484,7 @@ async fn a_dropped_check_is_decided_in_the_background_if_its_units_are_returned(
     proxy.hold_replies(true);
     let short = Duration::from_millis(10);
     assert!(timeout(short, limiter.check("key")).await.is_err());
-    assert!(timeout(short, limiter.try_acquire_n("key", 2, short)).await.is_err());
+    assert!(timeout(short, limiter.try_acquire("key", 2, short)).await.is_err());
     proxy.hold_replies(false);
     let spent = async || 9 - limiter.peek("key").await.unwrap().remaining();
     until("the units of the second check are returned", async || spent().await == 2).await;
@@ -510,7 +510,7 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event_of_redis() {
         assert!(cached.is_ok() && limiter.check("ben").await.unwrap().is_blocked());
         proxy.hold_replies(true);
         let (late, max_wait) = (Duration::from_millis(10), Duration::from_secs(1));
-        assert!(timeout(late, limiter.check_within("carl", max_wait)).await.is_err());
+        assert!(timeout(late, limiter.reserve("carl", 1, max_wait)).await.is_err());
         proxy.hold_replies(false);
         let has = |kind: &str| observer.kinds().iter().any(|it| it == kind);
         until("the units of the dropped check are returned", async || has("Released")).await;

@@ -91,14 +91,20 @@ async fn every_call_that_may_wait_outlasts_an_outage() {
     let mixed = Charge::new(&rate, "mixed").also(&places);
     let calls = async {
         tokio::join!(
-            rate.try_acquire("try_acquire", MINUTE),
-            rate.acquire("acquire"),
-            async { rate.check_within("check_within", MINUTE).await?.ready().await },
-            one.try_acquire(MINUTE),
-            several.try_acquire(MINUTE),
-            several.acquire(),
-            async { places.hold_within("hold", 1, MINUTE).await.map(Result::unwrap).map(drop) },
-            async { mixed.hold_within(MINUTE).await.map(Result::unwrap).map(drop) },
+            rate.try_acquire("try_acquire", 1, MINUTE),
+            rate.acquire("acquire", 1),
+            async { rate.reserve("reserve", 1, MINUTE).await?.admitted().unwrap().ready().await },
+            one.check().max_wait(MINUTE),
+            several.check().max_wait(MINUTE),
+            several.check().max_wait(Duration::MAX),
+            async {
+                places
+                    .hold("hold", 1)
+                    .max_wait(MINUTE)
+                    .await
+                    .map(|place| assert!(place.is_admitted()))
+            },
+            async { mixed.hold().max_wait(MINUTE).await.map(|place| assert!(place.is_admitted())) },
         )
     };
     let mut calls = std::pin::pin!(calls);
@@ -121,18 +127,18 @@ async fn the_wait_for_redis_is_bounded_and_its_end_names_the_limiter() {
     let charge = Charge::new(&rate, "charge");
     let errors: [Error; 6] = [
         rate.check("key").await.unwrap_err(),
-        rate.try_acquire("key", Duration::ZERO).await.unwrap_err(),
-        rate.try_acquire("key", SHORT).await.unwrap_err(),
-        rate.check_within("key", SHORT).await.unwrap_err(),
+        rate.try_acquire("key", 1, Duration::ZERO).await.unwrap_err(),
+        rate.try_acquire("key", 1, SHORT).await.unwrap_err(),
+        rate.reserve("key", 1, SHORT).await.unwrap_err(),
         charge.check().await.unwrap_err(),
-        charge.try_acquire(SHORT).await.unwrap_err(),
+        charge.check().max_wait(SHORT).await.unwrap_err(),
     ];
     let name = |error: Error| match error {
         Error::Store(error) => error.limiter().unwrap_or_default().to_owned(),
         other => panic!("{other}"),
     };
     assert_eq!(errors.map(name), ["vendor"; 6]);
-    assert_eq!(name(places.hold_within("key", 1, SHORT).await.unwrap_err()), "places");
+    assert_eq!(name(places.hold("key", 1).max_wait(SHORT).await.unwrap_err()), "places");
 
     for max_wait in [None, Some(SHORT)] {
         let reject = |rejection: &Rejection, _: &()| rejection.clone();
@@ -159,7 +165,7 @@ async fn a_request_that_is_dropped_while_it_asks_for_others_delays_none_of_them(
     server.kill();
     let hold = || {
         let places = places.clone();
-        async move { places.hold_within("key", 1, MINUTE).await.unwrap().unwrap() }
+        async move { places.hold("key", 1).max_wait(MINUTE).await.unwrap().admitted().unwrap() }
     };
     let first = tokio::spawn(hold());
     settle().await;
@@ -204,11 +210,11 @@ async fn a_key_that_redis_cannot_decide_about_holds_up_no_other_key() {
     redis::cmd("LPUSH").arg(redis_key).arg("x").exec(&mut redis).unwrap();
     let damaged = |_| {
         let limiter = limiter.clone();
-        tokio::spawn(async move { limiter.try_acquire("damaged", MINUTE).await })
+        tokio::spawn(async move { limiter.try_acquire("damaged", 1, MINUTE).await })
     };
     let damaged: Vec<_> = (0..20).map(damaged).collect();
     tokio::time::sleep(SHORT).await;
-    let other: Decision = limiter.try_acquire("other", MINUTE).await.unwrap();
+    let other: Decision = limiter.try_acquire("other", 1, MINUTE).await.unwrap();
     assert!(other.is_allowed());
     assert!(damaged.iter().all(|task| !task.is_finished()));
     redis::cmd("DEL").arg(redis_key).exec(&mut redis).unwrap();

@@ -14,7 +14,7 @@ use tokio::{
     task::{JoinSet, yield_now},
 };
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, Quota, RedisStore, Reservation, store::RedisConfig,
+    Admission, Algorithm, Charge, Error, Limiter, Quota, RedisStore, store::RedisConfig,
 };
 
 use crate::support::{
@@ -186,15 +186,15 @@ fn requests_of_every_kind_that_a_pause_delays_are_decided_late() {
                 ));
                 add(process.pause(
                     each().map(|(one, _, key)| async move {
-                        let reserved = one.check_within(key, Duration::ZERO).await;
-                        reserved.map(Reservation::keep)
+                        let reserved = one.reserve(key, 1, Duration::ZERO).await;
+                        reserved.map(Admission::keep)
                     }),
                     1,
                     pause,
                 ));
                 add(process.pause(
                     each().map(|(one, _, key)| async move {
-                        one.hold(key, 1).await.map(|held| mem::forget(held.ok()))
+                        one.hold(key, 1).await.map(|held| mem::forget(held.admitted()))
                     }),
                     1,
                     pause,

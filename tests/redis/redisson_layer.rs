@@ -242,13 +242,13 @@ async fn a_limiter_cannot_be_combined_with_another_one() {
     ] {
         assert!(matches!(charge.check().await, Err(Error::DifferentStores)));
     }
-    let charge = Charge::new_n(&shared, "ada", 9);
+    let charge = Charge::new(&shared, "ada").cost(9);
     assert!(charge.check().await.unwrap().is_allowed());
     assert!(!charge.check().await.unwrap().is_allowed());
     charge.refund().await.unwrap();
     assert!(matches!(charge.spend().await, Err(Error::Unsupported)));
     assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
-    let error = Charge::new_n(&shared, "ada", 10).check().await.unwrap_err();
+    let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { limiter: "api", cost: 10, max: 9, .. }));
 }
 

@@ -70,7 +70,7 @@ impl Waiting {
     async fn start(limiter: Limiter, keys: &[String], of_each: usize) -> Self {
         let mut before = vec![];
         for key in keys {
-            while limiter.try_acquire(key, Duration::ZERO).await.unwrap().is_allowed() {}
+            while limiter.try_acquire(key, 1, Duration::ZERO).await.unwrap().is_allowed() {}
             before.push((key.clone(), limiter.peek(key).await.unwrap()));
         }
         let mut waiting = Self { limiter, before, tasks: JoinSet::new() };
@@ -391,7 +391,7 @@ async fn reservations_of_late_answers_are_released_exactly_once() {
                 let charge = Charge::new(&quick_limiter, "key-0");
                 let charge = if has_two_limits { charge.also(&other) } else { charge };
                 tasks.spawn(async move {
-                    let waits = charge.try_acquire(MAX_WAIT);
+                    let waits = charge.check().max_wait(MAX_WAIT);
                     if i % 2 == 0 {
                         let dropped = timeout(Duration::from_millis(20), waits).await;
                         assert!(dropped.is_err());
@@ -549,8 +549,8 @@ async fn a_late_release_is_one_event_for_each_limit() {
     let warmed = async || one.check("warm").await.is_ok() && both.check().await.is_ok();
     until("Redis is used in time", warmed).await;
     proxy.hold_replies(true);
-    assert!(one.check_within_n("alone", 2, MAX_WAIT).await.is_err());
-    assert!(both.try_acquire(MAX_WAIT).await.is_err());
+    assert!(one.reserve("alone", 2, MAX_WAIT).await.is_err());
+    assert!(both.check().max_wait(MAX_WAIT).await.is_err());
     recorder.take();
     proxy.hold_replies(false);
     let released = std::cell::RefCell::new(vec![]);

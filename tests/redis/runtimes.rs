@@ -51,7 +51,7 @@ fn requests(store: &RedisStore) -> Limiter {
 }
 
 async fn hold(places: &Limiter, key: &str) -> Permit {
-    places.hold(key, 1).await.unwrap().unwrap()
+    places.hold(key, 1).await.unwrap().admitted().unwrap()
 }
 
 /// Waits for the places of a key as another process does, and blocks the thread meanwhile.

@@ -82,9 +82,9 @@ async fn keys_can_be_read_and_expire() {
         ALGORITHMS.map(|algorithm| Limiter::new(algorithm.name(), store.clone(), algorithm, quota));
     for limiter in &limiters {
         assert!(limiter.check("alice").await.unwrap().is_allowed());
-        let admitted = limiter.check_n("bob", 10).await.unwrap();
+        let admitted = limiter.check("bob").cost(10).await.unwrap();
         assert!(admitted.is_allowed());
-        while limiter.check_n("bob", 9).await.unwrap().is_allowed() {}
+        while limiter.check("bob").cost(9).await.unwrap().is_allowed() {}
     }
     let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
     keys.sort_unstable();
@@ -277,7 +277,7 @@ async fn a_cancellation_in_a_long_log_takes_no_more_commands_than_a_search() {
     let limiter = Limiter::new("default", store, Algorithm::SlidingLog, quota);
     let mut commands = vec![];
     for entries in [10, 5_000] {
-        let early = limiter.check_within_n("key", 7, Duration::ZERO).await.unwrap();
+        let early = limiter.reserve("key", 7, Duration::ZERO).await.unwrap();
         for _ in 0..entries {
             assert!(limiter.check("key").await.unwrap().is_allowed());
         }
@@ -297,7 +297,7 @@ async fn cancelled_entries_do_not_accumulate_in_a_log() {
     let server = RedisServer::start();
     let quota = Quota::per_hour(1_000);
     let limiter = Limiter::new("default", store(&server).await, Algorithm::SlidingLog, quota);
-    let check = async || limiter.check_within("key", Duration::ZERO).await.unwrap();
+    let check = async || limiter.reserve("key", 1, Duration::ZERO).await.unwrap();
     let mut last = check().await;
     for _ in 0..2_000 {
         let next = check().await;
@@ -376,7 +376,7 @@ async fn a_charge_that_fails_on_one_key_changes_no_other() {
         };
         let (sound, broken) = (limiter("sound"), limiter("broken"));
         let charge = Charge::new(&sound, "key").and(Charge::new(&broken, "key"));
-        assert!(sound.check_n("key", 2).await.unwrap().is_allowed());
+        assert!(sound.check("key").cost(2).await.unwrap().is_allowed());
         let key = format!("ratelimit:broken-{0}:{0}:{{key}}", algorithm.name());
         redis::cmd("SET").arg(&key).arg("x").exec(&mut connection).unwrap();
         let before = sound.peek("key").await.unwrap().remaining();
@@ -412,7 +412,7 @@ async fn a_state_of_two_numbers_takes_at_most_28_bytes() {
         for quota in [Quota::per_hour(1_000_000), Quota::per_second(3), Quota::per_day(7)] {
             let limiter = Limiter::new("default", store.clone(), algorithm, quota);
             assert!(limiter.check("key").await.unwrap().is_allowed());
-            let _ = limiter.check_within("key", Duration::from_secs(1)).await.unwrap().keep();
+            let _ = limiter.reserve("key", 1, Duration::from_secs(1)).await.unwrap().keep();
             let key = format!("ratelimit:default:{}:{{key}}", algorithm.name());
             let length: u64 =
                 redis::cmd("STRLEN").arg(&key).query(&mut server.connection()).unwrap();

@@ -57,7 +57,7 @@ async fn every_script_begins_with_the_line_of_the_settings_and_has_the_hash_of_i
         let name = algorithm.name();
         let limiter = Limiter::new(name, store.clone(), algorithm, Quota::per_hour(100));
         for _ in 0..3 {
-            drop(limiter.check_within("key", std::time::Duration::ZERO).await.unwrap());
+            drop(limiter.reserve("key", 1, std::time::Duration::ZERO).await.unwrap());
         }
     }
     // A text is sent once, so the hashes in the other calls are those that the server computes.

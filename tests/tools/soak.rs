@@ -32,7 +32,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_ratelimit::{Algorithm, Charge, Limiter, Quota, RedisStore, Reservation};
+use tower_ratelimit::{Admission, Algorithm, Charge, Limiter, Quota, RedisStore};
 
 const REPLICAS: usize = 4;
 const TASKS_PER_REPLICA: usize = 50;
@@ -100,14 +100,14 @@ impl Replica {
                 return;
             }
             2 => {
-                let charge = Charge::new_n(limiter, name.as_str(), cost);
+                let charge = Charge::new(limiter, name.as_str()).cost(cost);
                 charge.and(Charge::new(&self.all, "all")).check().await
             }
-            3 | 4 => limiter.try_acquire_n(name.as_str(), cost, wait).await,
+            3 | 4 => limiter.try_acquire(name.as_str(), cost, wait).await,
             5 => {
                 // The request is dropped after a while, which releases its reservation.
                 let time = Duration::from_millis(fastrand::u64(..50));
-                let attempt = limiter.try_acquire_n(name.as_str(), cost, wait);
+                let attempt = limiter.try_acquire(name.as_str(), cost, wait);
                 match timeout(time, attempt).await {
                     Ok(decision) => decision,
                     Err(_) => {
@@ -117,8 +117,8 @@ impl Replica {
                 }
             }
             _ => {
-                let reserved = limiter.check_within_n(name.as_str(), cost, Duration::ZERO).await;
-                reserved.map(Reservation::keep)
+                let reserved = limiter.reserve(name.as_str(), cost, Duration::ZERO).await;
+                reserved.map(Admission::keep)
             }
         };
         let (count, pause) = match decision {

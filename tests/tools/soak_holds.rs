@@ -76,11 +76,11 @@ impl Limits {
         let wait = Duration::from_millis(fastrand::u64(1..2_000));
         let permit = match way {
             0 => self.places.hold(key, 1).await,
-            1 => self.places.hold_within(key, 1, wait).await,
+            1 => self.places.hold(key, 1).max_wait(wait).await,
             SPENDS_RATE => Charge::new(&self.rate, key).also(&self.places).hold().await,
-            _ => Charge::new(&self.rate, key).also(&self.places).hold_within(wait).await,
+            _ => Charge::new(&self.rate, key).also(&self.places).hold().max_wait(wait).await,
         };
-        permit.ok()?.ok()
+        permit.ok()?.admitted()
     }
 }
 

@@ -61,7 +61,7 @@ pub trait Check: Sync {
 
 impl Check for Limiter {
     fn check(&self, key: &String) -> bool {
-        self.check_now(key).is_ok_and(|decision| decision.is_allowed())
+        self.check(key).now().is_ok_and(|decision| decision.is_allowed())
     }
 
     fn check_all(&self, keys: &[String]) {

@@ -22,7 +22,7 @@ impl Middleware for Limited {
         next: Next<'_>,
     ) -> Result<Response> {
         let host = request.url().origin().ascii_serialization();
-        let decision = self.limiter.try_acquire(&host, self.max_wait).await;
+        let decision = self.limiter.try_acquire(&host, 1, self.max_wait).await;
         let decision = decision.map_err(|error| Error::middleware(Rejection::from(error)))?;
         if !decision.is_allowed() {
             return Err(Error::middleware(Rejection::Denied(decision)));

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tower_ratelimit::{Decision, Error, Limiter, Permit};
+use tower_ratelimit::{Admission, Decision, Error, Limiter, Permit};
 
 use crate::tally::tick;
 
@@ -30,7 +30,7 @@ pub async fn spend(limiter: &Limiter, key: String, max_wait: Duration) -> Result
     let decision = match max_wait.is_zero() {
         true => limiter.check(key).await?,
         // The page shows the wait; there is no request to hold back.
-        false => limiter.check_within(key, max_wait).await?.keep(),
+        false => limiter.reserve(key, 1, max_wait).await?.keep(),
     };
     Ok(Checked { decision, permit: None, has_waited: false })
 }
@@ -40,16 +40,16 @@ pub async fn hold(limiter: &Limiter, key: String, max_wait: Duration) -> Result<
     let held = async {
         let held = match max_wait.is_zero() {
             true => limiter.hold(key, 1).await,
-            false => limiter.hold_within(key, 1, max_wait).await,
+            false => limiter.hold(key, 1).max_wait(max_wait).await,
         };
         (held, WAITS.with(Cell::get))
     };
     let (held, has_waited) = WAITS.scope(Cell::new(false), held).await;
     Ok(match held? {
-        Ok(permit) => {
+        Admission::Admitted(permit) => {
             Checked { decision: permit.decision().clone(), permit: Some(permit), has_waited }
         }
-        Err(decision) => Checked { decision, permit: None, has_waited },
+        Admission::Denied(decision) => Checked { decision, permit: None, has_waited },
     })
 }
 

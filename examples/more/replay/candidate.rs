@@ -73,9 +73,9 @@ impl Candidate {
     /// Decides about a request, at the current time of the runtime.
     pub async fn decide(&mut self, key: &Key<'_>, hash: u64, second: u64) -> Result<(), Error> {
         let decided = match self.max_wait.is_zero() {
-            true => self.limiter.check_now(key),
+            true => self.limiter.check(key).now(),
             // Kept: the request of the log waits, not this program.
-            false => self.limiter.check_within(key, self.max_wait).await.map(|it| it.keep()),
+            false => self.limiter.reserve(key, 1, self.max_wait).await.map(|it| it.keep()),
         };
         let decision = match decided {
             Err(Error::Store(error)) if error.kind() == ErrorKind::Full => {

@@ -196,7 +196,7 @@ pub async fn buckets() -> String {
         for ms in (0..=3_000_u32).step_by(10) {
             sleep_until(start + Duration::from_millis(ms.into())).await;
             if ms == 500 {
-                let decision = limiter.check_n("client", 10).await.expect("memory decides");
+                let decision = limiter.check("client").cost(10).await.expect("memory decides");
                 assert!(decision.is_allowed());
             }
             let left = limiter.peek("client").await.expect("memory decides").remaining();

@@ -27,11 +27,16 @@ pub async fn settling() -> String {
     for second in 0..5 {
         points.push(remaining(second).await);
     }
-    let permit = tokens.hold("alice", 500).await.expect("memory decides").expect("enough is left");
+    let permit = tokens
+        .hold("alice", 500)
+        .await
+        .expect("memory decides")
+        .admitted()
+        .expect("enough is left");
     for second in 5..15 {
         points.push(remaining(second).await);
     }
-    drop(tokens.check_n("alice", 150).await.expect("memory decides"));
+    drop(tokens.check("alice").cost(150).await.expect("memory decides"));
     for second in 15..35 {
         points.push(remaining(second).await);
     }
@@ -99,8 +104,8 @@ pub async fn concurrency() -> String {
         let streams = streams.clone();
         tasks.spawn(async move {
             sleep_until(start + Duration::from_millis(arrival)).await;
-            let permit = streams.hold_within("alice", 1, SECOND * max_wait).await;
-            let permit = permit.expect("memory decides").ok();
+            let permit = streams.hold("alice", 1).max_wait(SECOND * max_wait).await;
+            let permit = permit.expect("memory decides").admitted();
             let began = permit.is_some().then(|| start.elapsed().as_secs_f64());
             if permit.is_some() {
                 sleep(Duration::from_millis(takes)).await;

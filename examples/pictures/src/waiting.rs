@@ -50,7 +50,7 @@ async fn reserved() -> Vec<Wait> {
         let limiter = limiter.clone();
         async move {
             sleep_until(start + arrival(i)).await;
-            let decision = limiter.try_acquire("vendor", Duration::from_secs(60)).await;
+            let decision = limiter.try_acquire("vendor", 1, Duration::from_secs(60)).await;
             assert!(decision.expect("memory decides").is_allowed());
             let arrival = arrival(i).as_secs_f64();
             Wait { arrival, checks: vec![arrival], end: start.elapsed().as_secs_f64() }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     decision::Outcome,
-    limiter::{Limiter, Reservation},
+    limiter::{Admission, Limiter},
     quota::Quota,
 };
 
@@ -245,13 +245,10 @@ fn memory_keeps_the_contract(clock: &TestClock) {
         clock.advance(instant - tokio::time::Instant::now());
         let decision = now_or_never(async {
             match max_wait {
-                None => limiter.check_n("key", cost.into()).await,
+                None => limiter.check("key").cost(cost.into()).await,
                 Some(wait) => {
                     let max_wait = Duration::from_micros(wait as u64);
-                    limiter
-                        .check_within_n("key", cost.into(), max_wait)
-                        .await
-                        .map(Reservation::keep)
+                    limiter.reserve("key", cost.into(), max_wait).await.map(Admission::keep)
                 }
             }
         })

@@ -6,7 +6,10 @@ use std::future::poll_fn;
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::{Algorithm, MemoryStore, limiter::permit::Permit};
+use crate::{
+    Algorithm, MemoryStore,
+    limiter::{admission::Admission, permit::Permit},
+};
 
 const MEASURED: Duration = Duration::from_secs(60);
 /// How long a caller keeps its place.
@@ -46,16 +49,17 @@ impl Caller {
             sleep(WAY).await;
             let answer = self.server.hold("key", 1).await.unwrap();
             sleep(WAY).await;
-            let decision = answer.as_ref().map_or_else(|denied| denied, Permit::decision);
-            if decision.remaining() == 0 {
+            if answer.decision().remaining() == 0 {
                 self.queues.found_full([self.queue]);
             }
             match answer {
-                Ok(permit) => {
+                Admission::Admitted(permit) => {
                     retry.allowed(&self.charge, permit.decision());
                     return Some(permit);
                 }
-                Err(denied) => is_queued = retry.denied(&self.charge, &denied, deadline),
+                Admission::Denied(denied) => {
+                    is_queued = retry.denied(&self.charge, &denied, deadline)
+                }
             }
         }
         None

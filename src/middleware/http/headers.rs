@@ -379,7 +379,7 @@ mod tests {
     fn the_prepared_headers_of_a_denial_are_those_of_its_rejection() {
         let (quota, store) = (Quota::per_hour(1), MemoryStore::new());
         let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
-        let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
+        let decisions = [(); 2].map(|()| limiter.check("alice").now().unwrap());
         let rejection = Rejection::Denied(decisions[1].clone());
         for dialects in [&[][..], &[Headers::RateLimit]] {
             let mut writer = HeaderWriter::new(Some(&(&limiter).into_limiter()));

@@ -116,7 +116,7 @@ mod tests {
     fn the_prepared_text_of_a_denial_is_the_text_of_its_problem() {
         let (quota, store) = (Quota::per_hour(1), MemoryStore::new());
         let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
-        let decisions = [(); 2].map(|()| limiter.check_now("alice").unwrap());
+        let decisions = [(); 2].map(|()| limiter.check("alice").now().unwrap());
         assert!(!decisions[1].is_allowed());
         let body = denied(&decisions[1]).unwrap();
         let rejection = Rejection::Denied(decisions[1].clone());

@@ -42,7 +42,7 @@ async fn a_key_whose_shard_is_empty_evicts_a_key_of_another_shard() {
     let limiter = limiter("a", &store, Quota::per_hour(2));
     let others = lopsided(&limiter, &store).await;
     for (i, other) in others.iter().take(30).enumerate() {
-        assert!(limiter.check_n(other, 2).await.unwrap().is_allowed());
+        assert!(limiter.check(other).cost(2).await.unwrap().is_allowed());
         assert_eq!(limiter.peek(other).await.unwrap().remaining(), 0);
         assert_eq!(keys_by_shard(&store).iter().sum::<usize>(), 2_048);
         assert_eq!(keys_by_shard(&store)[1], i + 1, "a key that is used up was evicted");
@@ -55,7 +55,7 @@ async fn several_limits_whose_shard_is_empty_evict_keys_of_another_shard() {
     let limiter = limiter("a", &store, Quota::per_hour(2));
     let others = lopsided(&limiter, &store).await;
     for three in others.chunks_exact(3).take(10) {
-        let charge = three.iter().map(|key| Charge::new_n(&limiter, key, 2));
+        let charge = three.iter().map(|key| Charge::of_units(&limiter, key, 2));
         let charge = charge.reduce(Charge::and).unwrap();
         assert!(charge.check().await.unwrap().is_allowed());
     }
@@ -70,12 +70,12 @@ async fn a_key_that_is_free_again_stays_for_a_second() {
     let store = MemoryStore::with_max_keys(1_000);
     let quota = Quota::concurrent(2);
     let places = Limiter::new("places", store.clone(), Algorithm::concurrency(), quota);
-    let hold = async |key: u32| drop(places.hold(key, 2).await.unwrap().unwrap());
+    let hold = async |key: u32| drop(places.hold(key, 2).await.unwrap().admitted().unwrap());
     for key in 0..100 {
         hold(key).await;
     }
     assert_eq!(store.key_count(), 100);
-    let first = places.hold(0, 1).await.unwrap().unwrap();
+    let first = places.hold(0, 1).await.unwrap().admitted().unwrap();
     tokio::time::advance(Duration::from_millis(1_001)).await;
     for key in 100..200 {
         hold(key).await;
@@ -204,7 +204,7 @@ async fn no_change_by_another_quota_makes_the_store_forget_a_count() {
             let store = MemoryStore::new();
             let all = Limiter::new("all", store, algorithm, Quota::per_second(1_000));
             let plan = all.with_quota(Quota::per_day(3)).unwrap();
-            assert!(plan.check_n("alice", 3).await.unwrap().is_allowed());
+            assert!(plan.check("alice").cost(3).await.unwrap().is_allowed());
             let second = Duration::from_secs(1);
             match change {
                 0 => drop(all.block("alice", second).await.unwrap()),
@@ -213,11 +213,11 @@ async fn no_change_by_another_quota_makes_the_store_forget_a_count() {
                     let _ = plan.block("alice", second).await.unwrap();
                     assert!(all.check("alice").await.unwrap().is_blocked());
                 }
-                3 => assert!(!all.check_n("alice", 1_000).await.unwrap().is_allowed()),
-                4 => assert!(all.hold("alice", 1_000).await.unwrap().is_err()),
+                3 => assert!(!all.check("alice").cost(1_000).await.unwrap().is_allowed()),
+                4 => assert!(!all.hold("alice", 1_000).await.unwrap().is_admitted()),
                 5 => {
                     let held = plan.with_quota(Quota::per_day(4)).unwrap().hold("alice", 1).await;
-                    held.unwrap().unwrap().cancel();
+                    held.unwrap().admitted().unwrap().cancel();
                 }
                 _ => drop(all.peek("alice").await.unwrap()),
             }
@@ -233,7 +233,7 @@ async fn the_end_of_a_permit_counts_by_the_quota_that_the_limiter_has_then() {
     let second = Duration::from_secs(1);
     for algorithm in HOLDING {
         let limiter = Limiter::new("a", MemoryStore::new(), algorithm, Quota::per_second(10));
-        let permit = limiter.hold("alice", 9).await.unwrap().unwrap();
+        let permit = limiter.hold("alice", 9).await.unwrap().admitted().unwrap();
         limiter.set_quota(Quota::per_hour(10)).unwrap();
         permit.settle(9);
         tokio::time::advance(3 * second).await;
@@ -242,12 +242,12 @@ async fn the_end_of_a_permit_counts_by_the_quota_that_the_limiter_has_then() {
 
         let limiter = Limiter::new("b", MemoryStore::new(), algorithm, Quota::per_hour(10));
         assert!(limiter.check("alice").await.unwrap().is_allowed());
-        let permit = limiter.hold("alice", 9).await.unwrap().unwrap();
+        let permit = limiter.hold("alice", 9).await.unwrap().admitted().unwrap();
         tokio::time::advance(1_800 * second).await;
         limiter.set_quota(Quota::per_second(10)).unwrap();
         permit.settle(9);
-        assert!(!limiter.check_n("alice", 10).await.unwrap().is_allowed(), "{algorithm}");
+        assert!(!limiter.check("alice").cost(10).await.unwrap().is_allowed(), "{algorithm}");
         tokio::time::advance(2 * second).await;
-        assert!(limiter.check_n("alice", 10).await.unwrap().is_allowed(), "{algorithm}");
+        assert!(limiter.check("alice").cost(10).await.unwrap().is_allowed(), "{algorithm}");
     }
 }

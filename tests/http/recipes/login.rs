@@ -7,7 +7,7 @@ use axum::{
     routing::post,
 };
 use tower_ratelimit::{
-    Algorithm, Key, Limiter, MemoryStore, Quota, RateLimitLayer,
+    Admission, Algorithm, Key, Limiter, MemoryStore, Quota, RateLimitLayer,
     key::{self, KeyExtractor},
     layer::Rejection,
 };
@@ -27,8 +27,9 @@ async fn login(
     let client = Key::from(login.name.to_lowercase()).and(&address);
     // Held while the password is compared, so that guesses at the same time count, too.
     let guess = match failures.hold(&client, 1).await? {
-        Ok(guess) => guess,
-        Err(denied) => return Err(Rejection::Denied(denied)), // the same 429 as from the layer
+        Admission::Admitted(guess) => guess,
+        // The same 429 as from the layer.
+        Admission::Denied(denied) => return Err(Rejection::Denied(denied)),
     };
     if login.password != "secret" {
         guess.settle(1);

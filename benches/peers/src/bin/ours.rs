@@ -12,7 +12,7 @@ use std::{
 
 use peers::{Error, Limiter, Quota, Subject, run};
 use tower_ratelimit::{
-    Algorithm, RedisStore,
+    Admission, Algorithm, RedisStore,
     redisson::{RateLimiter, RateType},
 };
 
@@ -83,11 +83,11 @@ impl Limiter for OurLimiter {
         match self {
             Self::Keyed(limiter) => Ok(limiter.check(key).await?.is_allowed()),
             Self::Permits(limiter, keeps) => match limiter.hold(key, 1).await? {
-                Ok(permit) if *keeps => {
+                Admission::Admitted(permit) if *keeps => {
                     mem::forget(permit);
                     Ok(true)
                 }
-                permit => Ok(permit.is_ok()), // and return it
+                held => Ok(held.is_admitted()), // and return it
             },
             Self::Redisson(redisson) => redisson.check(key).await,
         }

@@ -195,7 +195,7 @@ impl Counts {
     async fn send(self: Arc<Self>, limiter: Limiter) {
         while !self.is_over.load(SeqCst) {
             self.requests.fetch_add(1, SeqCst);
-            match limiter.try_acquire("key", 5 * SECOND).await {
+            match limiter.try_acquire("key", 1, 5 * SECOND).await {
                 Ok(decision) if decision.is_allowed() => {
                     self.admitted.fetch_add(1, SeqCst);
                     continue;
