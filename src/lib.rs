@@ -189,8 +189,8 @@ pub mod layer {
     //! The page on [responses](crate::guide::http) shows them.
 
     pub use crate::middleware::{
-        Custom, Headers, Http, Meter, MissingKey, RateLimit, Rejection, RejectionBody,
-        RequestError, ResponseBody, ResponseFuture, Rule, Settle, TokenMeter, Tokens, Usage,
+        Custom, Headers, Meter, MissingKey, RateLimit, Rejection, RejectionBody, RequestError,
+        ResponseBody, Rule, Settle, TokenMeter, Tokens, Usage,
     };
 }
 

@@ -677,7 +677,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// a gRPC request bounds the wait in either case.
     ///
     /// A waiting request holds no readiness of the service. If it is dropped, its reservation is
-    /// released: see [`ResponseFuture`](crate::layer::ResponseFuture).
+    /// released: see [`RateLimit`](RateLimit#cancel-safety).
     ///
     /// # Examples
     ///
