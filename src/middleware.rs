@@ -27,7 +27,7 @@ mod watch;
 
 pub use self::{
     custom::Custom,
-    http::{Headers, Meter, RejectionBody, ResponseBody, TokenMeter, Tokens, Usage},
+    http::{Headers, Meter, ResponseBody, TokenMeter, Tokens, Usage},
     layer::RateLimitLayer,
     rejection::{MissingKey, Rejection, RequestError},
     rule::Rule,

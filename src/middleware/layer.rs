@@ -14,7 +14,7 @@ use crate::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        http::{BoxError, Headers, Http, MapRejection, Meter, RejectionBody, Usage},
+        http::{BoxError, Headers, Http, MapRejection, Meter, ResponseBody, Usage},
         pricing::{IntoMatch, Pricing},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
@@ -531,7 +531,7 @@ impl RateLimitLayer {
     /// ```
     pub fn map_rejection<F, B>(self, map: F) -> Self
     where
-        F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
+        F: Fn(&Rejection, &Parts, Response<ResponseBody>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         self.set(|shared| shared.protocol.map_rejection = Some(MapRejection::new(map)))
