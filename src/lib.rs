@@ -185,7 +185,7 @@ pub mod layer {
     //! | report the state of the quota to clients | [`Headers`] |
     //! | reject requests, in a rule or a key extractor | [`RequestError`] |
     //! | handle requests without a key | [`MissingKey`] |
-    //! | write other responses to rejected requests | [`Rejection`], [`RejectionBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
+    //! | write other responses to rejected requests | [`Rejection`], [`ResponseBody`], and [`RateLimitLayer::map_rejection`](crate::RateLimitLayer::map_rejection) |
     //! | look up the charge of a request in an `async fn` | [`Rule`] |
     //! | settle what a request holds, in the service | [`Settle`] |
     //! | settle it by the response | [`Meter`] and [`Usage`], for [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by) |
@@ -196,8 +196,8 @@ pub mod layer {
     //! The page on [responses](crate::guide::http) shows them.
 
     pub use crate::middleware::{
-        Custom, Headers, Http, Meter, MissingKey, RateLimit, Rejection, RejectionBody,
-        RequestError, ResponseBody, ResponseFuture, Rule, Settle, TokenMeter, Tokens, Usage,
+        Custom, Headers, Meter, MissingKey, RateLimit, Rejection, RequestError, ResponseBody, Rule,
+        Settle, TokenMeter, Tokens, Usage,
     };
 }
 

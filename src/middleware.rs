@@ -27,8 +27,7 @@ mod watch;
 
 pub use self::{
     custom::Custom,
-    future::ResponseFuture,
-    http::{Headers, Http, Meter, RejectionBody, ResponseBody, TokenMeter, Tokens, Usage},
+    http::{Headers, Meter, ResponseBody, TokenMeter, Tokens, Usage},
     layer::RateLimitLayer,
     rejection::{MissingKey, Rejection, RequestError},
     rule::Rule,

@@ -8,7 +8,7 @@
 //! | the route of axum, with the feature `axum` | `Route` |
 //! | all requests together | [`Global`] |
 //! | several of them, combined into one key | a tuple: `(key::PeerIp, key::Global)` |
-//! | the first of two that a request has | [`Or`]: `key::header("x-api-key").or(key::PeerIp)` |
+//! | the first of two that a request has | [`or`](KeyExtractor::or): `key::header("x-api-key").or(key::PeerIp)` |
 //! | anything else, such as the user of the session | a closure over the head of the request |
 //!
 //! Each extractor has a method `key`, which makes the [`Key`] that a layer counts for a client: use
@@ -45,7 +45,6 @@ mod global;
 mod header;
 mod into_key;
 mod networks;
-mod or;
 mod peer_ip;
 mod place;
 mod query;
@@ -53,6 +52,7 @@ mod query;
 mod route;
 mod value;
 
+pub(crate) use self::into_key::IntoKey;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
@@ -61,8 +61,6 @@ pub use self::{
     cookie::cookie,
     global::Global,
     header::header,
-    into_key::IntoKey,
-    or::Or,
     peer_ip::PeerIp,
     query::query,
     value::Value,
@@ -108,6 +106,50 @@ pub trait KeyExtractor<H>: Send + Sync + 'static {
     /// [`RequestError::MissingKey`] if the request has no key, and the other errors if the request
     /// is invalid or the service is misconfigured.
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError>;
+
+    /// Adds another extractor, for the requests in which this key is missing: the API key, or else
+    /// the address.
+    ///
+    /// A missing header, an empty one, and a closure that returns `None` are a missing key. A
+    /// request whose first key is invalid, such as a header that occurs twice, is rejected as
+    /// without the second extractor.
+    ///
+    /// Each key stays as its own extractor makes it, with its scope: `header:x-api-key=k1` or
+    /// `ip=192.0.2.1`. So no value of a header equals an address.
+    ///
+    /// Every client can leave its first key out, and then has both quotas. A client that can also
+    /// invent one gets a full quota for each: check it before the limit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{
+    ///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer,
+    ///     key::{self, KeyExtractor},
+    /// };
+    ///
+    /// #[derive(Clone)]
+    /// struct UserId(u64);
+    ///
+    /// # let quota = Quota::per_second(10);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let by_api_key = key::header("x-api-key").or(key::PeerIp);
+    /// let user = |head: &Parts| head.extensions.get::<UserId>().map(|user| user.0);
+    /// let by_user = user.or(key::PeerIp);
+    /// let layers = [
+    ///     RateLimitLayer::new(&limiter, by_api_key),
+    ///     RateLimitLayer::new(&limiter, by_user),
+    /// ];
+    /// # let _ = layers;
+    /// ```
+    #[must_use]
+    fn or(self, other: impl KeyExtractor<H>) -> impl KeyExtractor<H>
+    where
+        Self: Sized,
+    {
+        Or(self, other)
+    }
 
     /// Returns whether the extractor can be mistaken in the client.
     #[doc(hidden)]
@@ -161,3 +203,26 @@ macro_rules! tuple {
 }
 
 tuple!(A B, A B C, A B C D);
+
+/// The key of the first extractor, or of the second one if the first key is missing.
+struct Or<A, B>(A, B);
+
+impl<H, A: KeyExtractor<H>, B: KeyExtractor<H>> KeyExtractor<H> for Or<A, B> {
+    fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
+        match self.0.extract(head) {
+            Err(RequestError::MissingKey(_)) => self.1.extract(head),
+            result => result,
+        }
+    }
+
+    fn can_mistake(&self) -> bool {
+        self.0.can_mistake() || self.1.can_mistake()
+    }
+
+    fn mistake(&self, head: &H) -> Option<String> {
+        match self.0.extract(head) {
+            Err(RequestError::MissingKey(_)) => self.1.mistake(head),
+            _ => self.0.mistake(head),
+        }
+    }
+}

@@ -27,20 +27,7 @@ use crate::{
 };
 
 pin_project! {
-    /// The response of [`RateLimit`](crate::layer::RateLimit).
-    ///
-    /// It resolves to the response or the error of the service, to an error of the service's
-    /// `poll_ready`, or to a rejection. A rejection never waits for the service.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping it before its first poll spends nothing. If it is dropped before the service is
-    /// called, or if the service fails or panics instead of becoming ready, the units that the
-    /// request has spent or reserved are released exactly once; requests queued behind it keep
-    /// their reservations. In memory the release happens in the drop, with Redis in the background:
-    /// see [dropped requests](crate::guide::redis_capacity#dropped-requests). If it is dropped
-    /// after the service is called, the cost stays spent, and what the request holds counts as
-    /// used.
+    /// The response of [`RateLimit`](crate::layer::RateLimit), whose docs describe it.
     pub struct ResponseFuture<S, P, Req>
     where
         S: Service<Req>,

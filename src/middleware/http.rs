@@ -19,7 +19,7 @@ use http::{
 
 pub(crate) use self::mapped::{BoxError, MapRejection};
 pub use self::{
-    body::{RejectionBody, ResponseBody},
+    body::ResponseBody,
     headers::Headers,
     meter::{Meter, Usage},
     tokens::{TokenMeter, Tokens},

@@ -14,7 +14,7 @@ use crate::{
         admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
-        http::{BoxError, Headers, Http, MapRejection, Meter, RejectionBody, Usage},
+        http::{BoxError, Headers, Http, MapRejection, Meter, ResponseBody, Usage},
         pricing::{IntoMatch, Pricing},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
@@ -531,7 +531,7 @@ impl RateLimitLayer {
     /// ```
     pub fn map_rejection<F, B>(self, map: F) -> Self
     where
-        F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
+        F: Fn(&Rejection, &Parts, Response<ResponseBody>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         self.set(|shared| shared.protocol.map_rejection = Some(MapRejection::new(map)))
@@ -677,7 +677,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// a gRPC request bounds the wait in either case.
     ///
     /// A waiting request holds no readiness of the service. If it is dropped, its reservation is
-    /// released: see [`ResponseFuture`](crate::layer::ResponseFuture).
+    /// released: see [`RateLimit`](RateLimit#cancel-safety).
     ///
     /// # Examples
     ///

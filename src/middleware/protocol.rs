@@ -11,10 +11,7 @@ use crate::{
     },
 };
 
-/// A kind of request that a layer can limit: [`Http`](crate::layer::Http) or
-/// [`Custom`](crate::layer::Custom).
-///
-/// The trait is sealed.
+/// A kind of request that a layer can limit: HTTP, or [`Custom`](crate::layer::Custom).
 #[diagnostic::on_unimplemented(
     message = "a rate limit for `{Self}` cannot be applied to a service with requests `{Req}` and \
                responses `{Res}`",

@@ -15,7 +15,18 @@ use crate::middleware::{
 /// A service with limited requests. See [`RateLimitLayer`](crate::RateLimitLayer).
 ///
 /// The service is always ready: the response future polls the readiness of the inner service after
-/// the decision.
+/// the decision. The future resolves to the response or the error of the inner service, to an error
+/// of its `poll_ready`, or to a rejection. A rejection never waits for the inner service.
+///
+/// # Cancel safety
+///
+/// Dropping the future before its first poll spends nothing. If it is dropped before the inner
+/// service is called, or if that service fails or panics instead of becoming ready, the units that
+/// the request has spent or reserved are released exactly once; requests queued behind it keep
+/// their reservations. In memory the release happens in the drop, with Redis in the background: see
+/// [dropped requests](crate::guide::redis_capacity#dropped-requests). If the future is dropped
+/// after the inner service is called, the cost stays spent, and what the request holds counts as
+/// used.
 #[derive(Debug)]
 pub struct RateLimit<S, P = Http> {
     inner: S,

@@ -13,7 +13,7 @@ use http::{HeaderValue, Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Charge, Key, Quota, RateLimitLayer,
-    key::{self, ClientIp, IntoKey, KeyExtractor, ProxyHeader},
+    key::{self, ClientIp, KeyExtractor, ProxyHeader},
     layer::{MissingKey, RequestError, ResponseBody},
 };
 use uuid::Uuid;
@@ -99,8 +99,8 @@ fn a_tuple_is_one_key_of_up_to_four() {
 
 #[test]
 fn a_closure_can_return_what_is_a_key() {
-    fn key<T: IntoKey>(value: T) -> Option<String> {
-        match value.into_key() {
+    fn key(extractor: impl KeyExtractor<Parts>) -> Option<String> {
+        match extractor.extract(&head("/", &[])) {
             Ok(key) => Some(key.to_string()),
             Err(RequestError::MissingKey(_)) => None,
             Err(error) => panic!("{error}"),
@@ -109,13 +109,16 @@ fn a_closure_can_return_what_is_a_key() {
     let of_header = |head: &Parts| head.headers.get("user").cloned();
     assert_eq!(of_header.extract(&head("/", &[("user", "ada")])).unwrap().as_str(), "ada");
     assert!(of_header.extract(&head("/", &[("user", "")])).is_err());
-    assert_eq!(key((Some("a"), 7_i64)).as_deref(), Some("a|7"));
-    assert_eq!(key((Uuid::nil(), Bytes::from("a"), Arc::<str>::from("b"), 1)).unwrap().len(), 42);
-    assert_eq!(key(("a", None::<u32>)), None);
-    assert_eq!(key(("a", "", 7)), None);
-    assert_eq!(key(Vec::<u8>::new()), None);
-    assert_eq!(key(Some(Cow::Borrowed(""))), None);
-    assert_eq!(key(Ok(0_i8)).as_deref(), Some("0"));
+    assert_eq!(key(|_: &Parts| (Some("a"), 7_i64)).as_deref(), Some("a|7"));
+    assert_eq!(
+        key(|_: &Parts| (Uuid::nil(), Bytes::from("a"), Arc::<str>::from("b"), 1)).unwrap().len(),
+        42
+    );
+    assert_eq!(key(|_: &Parts| ("a", None::<u32>)), None);
+    assert_eq!(key(|_: &Parts| ("a", "", 7)), None);
+    assert_eq!(key(|_: &Parts| Vec::<u8>::new()), None);
+    assert_eq!(key(|_: &Parts| Some(Cow::Borrowed(""))), None);
+    assert_eq!(key(|_: &Parts| Ok(0_i8)).as_deref(), Some("0"));
 }
 
 /// Extracts from a request, and returns the key or the error.
@@ -521,7 +524,7 @@ fn another_key_replaces_only_a_missing_one() {
 
     // A value that a client chooses never equals the key of an address.
     assert_eq!(text(&[("x-api-key", "ip=192.0.2.1")]), "header:x-api-key=ip%3D192.0.2.1");
-    let named = key::Or(|head: &Parts| head.headers.get("user").cloned(), key::PeerIp);
+    let named = (|head: &Parts| head.headers.get("user").cloned()).or(key::PeerIp);
     let forged = named.extract(&address(head("/", &[("user", "ip=192.0.2.1")]))).unwrap();
     assert_eq!(forged.as_str(), "ip%3D192.0.2.1");
     assert_eq!(named.extract(&address(head("/", &[]))).unwrap().as_str(), "ip=192.0.2.1");

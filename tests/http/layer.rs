@@ -22,7 +22,7 @@ use tower_ratelimit::{
     Algorithm, Charge, Decision, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
     config::Refill,
     key::{self, ClientIp, ProxyHeader},
-    layer::{Headers, MissingKey, Rejection, RejectionBody, RequestError, ResponseBody},
+    layer::{Headers, MissingKey, Rejection, RequestError, ResponseBody},
     store::Store,
 };
 
@@ -558,7 +558,7 @@ async fn a_mapped_rejection_is_stored_only_if_the_closure_allows_it() {
         for as_grpc in [false, true] {
             let layer = RateLimitLayer::new(in_memory(Quota::per_hour(1)), key::Global)
                 .map_rejection(move |_, _, _| {
-                    let mut response = Response::new(RejectionBody::default());
+                    let mut response = Response::new(String::new());
                     if let Some(own) = own {
                         let own = HeaderValue::from_static(own);
                         response.headers_mut().insert("cache-control", own);

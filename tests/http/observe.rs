@@ -586,7 +586,7 @@ async fn a_proxy_that_hides_all_clients_is_one_warning() {
 
     // The other key is the address only of the requests that have no first key.
     let by_header = || key::header("user").or(key::PeerIp);
-    let user = key::Or(by_header(), client_ip(&["192.168.0.0/16"]));
+    let user = by_header().or(client_ip(&["192.168.0.0/16"]));
     let with_key = [("user", "ada"), ("x-forwarded-for", "203.0.113.9")];
     for (key, headers) in
         [(by_header(), &forwarded[..]), (by_header(), &[("user", ""), forwarded[0]])]
@@ -595,7 +595,7 @@ async fn a_proxy_that_hides_all_clients_is_one_warning() {
         let [warning] = &found[..] else { panic!("{found:?}") };
         assert!(of_peer.iter().all(|text| warning.contains(text)), "{warning}");
     }
-    let first_found = warnings(key::Or(key::PeerIp, key::Global), 1_000, PROXY, &forwarded).await;
+    let first_found = warnings(key::PeerIp.or(key::Global), 1_000, PROXY, &forwarded).await;
     assert_eq!(first_found.len(), 1);
 
     let others: &[&str] = &["10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80"];

@@ -416,6 +416,33 @@ async fn any_body_type_is_accepted() {
     }
 }
 
+/// A middleware that boxes nothing, and so names the future of the service that it wraps.
+#[derive(Clone)]
+struct Outer<S>(RateLimit<S>);
+
+impl<S, B> Service<Request<B>> for Outer<S>
+where
+    RateLimit<S>: Service<Request<B>>,
+{
+    type Response = <RateLimit<S> as Service<Request<B>>>::Response;
+    type Error = <RateLimit<S> as Service<Request<B>>>::Error;
+    type Future = <RateLimit<S> as Service<Request<B>>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        self.0.call(request)
+    }
+}
+
+#[tokio::test]
+async fn a_service_around_a_limited_one_names_its_future() {
+    let service = Outer(nameable().layer(counting(&Arc::default())));
+    assert_eq!(service.oneshot(get(&[])).await.unwrap().status(), StatusCode::OK);
+}
+
 /// The type stays the same with every option.
 fn nameable() -> RateLimitLayer {
     RateLimitLayer::new(in_memory(Quota::per_second(10)), |head: &Parts| head.uri.to_string())

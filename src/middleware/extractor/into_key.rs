@@ -12,7 +12,8 @@ use http::HeaderValue;
 use super::{Key, place::trimmed};
 use crate::middleware::rejection::RequestError;
 
-/// A type that a closure can return as a key; `None` or empty text means that the key is missing.
+/// A type that a closure can return as a key. It is not exported: a closure converts its own types
+/// into one of these. `None` or empty text means that the key is missing.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as a key",
     label = "not a key",

@@ -12,26 +12,9 @@ use pin_project_lite::pin_project;
 
 use super::guard::BodyGuard;
 
-/// The complete body of a rejection. Text and bytes can be converted into it.
-///
-/// # Examples
-///
-/// ```
-/// use tower_ratelimit::layer::RejectionBody;
-///
-/// let body = RejectionBody::from(format!("wait {} s", 7));
-/// assert_eq!(body.into_bytes(), "wait 7 s");
-/// ```
-#[derive(Clone, Debug, Default)]
+/// The complete body of a rejection. It is not exported: users have it as [`ResponseBody`].
+#[derive(Debug, Default)]
 pub struct RejectionBody(Option<Bytes>);
-
-impl RejectionBody {
-    /// Returns the bytes.
-    #[must_use]
-    pub fn into_bytes(self) -> Bytes {
-        self.0.unwrap_or_default()
-    }
-}
 
 impl<T> From<T> for RejectionBody
 where
@@ -63,9 +46,34 @@ impl Body for RejectionBody {
 }
 
 pin_project! {
-    /// The body of a response: that of the service, or that of a rejection.
+    /// The body of a response: of the service, whose body is a `B`, or of a rejection.
+    ///
+    /// Without a `B`, it is the body of a rejection, for
+    /// [`map_rejection`](crate::RateLimitLayer::map_rejection). Text and bytes can be converted
+    /// into it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::{Response, request::Parts};
+    /// use tower_ratelimit::layer::{Rejection, ResponseBody};
+    ///
+    /// fn short(
+    ///     rejection: &Rejection,
+    ///     _head: &Parts,
+    ///     response: Response<ResponseBody>,
+    /// ) -> Response<ResponseBody> {
+    ///     match rejection.retry_after_secs() {
+    ///         Some(seconds) => response.map(|_| format!("wait {seconds} s").into()),
+    ///         None => response,
+    ///     }
+    /// }
+    ///
+    /// assert_eq!(ResponseBody::from("wait 7 s").into_bytes(), "wait 7 s");
+    /// # let _ = short;
+    /// ```
     #[derive(Debug)]
-    pub struct ResponseBody<B> {
+    pub struct ResponseBody<B = RejectionBody> {
         #[pin]
         kind: Kind<B>,
     }
@@ -87,6 +95,24 @@ impl<B> ResponseBody<B> {
 
     pub(crate) fn rejection(body: RejectionBody) -> Self {
         Self { kind: Kind::Rejection { body } }
+    }
+}
+
+impl ResponseBody {
+    /// Returns the bytes.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        let (Kind::Service { body, .. } | Kind::Rejection { body }) = self.kind;
+        body.0.unwrap_or_default()
+    }
+}
+
+impl<T> From<T> for ResponseBody
+where
+    Bytes: From<T>,
+{
+    fn from(body: T) -> Self {
+        Self::rejection(body.into())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, Response};
 
-use super::{body::RejectionBody, headers::HeaderWriter, problem};
+use super::{body::ResponseBody, headers::HeaderWriter, problem};
 use crate::{
     decision::Decision,
     limiter::Charge,
@@ -40,13 +40,13 @@ impl Rejection {
     /// # }
     /// ```
     #[must_use]
-    pub fn to_response(&self) -> Response<RejectionBody> {
+    pub fn to_response(&self) -> Response<ResponseBody> {
         if let Self::Request(RequestError::Misconfigured(error)) = self {
             static MISTAKES: Throttle = Throttle::new();
             log::misconfigured(&MISTAKES, error);
         }
         let headers = HeaderWriter::new(None).for_rejection(self, &Charge::exempt());
-        let mut response = problem::response(headers, self);
+        let mut response = problem::response(headers, self).map(ResponseBody::rejection);
         response.extensions_mut().insert(self.clone());
         response
     }

@@ -66,14 +66,14 @@ pub(crate) struct MapRejection {
     mistakes: Arc<Throttle>,
 }
 
-type DynMap = dyn Fn(&Rejection, &Parts, Response<RejectionBody>) -> (response::Parts, Collected)
+type DynMap = dyn Fn(&Rejection, &Parts, Response<ResponseBody>) -> (response::Parts, Collected)
     + Send
     + Sync;
 
 impl MapRejection {
     pub(crate) fn new<F, B>(map: F) -> Self
     where
-        F: Fn(&Rejection, &Parts, Response<RejectionBody>) -> Response<B> + Send + Sync + 'static,
+        F: Fn(&Rejection, &Parts, Response<ResponseBody>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         let map: Arc<DynMap> = Arc::new(move |rejection, head, response| {
@@ -93,7 +93,7 @@ impl MapRejection {
         headers: HeaderMap,
         details: bool,
     ) -> Mapped<B> {
-        let (mut head, body) = (self.map)(rejection, head, response);
+        let (mut head, body) = (self.map)(rejection, head, response.map(ResponseBody::rejection));
         let mut names: Vec<_> = headers.keys().collect();
         names.retain(|name| !head.headers.contains_key(*name));
         for name in names {

@@ -109,7 +109,7 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::body::ResponseBody, *};
     use crate::{Algorithm, Limiter, MemoryStore, Quota};
 
     #[test]
@@ -120,6 +120,7 @@ mod tests {
         assert!(!decisions[1].is_allowed());
         let body = denied(&decisions[1]).unwrap();
         let rejection = Rejection::Denied(decisions[1].clone());
+        let body = <ResponseBody>::rejection(body);
         assert_eq!(body.into_bytes(), problem(&rejection).1);
     }
 }
