@@ -160,7 +160,7 @@ fn path(line: &str) -> String {
     path.unwrap_or_default().trim_end_matches(':').to_owned()
 }
 
-/// Returns what the head of the list counts, in the order of `LIMITS`. Methods of one name count once.
+/// Returns what the head of the list counts, in the order of `LIMITS`. Methods of one name are one.
 fn counts(all: &BTreeSet<Line>, without_redis: &BTreeSet<Line>) -> [usize; LIMITS.len()] {
     const KINDS: [&str; 4] = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
     let is_type = |line: &&Line| {
