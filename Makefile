@@ -1,10 +1,14 @@
-.PHONY: test test-lua54 test-servers test-faults test-properties lint long-lines msrv package features \
-  hosts nightly soak release-check bench bench-memory bench-instructions bench-peers connections \
-  request-path code-lines redis-server valgrind test-browser screenshots chromium pngquant \
-  record-dashboard prometheus
+.PHONY: test public-api test-lua54 test-servers test-faults test-properties lint long-lines msrv \
+  msrv-toolchain package features hosts nightly soak release-check bench bench-memory \
+  bench-instructions bench-peers connections request-path code-lines redis-server valgrind \
+  test-browser screenshots chromium pngquant record-dashboard prometheus
 
-test: redis-server
+test: redis-server msrv-toolchain
 	cargo test --workspace --all-features
+
+# Writes the list of the public items, tests/public-api/list.txt, with which a test compares them.
+public-api: msrv-toolchain
+	WRITE_LIST=1 cargo test -p public-api-list the_list_has_the_public_items
 
 BROWSER_TEST = cargo test --workspace --all-features --test browser --
 
@@ -76,12 +80,14 @@ MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 # Compiles with the oldest Rust version that Cargo.toml promises. Clippy's `incompatible_msrv` sees the
 # standard library; only that compiler sees syntax. A folder of its own keeps `target`
 # free for the other commands meanwhile.
-msrv:
+msrv: msrv-toolchain
+	rustup run $(MSRV) cargo check -p tower-ratelimit --lib --all-features --target-dir target/msrv
+
+msrv-toolchain:
 	@rustup run $(MSRV) cargo --version >/dev/null 2>&1 || \
 	  rustup toolchain install $(MSRV) --profile minimal || { \
-	  echo "cannot check rust-version = \"$(MSRV)\": that toolchain is not installed, and rustup" \
+	  echo "cannot use rust-version = \"$(MSRV)\": that toolchain is not installed, and rustup" \
 	  "cannot install it; run: rustup toolchain install $(MSRV) --profile minimal" >&2; exit 1; }
-	rustup run $(MSRV) cargo check -p tower-ratelimit --lib --all-features --target-dir target/msrv
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 

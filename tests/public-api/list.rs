@@ -1,0 +1,288 @@
+//! Compares `list.txt` with the public items of the crate. `make public-api` writes the file.
+//!
+//! Each compiler writes the JSON of rustdoc in a form of its own. It is that of the oldest Rust
+//! version here, which `make lint` needs too, whatever compiler runs the tests.
+
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use public_api::{Builder, PublicApi, PublicItem};
+
+const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
+
+/// At most so many of each, as the head of the list counts them. Fewer are better: a type belongs
+/// to the crate if users name it, or match on it.
+const LIMITS: [(&str, usize); 6] = [
+    ("public types and traits", 67),
+    ("public types and traits at the root", 15),
+    ("methods of Limiter", 21),
+    ("methods of Charge", 14),
+    ("methods of RateLimitLayer", 26),
+    ("lines that name the crate `redis`, without the feature `redis-1`", 4),
+];
+
+/// The only feature whose items may name the crate `redis`.
+const REDIS_FEATURE: &str = "redis-1";
+
+/// The form of the JSON that `public-api` reads, in the version that Cargo.toml names.
+const FORM: u64 = 45;
+
+const HEAD: &str = "\
+# The public items of the crate, with all features. `make public-api` writes this file.
+#
+# `::name` is another crate. Its paths and those of the standard library are short. The methods of a
+# trait are listed once, with the trait. Implementations of auto traits and for all types are not.
+#
+";
+
+/// A line of the list, in its order: by path, and the implementations of a type after the type.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Line {
+    path: String,
+    is_impl: bool,
+    text: String,
+    /// The same for all paths of an item.
+    id: u32,
+}
+
+fn root() -> PathBuf {
+    Path::new(FOLDER).join("../..")
+}
+
+/// Returns the oldest Rust version and the features by the manifest of the crate.
+fn manifest() -> (String, Vec<String>) {
+    let text = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let rust = text.split("\nrust-version = \"").nth(1).unwrap().split('"').next().unwrap();
+    let features = text.split("\n[features]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    let features = features.lines().filter_map(|line| line.split_once(" = [")).map(|it| it.0);
+    (rust.to_owned(), features.map(String::from).collect())
+}
+
+/// Reads the public items with some features, as Rust `version` documents them.
+fn public_items(version: &str, features: &[String]) -> PublicApi {
+    let target = root().join("target/msrv");
+    let path = target.join("doc/tower_ratelimit.json");
+    // That of other features has the same path.
+    _ = fs::remove_file(&path);
+    let output = Command::new("rustup")
+        .args(["run", version, "cargo", "rustdoc", "-p", "tower-ratelimit", "--lib"])
+        .args(["--no-default-features", "--features", &features.join(","), "--target-dir"])
+        .arg(&target)
+        .args(["--", "-Z", "unstable-options", "--output-format", "json"])
+        .env("RUSTDOC", Path::new(FOLDER).join("rustdoc"))
+        .env_remove("RUSTDOCFLAGS")
+        .current_dir(root())
+        .output();
+    let error = match output {
+        Ok(output) if output.status.success() => String::new(),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => format!("rustup: {error}"),
+    };
+    let hint = format!("if it is missing, run: rustup toolchain install {version}");
+    assert!(error.is_empty(), "Rust {version} does not list the public items; {hint}\n{error}");
+
+    let text = fs::read_to_string(&path).unwrap();
+    let form = text.rsplit("\"format_version\":").next().unwrap().trim_end_matches('}');
+    let hint = "use the version of the crate `public-api` that reads it, and its number as `FORM`";
+    assert_eq!(form, FORM.to_string(), "Rust {version} writes another form of JSON; {hint}");
+    let items = Builder::from_rustdoc_json(path).omit_blanket_impls(true);
+    items.omit_auto_trait_impls(true).build().unwrap()
+}
+
+fn lines(items: &PublicApi) -> BTreeSet<Line> {
+    let is_trait_impl = |text: &str| text.starts_with("impl") && text.contains(" for ");
+    let trait_impls = items.items().filter(|item| is_trait_impl(&item.to_string()));
+    let trait_impls: BTreeSet<_> = trait_impls.map(|item| item.id().0).collect();
+    let line = |item: &PublicItem| {
+        let full = item.to_string();
+        let (path, text) = (path(&full), short(&full));
+        let is_impl = text.starts_with("impl");
+        let is_of_trait = item.parent_id().is_some_and(|id| trait_impls.contains(&id.0));
+        let is_left_out = is_impl && !is_trait_impl(&text)
+            || ["StructuralPartialEq for ", "Unpin for "].iter().any(|it| text.contains(it))
+            || is_of_trait && text.contains(" fn ")
+            || text.starts_with("pub mod guide");
+        let line = Line { path, is_impl, text, id: item.id().0 };
+        (!is_left_out && !line.path.is_empty()).then_some(line)
+    };
+    items.items().filter_map(line).collect()
+}
+
+/// Shortens the paths of a line, which are full.
+fn short(line: &str) -> String {
+    let mut text = String::new();
+    let is_part = |it: char| it.is_alphanumeric() || it == '_' || it == ':';
+    // `public-api` leaves `: ` out of bounds such as `Body<Error: Into<E>>`.
+    let line = line.replace("Errorcore::", "Error: core::");
+    let mut rest = &*line;
+    while let Some(start) = rest.find(is_part) {
+        let (between, word) = rest.split_at(start);
+        let (word, after) = word.split_at(word.find(|it| !is_part(it)).unwrap_or(word.len()));
+        text.push_str(between);
+        let parts: Vec<_> = word.split("::").collect();
+        text.push_str(&match *parts {
+            ["tower_ratelimit"] => String::new(),
+            ["tower_ratelimit", ..] => parts[1..].join("::"),
+            [.., module, name @ ("Error" | "Result")]
+                if ["alloc", "core", "std"].contains(&parts[0]) && module != "result" =>
+            {
+                format!("{module}::{name}")
+            }
+            ["alloc" | "core" | "std", .., name] => name.to_owned(),
+            [name, .., last] if name.starts_with(char::is_lowercase) => format!("::{name}::{last}"),
+            _ => word.to_owned(),
+        });
+        rest = after;
+    }
+    text + rest
+}
+
+/// Returns the path that a line is listed by, of the full line: that of its item, of the type that
+/// implements a trait, or of the trait if the type is not of the crate.
+fn path(line: &str) -> String {
+    let mut depth = 0;
+    let mut plain = String::new();
+    for it in line.split('(').next().unwrap().chars() {
+        match it {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            _ if depth == 0 => plain.push(it),
+            _ => {}
+        }
+    }
+    let head = plain.split(" where ").next().unwrap();
+    let mut own = head.split(' ').filter_map(|word| word.strip_prefix("tower_ratelimit::"));
+    let path = if line.starts_with("impl") { own.next_back() } else { own.next() };
+    path.unwrap_or_default().trim_end_matches(':').to_owned()
+}
+
+/// Returns what the head of the list counts, in the order of `LIMITS`. Methods of one name are one.
+fn counts(all: &BTreeSet<Line>, without_redis: &BTreeSet<Line>) -> [usize; LIMITS.len()] {
+    const KINDS: [&str; 4] = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
+    let is_type = |line: &&Line| {
+        let text = line.text.trim_start_matches("#[non_exhaustive] ");
+        // Types of a trait have a path such as `Type::Output`.
+        let of_type = line.path.rsplit("::").nth(1).is_some_and(starts_uppercase);
+        KINDS.iter().any(|kind| text.starts_with(kind)) && !of_type
+    };
+    let types = || all.iter().filter(is_type);
+    let methods = |name: &str| {
+        let methods = all.iter().filter(|it| it.path.starts_with(name) && it.text.contains(" fn "));
+        methods.map(|line| &line.path).collect::<BTreeSet<_>>().len()
+    };
+    let is_redis = |it: &&Line| {
+        other_crates(&it.text).any(|name| name == "redis") || it.text == "pub use redis"
+    };
+    [
+        types().map(|line| line.id).collect::<BTreeSet<_>>().len(),
+        types().filter(|line| !line.path.contains("::")).count(),
+        methods("Limiter::"),
+        methods("Charge::"),
+        methods("RateLimitLayer::"),
+        without_redis.iter().filter(is_redis).count(),
+    ]
+}
+
+/// Returns the text of the list.
+fn list() -> String {
+    let (version, features) = manifest();
+    let others: Vec<_> = features.iter().filter(|it| *it != REDIS_FEATURE).cloned().collect();
+    let without_redis = lines(&public_items(&version, &others));
+    let all = match others == features {
+        true => without_redis.clone(),
+        false => lines(&public_items(&version, &features)),
+    };
+    let mut text = HEAD.to_owned();
+    for (count, (name, limit)) in counts(&all, &without_redis).iter().zip(LIMITS) {
+        text += &format!("# {count} {name}, of at most {limit}\n");
+    }
+    let crates: BTreeSet<_> = all.iter().flat_map(|line| other_crates(&line.text)).collect();
+    text += &format!("# Other crates: {}\n", Vec::from_iter(crates).join(", "));
+    let texts = |lines: &BTreeSet<Line>| lines.iter().map(|it| it.text.clone()).collect::<Vec<_>>();
+    let known = texts(&without_redis);
+    let added: Vec<_> = texts(&all).into_iter().filter(|line| !known.contains(line)).collect();
+    text += &format!("\n{}\n", known.join("\n"));
+    if !added.is_empty() {
+        text += &format!("\n# With the feature `{REDIS_FEATURE}`:\n\n{}\n", added.join("\n"));
+    }
+    text
+}
+
+fn starts_uppercase(name: &str) -> bool {
+    name.starts_with(char::is_uppercase)
+}
+
+/// Returns the names of the crates in a line of the list.
+fn other_crates(line: &str) -> impl Iterator<Item = &str> {
+    let words = line.split(|it: char| !it.is_alphanumeric() && it != '_' && it != ':');
+    let paths = words.filter_map(|word| word.strip_prefix("::")?.split_once("::"));
+    paths.map(|(name, _)| name)
+}
+
+/// Returns the lines that only one of two texts has.
+fn difference(old: &str, new: &str) -> String {
+    let only = |sign, text: &str, other: &str| {
+        let others: BTreeSet<_> = other.lines().collect();
+        let lines = text.lines().filter(|line| !others.contains(line));
+        lines.map(|line| format!("{sign} {line}\n")).collect::<String>()
+    };
+    only('-', old, new) + &only('+', new, old)
+}
+
+#[test]
+fn the_list_has_the_public_items() {
+    let file = Path::new(FOLDER).join("list.txt");
+    let new = list();
+    if env::var_os("WRITE_LIST").is_some() {
+        fs::write(file, new).unwrap();
+        return;
+    }
+    let old = fs::read_to_string(file).unwrap_or_default();
+    let hint = "run `make public-api` if it should";
+    assert!(old == new, "the public API changes; {hint}:\n{}", difference(&old, &new));
+}
+
+#[test]
+fn the_public_items_are_few() {
+    let text = fs::read_to_string(Path::new(FOLDER).join("list.txt")).unwrap();
+    for (name, limit) in LIMITS {
+        let end = format!(" {name}, of at most {limit}");
+        let count = text.lines().find_map(|line| line.strip_prefix("# ")?.strip_suffix(&end));
+        let count = count.unwrap_or_else(|| panic!("{end:?} is missing; run `make public-api`"));
+        assert!(count.parse::<usize>().unwrap() <= limit, "{count} {name}, of at most {limit}");
+    }
+}
+
+#[test]
+fn paths_are_short_unless_they_would_mean_another_item() {
+    for (long, expected) in [
+        (
+            "pub fn tower_ratelimit::Limiter::name(&self) -> &str",
+            "pub fn Limiter::name(&self) -> &str",
+        ),
+        ("-> core::result::Result<(), core::fmt::Error>", "-> Result<(), fmt::Error>"),
+        ("(core::time::Duration, redis::aio::Line)", "(Duration, ::redis::Line)"),
+        ("pub tower_ratelimit::E::V::at: http::uri::Uri", "pub E::V::at: ::http::Uri"),
+        ("<S as tower_service::Service<R>>::Error", "<S as ::tower_service::Service<R>>::Error"),
+    ] {
+        assert_eq!(short(long), expected);
+    }
+}
+
+#[test]
+fn lines_are_in_the_order_of_paths() {
+    for (line, expected) in [
+        ("pub const fn tower_ratelimit::Key<'k>::new(&self) -> tower_ratelimit::X", "Key::new"),
+        ("#[non_exhaustive] pub enum tower_ratelimit::http::Headers", "http::Headers"),
+        ("pub tower_ratelimit::Tokens::input: tower_ratelimit::X", "Tokens::input"),
+        ("impl<S: Clone> From<S> for tower_ratelimit::A<S> where S: tower_ratelimit::B", "A"),
+        ("impl tower_ratelimit::Store for tower_ratelimit::MemoryStore", "MemoryStore"),
+        ("impl tower_ratelimit::IntoKey for &'static str", "IntoKey"),
+    ] {
+        assert_eq!(path(line), expected);
+    }
+}
