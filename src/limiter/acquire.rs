@@ -1,7 +1,6 @@
 //! `Acquire`: a call that waits for quota, a future. The waiting itself is in `waiter.rs`.
 
 use std::{
-    fmt,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -25,7 +24,7 @@ use crate::{
 impl Limiter {
     /// Spends `n` units of the quota of `key`, and waits until the request may proceed, if that is
     /// within `timeout`: await the call. It is short for
-    /// [`check(key).cost(n).max_wait(timeout)`](crate::limiter::Check).
+    /// [`check(key).cost(n).max_wait(timeout)`](crate::call::Check).
     ///
     /// The check also makes the reservation. Reservations are in the order in which the checks
     /// reach the store: first come, first served, over all processes. If the request would have to
@@ -145,9 +144,10 @@ impl Charge {
 }
 
 /// A check that waits, made by [`Limiter::try_acquire`], [`Limiter::acquire`] or
-/// [`Check::max_wait`](super::Check::max_wait): a future of its [`Decision`].
+/// [`Check::max_wait`](crate::call::Check::max_wait): a future of its [`Decision`].
 ///
 /// Nothing happens before the first poll. Dropping it before it is ready returns the units.
+#[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Acquire<'a, K> {
     call: Call<'a, K, Decision>,
@@ -191,14 +191,5 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
                 this.call.go_on(cx, charge.acquire(max_wait, is_endless))
             }
         }
-    }
-}
-
-impl<K> fmt::Debug for Acquire<'_, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire")
-            .field("call", &self.call)
-            .field("max_wait", &self.max_wait)
-            .finish()
     }
 }

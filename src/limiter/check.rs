@@ -2,7 +2,6 @@
 //! reservations are in `reservation.rs`.
 
 use std::{
-    fmt,
     pin::{Pin, pin},
     task::{Context, Poll, Waker},
     time::Duration,
@@ -144,6 +143,7 @@ impl Charge {
 /// | know what it would decide | [`check(key).peek()`](Check::peek)`.await` |
 ///
 /// Nothing happens before the first poll.
+#[derive(Debug)]
 #[must_use = "a check does nothing until it is awaited"]
 pub struct Check<'a, K> {
     call: Call<'a, K, Decision>,
@@ -336,11 +336,5 @@ impl<'k, K: Into<Key<'k>>> Future for Check<'_, K> {
             Some(Demand::Charge(charge, cost)) => this.decide_charge(cx, charge, cost),
             None => this.call.poll_rest(cx),
         }
-    }
-}
-
-impl<K> fmt::Debug for Check<'_, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Check").field(&self.call).finish()
     }
 }

@@ -2,7 +2,6 @@
 //! the waiting in `waiter.rs` and `retry.rs`.
 
 use std::{
-    fmt,
     future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
@@ -149,6 +148,7 @@ impl Charge {
 /// [`Admission`] with a [`Permit`].
 ///
 /// Nothing happens before the first poll. Dropping it before it is ready returns the units.
+#[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Hold<'a, K> {
     call: Call<'a, K, Admission<Permit>>,
@@ -253,12 +253,6 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         }
         let answer = charge.decide(Action::Check, MaxWait::NONE);
         this.decide(cx, charge, answer)
-    }
-}
-
-impl<K> fmt::Debug for Hold<'_, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("call", &self.call).field("max_wait", &self.max_wait).finish()
     }
 }
 
