@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use syn::{Item, UseTree, Visibility};
+use syn::{
+    Attribute, Fields, ImplItem, Item, ItemImpl, Path as TypePath, TraitItem, UseTree, Visibility,
+    visit::{self, Visit},
+};
 
 /// The storeys from the top down, by the first part of a module path. A file imports from its own
 /// storey, and from those below it.
@@ -50,7 +53,7 @@ type ItemPath = Vec<String>;
 
 /// The public types and traits, each at the place where users find it. Fewer are better: a type
 /// belongs here if users name it, or match on it. With the features of the default there are
-/// 57, because ten are of `metrics`, `redis`, `redisson`, `serde` and `tls-rustls`.
+/// 57, because twelve are of `metrics`, `redis`, `redisson` and `serde`.
 const PUBLIC_TYPES: [(&str, &[&str]); 8] = [
     ("config", &["ConfigError", "Limit", "Limiters", "Limits", "QuotaError", "Refill"]),
     (
@@ -122,6 +125,8 @@ const PUBLIC_TYPES: [(&str, &[&str]); 8] = [
         "store",
         &[
             "AnyStore",
+            "Credentials",
+            "CredentialsProvider",
             "ErrorKind",
             "Health",
             "KeyScan",
@@ -133,7 +138,6 @@ const PUBLIC_TYPES: [(&str, &[&str]); 8] = [
             "Status",
             "Store",
             "StoreError",
-            "Tls",
             "WhenFull",
         ],
     ),
@@ -296,8 +300,7 @@ fn storey(module: &str) -> usize {
 fn the_root_has_fourteen_items_and_public_modules() {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).unwrap();
     let public = imports_in(&text).into_iter().filter(|import| import.is_reexport);
-    // The crate `redis` is there for applications that hand over a connection.
-    let names = public.map(|import| import.name).filter(|name| name != "redis");
+    let names = public.map(|import| import.name);
     assert_eq!(names.collect::<BTreeSet<_>>(), ROOT.map(String::from).into());
     let modules = syn::parse_file(&text).unwrap().items.into_iter().filter_map(|item| match item {
         Item::Mod(module) if !matches!(module.vis, Visibility::Inherited) => {
@@ -353,7 +356,198 @@ fn the_public_types_are_those_that_are_listed() {
         assert_eq!(found, listed.iter().map(|name| name.to_string()).collect(), "in {module}");
         all.extend(found);
     }
-    assert_eq!(all.len(), 68);
+    assert_eq!(all.len(), 69);
+}
+
+/// Collects the names of the types in a part of an item, and those of a crate among them.
+#[derive(Default)]
+struct TypeNames<'a> {
+    /// The names of items of the crate that the file has imported, and the aliases of others.
+    foreign: BTreeSet<&'a str>,
+    all: BTreeSet<String>,
+    found: BTreeSet<String>,
+}
+
+impl<'ast> Visit<'ast> for TypeNames<'_> {
+    fn visit_path(&mut self, path: &'ast TypePath) {
+        let names: Vec<_> = path.segments.iter().map(|part| part.ident.to_string()).collect();
+        // A path such as `self::Alias` leads to an alias, too.
+        if [names.first(), names.last()].iter().flatten().any(|it| self.foreign.contains(&***it)) {
+            self.found.insert(names.join("::"));
+        }
+        self.all.extend(names);
+        visit::visit_path(self, path);
+    }
+}
+
+/// The feature under which public items may name types of the crate `redis`.
+const REDIS: &str = "redis-1";
+
+fn needs_feature(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        let list = attribute.meta.require_list();
+        list.is_ok_and(|it| it.path.is_ident("cfg") && it.tokens.to_string().contains(REDIS))
+    })
+}
+
+/// Visits what users see of the items of a file: no bodies of functions, no private fields.
+fn visit_public<'ast>(items: &'ast [Item], public: &BTreeSet<&str>, names: &mut TypeNames<'_>) {
+    let is_public = |visibility: &Visibility| matches!(visibility, Visibility::Public(_));
+    let visit_fields = |names: &mut TypeNames<'_>, fields: &'ast Fields, is_enum: bool| {
+        let fields = fields.iter().filter(|field| is_enum || is_public(&field.vis));
+        fields.for_each(|field| names.visit_type(&field.ty));
+    };
+    for item in items {
+        match item {
+            Item::Use(item) if is_public(&item.vis) && !needs_feature(&item.attrs) => {
+                flatten(&item.tree, &mut vec![], &mut |_, path| {
+                    if names.foreign.contains(&*path[0]) {
+                        names.found.insert(format!("pub use {}", path.join("::")));
+                    }
+                });
+            }
+            Item::Struct(item) if is_public(&item.vis) => {
+                names.visit_generics(&item.generics);
+                visit_fields(names, &item.fields, false);
+            }
+            Item::Enum(item) if is_public(&item.vis) => {
+                names.visit_generics(&item.generics);
+                item.variants.iter().for_each(|it| visit_fields(names, &it.fields, true));
+            }
+            Item::Type(item) if is_public(&item.vis) => names.visit_type(&item.ty),
+            Item::Const(item) if is_public(&item.vis) => names.visit_type(&item.ty),
+            Item::Fn(item) if is_public(&item.vis) && !needs_feature(&item.attrs) => {
+                names.visit_signature(&item.sig);
+            }
+            Item::Trait(item) if is_public(&item.vis) => {
+                names.visit_generics(&item.generics);
+                item.supertraits.iter().for_each(|it| names.visit_type_param_bound(it));
+                for item in &item.items {
+                    match item {
+                        TraitItem::Fn(item) if !needs_feature(&item.attrs) => {
+                            names.visit_signature(&item.sig);
+                        }
+                        TraitItem::Type(item) => names.visit_trait_item_type(item),
+                        _ => {}
+                    }
+                }
+            }
+            Item::Impl(item) if is_of(item, public) && !needs_feature(&item.attrs) => {
+                names.visit_generics(&item.generics);
+                names.visit_type(&item.self_ty);
+                item.trait_.iter().for_each(|(_, path, _)| names.visit_path(path));
+                for item in &item.items {
+                    match item {
+                        ImplItem::Fn(item) if is_public(&item.vis) => {
+                            if !needs_feature(&item.attrs) {
+                                names.visit_signature(&item.sig);
+                            }
+                        }
+                        ImplItem::Const(item) if is_public(&item.vis) => names.visit_type(&item.ty),
+                        ImplItem::Type(item) => names.visit_type(&item.ty),
+                        _ => {}
+                    }
+                }
+            }
+            Item::Mod(item) if !needs_feature(&item.attrs) => {
+                let items = item.content.iter().filter(|_| is_public(&item.vis));
+                items.for_each(|(_, items)| visit_public(items, public, names));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns whether users see the implementation: of a public type, or of a public trait.
+fn is_of(item: &ItemImpl, public: &BTreeSet<&str>) -> bool {
+    let mut names = TypeNames::default();
+    names.visit_type(&item.self_ty);
+    item.trait_.iter().for_each(|(_, path, _)| names.visit_path(path));
+    names.all.iter().any(|name| public.contains(&**name))
+}
+
+/// Returns the types of the crate `redis` in the public items of a file.
+fn public_redis_types(items: &[Item], foreign: BTreeSet<&str>) -> BTreeSet<String> {
+    let public = PUBLIC_TYPES.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+    let mut names = TypeNames { foreign, ..TypeNames::default() };
+    visit_public(items, &public, &mut names);
+    names.found
+}
+
+#[test]
+fn public_items_name_types_of_the_crate_redis_only_under_its_feature() {
+    let sources = Sources::read();
+    let files: Vec<_> =
+        sources.0.keys().map(|it| (it, syn::parse_file(&source(it)).unwrap().items)).collect();
+    let mut foreign: BTreeMap<&Module, BTreeSet<&str>> = BTreeMap::new();
+    let mut aliases = BTreeSet::new();
+    for (module, items) in &files {
+        let is_module = sources.0.contains_key(&child(module, "redis"));
+        let mut names: BTreeSet<_> = sources.0[*module]
+            .iter()
+            .filter(|import| import.path[0] == "redis" && !is_module && !import.name.is_empty())
+            .map(|import| &*import.name)
+            .collect();
+        names.extend((!is_module).then_some("redis"));
+        for item in items {
+            if let Item::Type(item) = item {
+                let mut found = TypeNames { foreign: names.clone(), ..TypeNames::default() };
+                found.visit_type(&item.ty);
+                aliases.extend((!found.found.is_empty()).then(|| item.ident.to_string()));
+            }
+        }
+        foreign.insert(module, names);
+    }
+    for (module, items) in &files {
+        let names = foreign[module].iter().copied().chain(aliases.iter().map(|it| &**it));
+        let found = public_redis_types(items, names.collect());
+        assert!(found.is_empty(), "public items of {module} name {found:?}: add `{REDIS}`");
+    }
+}
+
+#[test]
+fn a_type_of_the_crate_redis_is_found_wherever_users_see_it() {
+    let find = |code: &str| {
+        let items = syn::parse_file(code).unwrap().items;
+        public_redis_types(&items, ["redis", "Cmd", "Alias"].into())
+    };
+    for seen in [
+        "pub use redis;",
+        "pub use redis::Client;",
+        "pub use Cmd;",
+        "pub fn f() -> Cmd {}",
+        "pub struct S { pub field: redis::Cmd }",
+        "pub struct S<T: redis::ToRedisArgs>(T);",
+        "pub enum E { A(Vec<Cmd>) }",
+        "pub type T = Option<Cmd>;",
+        "pub mod m { pub fn f(_: &Cmd) {} }",
+        "pub trait T: redis::ToRedisArgs {}",
+        "pub trait T { fn f(&self) -> Box<dyn Fn(Cmd)>; }",
+        "impl RedisStore { pub fn f(&self, cmd: impl Into<Cmd>) {} }",
+        "impl RedisStore { pub fn f<C>(c: C) where C: redis::aio::ConnectionLike {} }",
+        "impl RedisStore { pub fn f() -> super::Alias {} }",
+        "impl From<redis::RedisError> for StoreError {}",
+        "impl From<StoreError> for redis::RedisError {}",
+        "impl redis::ToRedisArgs for Key<'_> {}",
+        "impl<C: redis::aio::ConnectionLike> Store for C {}",
+        "impl Iterator for KeyScan { type Item = Cmd; }",
+    ] {
+        assert_eq!(find(seen).len(), 1, "{seen}");
+        let hidden = format!("#[cfg(feature = \"redis-1\")]\n{seen}");
+        let is_whole =
+            ["pub use", "pub fn", "pub mod", "impl"].iter().any(|it| seen.starts_with(it));
+        assert!(!is_whole || find(&hidden).is_empty(), "{hidden}");
+    }
+    for unseen in [
+        "use redis::Cmd; pub(crate) use redis::Client;",
+        "pub struct S { field: redis::Cmd }",
+        "pub fn f() { redis::cmd(\"GET\"); }",
+        "impl RedisStore { fn f() -> Cmd {} pub(crate) fn g() -> Cmd {} }",
+        "impl From<redis::RedisError> for LoginFailure {}",
+        "impl RedisStore { #[cfg(feature = \"redis-1\")] pub fn f() -> Cmd {} }",
+    ] {
+        assert!(find(unseen).is_empty(), "{unseen}");
+    }
 }
 
 #[test]
