@@ -2,6 +2,7 @@
 
 use std::{
     fmt, io,
+    iter::successors,
     net::TcpStream,
     sync::{
         Arc, Mutex,
@@ -445,6 +446,19 @@ async fn the_error_of_a_provider_is_the_reason_of_a_failed_ping() {
     })
     .await;
     assert_eq!(store.health().status, Status::Unavailable);
+}
+
+#[tokio::test]
+async fn no_cause_of_an_error_is_of_a_type_of_the_crate_redis() {
+    let server = RedisServer::start();
+    let ends =
+        [format!("redis://127.0.0.1:{}", free_port()), server.url() + "?user=unknown&pass=x"];
+    for url in ends {
+        let error = RedisStore::lazy(&url).unwrap().ping().await.unwrap_err();
+        let causes = successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let causes: Vec<_> = causes.collect();
+        assert!(causes.len() > 1 && causes.iter().all(|it| !it.is::<redis::RedisError>()));
+    }
 }
 
 #[derive(Debug)]

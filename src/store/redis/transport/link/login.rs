@@ -75,7 +75,7 @@ impl fmt::Debug for Credentials {
 /// }
 ///
 /// # fn main() -> Result<(), Box<dyn Error>> {
-/// let (sender, latest) = watch::channel(Credentials::new("limiter", "secret"));
+/// let (sender, latest) = watch::channel(Credentials::new("shop", "secret"));
 /// let config = RedisConfig::server("redis://redis.internal")?;
 /// let store = RedisStore::new(config.credentials_provider(Rotated(latest)))?;
 /// # let _ = (store, sender);
@@ -91,7 +91,7 @@ pub trait CredentialsProvider: Send + Sync + 'static {
     /// them.
     ///
     /// After each answer, an open connection waits for a second before it calls again. So a
-    /// provider may also return the known credentials.
+    /// provider may also return the known credentials. The future must not block its thread.
     ///
     /// # Errors
     ///
