@@ -127,6 +127,7 @@
 //! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
+//! | `redis-1` | [`RedisStore::from_connection`], for connections of the crate `redis`, version 1.8 or a later 1.x; implies `redis` |
 //! | `redisson` | [`redisson`]; implies `redis` |
 //! | `serde` | [`config::Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
 //! | `tls-rustls` | `rediss://` URLs, with the crypto provider `ring` if the application has installed no other; implies `redis` |
@@ -203,8 +204,6 @@ pub mod layer {
 
 #[doc(inline)]
 pub use middleware::extractor as key;
-#[cfg(feature = "redis")]
-pub use redis;
 #[cfg(feature = "redis")]
 pub use store::RedisStore;
 pub use {

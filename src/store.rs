@@ -26,14 +26,12 @@ pub(crate) use self::names::Name;
 pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::ScriptText;
-#[cfg(feature = "tls-rustls-no-provider")]
-pub use self::redis::Tls;
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::redis::assert_written;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
-pub use self::redis::{KeyScan, RedisConfig, RedisStore};
+pub use self::redis::{Credentials, CredentialsProvider, KeyScan, RedisConfig, RedisStore};
 #[cfg(any(test, feature = "redisson"))]
 pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{

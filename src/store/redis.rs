@@ -22,17 +22,18 @@ pub(crate) mod script;
 mod script_text;
 mod single_hold;
 mod store;
-#[cfg(feature = "tls-rustls-no-provider")]
-mod tls;
 mod transport;
 
 #[cfg(feature = "redisson")]
 pub(crate) use self::script_text::ScriptText;
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::script_text::assert_written;
-#[cfg(feature = "tls-rustls-no-provider")]
-pub use self::tls::Tls;
 #[cfg(feature = "redisson")]
 pub(crate) use self::transport::Deadline;
 pub(super) use self::transport::{FORMS, scheme_error};
-pub use self::{config::RedisConfig, scan::KeyScan, store::RedisStore};
+pub use self::{
+    config::RedisConfig,
+    scan::KeyScan,
+    store::RedisStore,
+    transport::{Credentials, CredentialsProvider},
+};

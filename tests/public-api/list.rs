@@ -17,12 +17,12 @@ const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 /// At most so many of each, as the head of the list counts them. Fewer are better: a type belongs
 /// to the crate if users name it, or match on it.
 const LIMITS: [(&str, usize); 6] = [
-    ("public types and traits", 67),
+    ("public types and traits", 68),
     ("public types and traits at the root", 15),
     ("methods of Limiter", 21),
     ("methods of Charge", 14),
     ("methods of RateLimitLayer", 26),
-    ("lines that name the crate `redis`, without the feature `redis-1`", 4),
+    ("lines that name the crate `redis`, without the feature `redis-1`", 0),
 ];
 
 /// The only feature whose items may name the crate `redis`.

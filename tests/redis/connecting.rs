@@ -1,34 +1,31 @@
 //! Connections: addresses, users, permissions, passwords, and several or custom connections.
 
 use std::{
+    fmt, io,
+    iter::successors,
     net::TcpStream,
-    pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use redis::{
-    RedisResult,
-    aio::ConnectionManager,
-    auth::{BasicAuth, StreamingCredentialsProvider},
-};
+use redis::aio::ConnectionManager;
 use tokio::{sync::watch, task, time::sleep};
-use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
+use tower::BoxError;
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RedisStore,
     redisson::{self, RateType},
-    store::{self, RedisConfig},
+    store::{self, Credentials, RedisConfig, Status},
 };
 
 use crate::support::{
     self, ALGORITHMS,
     cluster::{free_port, until},
-    limits, permissions,
+    limits, load, permissions,
     sentinel::fake::{Fake, array},
     server::RedisServer,
     with_sources,
@@ -371,20 +368,18 @@ async fn a_rotation_of_the_password_interrupts_no_request() {
         let user = ["SETUSER", "limiter", "reset", "on", password, "~*", "+@all"];
         redis::cmd("ACL").arg(&user).exec(&mut server.connection()).unwrap();
     };
-    let credentials = |password: &str| BasicAuth::new("limiter".into(), password.into());
+    let credentials = |password: &str| Credentials::new("limiter", password);
     set(">first");
     let (sender, receiver) = watch::channel(credentials("first"));
-    let config = support::config(&server.url()).credentials_provider(Watching(receiver));
+    let config = support::config(&server.url()).credentials_provider(support::latest(receiver));
     let store = RedisStore::new(config).unwrap();
     let limiter =
         Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
-    // The first credentials are sent twice: for the login, and when the provider is watched.
-    for (number, password) in (1..).zip(["first", "second", "third"]) {
+    let _ = limiter.check("key").await.unwrap();
+    assert_eq!(server.calls("auth"), 0, "the first login is part of `HELLO`");
+    for (number, password) in (1..).zip(["second", "third"]) {
         set(&format!(">{password}"));
-        sender.send_if_modified(|current| {
-            *current = credentials(password);
-            number > 1
-        });
+        sender.send_replace(credentials(password));
         let start = Instant::now();
         while server.calls("auth") < number {
             let _ = limiter.check("key").await.unwrap();
@@ -402,10 +397,87 @@ async fn a_rotation_of_the_password_interrupts_no_request() {
     assert_eq!((health.errors, health.interrupted), (0, 0), "{:?}", health.last_error);
 }
 
-struct Watching(watch::Receiver<BasicAuth>);
-
-impl StreamingCredentialsProvider for Watching {
-    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
-        Box::pin(WatchStream::new(self.0.clone()).map(Ok))
+#[tokio::test]
+async fn each_open_connection_renews_its_token_and_a_new_connection_gets_another() {
+    let server = RedisServer::start();
+    let user = ["SETUSER", "limiter", "on", ">token 1", ">token 2", "~*", "+@all"];
+    redis::cmd("ACL").arg(&user).exec(&mut server.connection()).unwrap();
+    let calls = Arc::new(Mutex::new(vec![]));
+    let seen = calls.clone();
+    let provider = move |known: Option<Credentials>| {
+        let token = if known.is_none() { "token 1" } else { "token 2" };
+        seen.lock().unwrap().push(known);
+        async move { Ok(Credentials::new("limiter", token)) }
+    };
+    let config = support::config(&server.url()).credentials_provider(provider);
+    let store = RedisStore::new(config).unwrap();
+    let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(100));
+    let count = |token: Option<&str>| {
+        let known = token.map(|token| Credentials::new("limiter", token));
+        calls.lock().unwrap().iter().filter(|it| **it == known).count()
+    };
+    let _ = limiter.check("key").await.unwrap();
+    load::until("the provider returns known credentials", async || count(Some("token 2")) > 1)
+        .await;
+    let logins = count(None);
+    assert!((1..=logins).contains(&(server.calls("auth") as usize)), "they are sent again");
+    kill_connections_of(&server, "limiter");
+    while is_connected(&server) {
+        sleep(Duration::from_millis(1)).await;
     }
+    let _ = limiter.check("key").await.unwrap();
+    assert!(count(None) > logins);
+}
+
+#[tokio::test]
+async fn the_error_of_a_provider_is_the_reason_of_a_failed_ping() {
+    let server = RedisServer::start();
+    let config = support::config(&server.url()).credentials_provider(|_| async {
+        let cause = io::Error::other("the vault is sealed");
+        Err(BoxError::from(ErrorWithCause(cause)))
+    });
+    let store = RedisStore::new(config).unwrap();
+    let error = with_sources(&store.ping().await.unwrap_err());
+    let why = "cannot get the credentials: no token: the vault is sealed; check their provider";
+    assert!(error.contains(why), "{error}");
+    load::until("the store is unavailable", async || {
+        let _ = store.ping().await;
+        !store.health().is_available
+    })
+    .await;
+    assert_eq!(store.health().status, Status::Unavailable);
+}
+
+#[tokio::test]
+async fn no_cause_of_an_error_is_of_a_type_of_the_crate_redis() {
+    let server = RedisServer::start();
+    let ends =
+        [format!("redis://127.0.0.1:{}", free_port()), server.url() + "?user=unknown&pass=x"];
+    for url in ends {
+        let error = RedisStore::lazy(&url).unwrap().ping().await.unwrap_err();
+        let causes = successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let causes: Vec<_> = causes.collect();
+        assert!(causes.len() > 1 && causes.iter().all(|it| !it.is::<redis::RedisError>()));
+    }
+}
+
+#[derive(Debug)]
+struct ErrorWithCause(io::Error);
+
+impl fmt::Display for ErrorWithCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no token")
+    }
+}
+
+impl std::error::Error for ErrorWithCause {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
+#[test]
+fn the_text_of_credentials_has_no_password() {
+    let text = format!("{:?}", Credentials::new("limiter", "secret"));
+    assert!(text.contains("limiter") && !text.contains("secret"), "{text}");
 }

@@ -2,8 +2,10 @@
 
 use std::{
     error::Error,
-    pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -13,17 +15,12 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Key, Limiter, Quota, RateLimitLayer, RedisStore, key,
     observe::Metrics,
-    redis::{
-        self, RedisResult,
-        auth::{BasicAuth, StreamingCredentialsProvider},
-    },
     redisson::{RateLimiter, RateType},
-    store::{RedisConfig, Source, Status},
+    store::{Credentials, RedisConfig, Source, Status},
 };
 
 use crate::support::{
@@ -534,14 +531,6 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event_of_redis() {
     assert_eq!(kinds, expected);
 }
 
-struct Watching(watch::Receiver<BasicAuth>);
-
-impl StreamingCredentialsProvider for Watching {
-    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
-        Box::pin(WatchStream::new(self.0.clone()).map(Ok))
-    }
-}
-
 #[tokio::test]
 async fn a_rejected_login_of_an_open_connection_is_one_event() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
@@ -549,9 +538,9 @@ async fn a_rejected_login_of_an_open_connection_is_one_event() {
     let mut admin = server.connection();
     let rules = ["on", ">first", "~*", "+@all"];
     redis::cmd("ACL").arg("SETUSER").arg("limiter").arg(&rules).exec(&mut admin).unwrap();
-    let credentials = |password: &str| BasicAuth::new("limiter".into(), password.into());
+    let credentials = |password: &str| Credentials::new("limiter", password);
     let (sender, receiver) = watch::channel(credentials("first"));
-    let config = support::config(&server.url()).credentials_provider(Watching(receiver));
+    let config = support::config(&server.url()).credentials_provider(support::latest(receiver));
     let limiter = once_per_hour(RedisStore::new(config).unwrap());
     let _ = limiter.check("key").await.unwrap();
     assert_eq!(log.text(), "");
@@ -566,6 +555,40 @@ async fn a_rejected_login_of_an_open_connection_is_one_event() {
     let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
     assert!(event.contains("ERROR tower_ratelimit: Redis rejected new credentials"), "{event}");
     assert!(!event.contains("unknown"), "{event}");
+    sender.send_replace(credentials("first"));
+    until("the next credentials are sent", async || server.calls("auth") > 1).await;
+    let log: Vec<redis::Value> = redis::cmd("ACL").arg("LOG").query(&mut admin).unwrap();
+    assert_eq!(log.len(), 1, "{log:?}");
+}
+
+#[tokio::test]
+async fn a_provider_that_fails_for_an_open_connection_is_one_event_and_is_called_again() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let server = RedisServer::start();
+    let rules = ["on", ">first", ">second", "~*", "+@all"];
+    let mut admin = server.connection();
+    redis::cmd("ACL").arg("SETUSER").arg("limiter").arg(&rules).exec(&mut admin).unwrap();
+    let failures = Arc::new(AtomicUsize::new(0));
+    let count = failures.clone();
+    let provider = move |known: Option<Credentials>| {
+        let has_failed = known.is_some() && count.fetch_add(1, Relaxed) < 3;
+        let password = if known.is_none() { "first" } else { "second" };
+        async move {
+            match has_failed {
+                true => Err("the vault is sealed".into()),
+                false => Ok(Credentials::new("limiter", password)),
+            }
+        }
+    };
+    let config = support::config(&server.url()).credentials_provider(provider);
+    let limiter = once_per_hour(RedisStore::new(config).unwrap());
+    let _ = limiter.check("key").await.unwrap();
+    until("the next credentials are sent", async || server.calls("auth") > 0).await;
+    assert!(failures.load(Relaxed) >= 3);
+    let text = log.text();
+    let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let begin = "WARN tower_ratelimit: the provider of the credentials failed";
+    assert!(event.contains(begin) && event.contains("the vault is sealed"), "{event}");
 }
 
 #[tokio::test]
@@ -590,9 +613,9 @@ async fn a_rejected_login_is_not_reported_as_a_missing_answer() {
 async fn a_login_whose_connection_ends_is_not_reported_as_rejected() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
     let mut server = RedisServer::start();
-    let credentials = |password: &str| BasicAuth::new("default".into(), password.into());
+    let credentials = |password: &str| Credentials::new("default", password);
     let (sender, receiver) = watch::channel(credentials("any"));
-    let config = support::config(&server.url()).credentials_provider(Watching(receiver));
+    let config = support::config(&server.url()).credentials_provider(support::latest(receiver));
     let limiter = once_per_hour(RedisStore::new(config).unwrap());
     let _ = limiter.check("key").await.unwrap();
     server.freeze();

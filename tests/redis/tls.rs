@@ -7,10 +7,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, SanType, date_time_ymd,
 };
 use tokio::{task, time::sleep};
-use tower_ratelimit::{
-    Algorithm, Limiter, Quota, RedisStore,
-    store::{RedisConfig, Tls},
-};
+use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore, store::RedisConfig};
 
 use crate::support::{
     self,
@@ -23,12 +20,11 @@ use crate::support::{
     with_sources,
 };
 
-fn tls(certificates: &Certificates) -> Tls {
+/// Adds the CA and the client certificate.
+fn with(certificates: &Certificates, config: RedisConfig) -> RedisConfig {
     let (certificate, key) = (certificates.read("client.pem"), certificates.read("client.key"));
-    Tls::new()
-        .ca_certificates(certificates.read("ca.pem"))
-        .and_then(|tls| tls.client_certificate(certificate, key))
-        .unwrap()
+    let config = config.ca_certificates(certificates.read("ca.pem")).unwrap();
+    config.client_certificate(certificate, key).unwrap()
 }
 
 fn start(certificates: &Certificates, more: &[&str]) -> (RedisServer, u16) {
@@ -55,7 +51,7 @@ async fn one_server_over_tls() {
     let certificates = Certificates::new();
     let (server, port) = start(&certificates, &[]);
     for url in [format!("rediss://localhost:{port}"), format!("redis://127.0.0.1:{port}")] {
-        limits(store(RedisConfig::server(&url).unwrap().tls(tls(&certificates)))).await;
+        limits(store(with(&certificates, RedisConfig::server(&url).unwrap()))).await;
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     }
 }
@@ -64,31 +60,34 @@ async fn one_server_over_tls() {
 async fn errors_are_reported_over_tls() {
     let certificates = Certificates::new();
     let (_server, port) = start(&certificates, &[]);
-    let good = tls(&certificates);
-    let without_client = Tls::new().ca_certificates(certificates.read("ca.pem")).unwrap();
-    let unknown_ca = tls(&Certificates::new());
+    let others = Certificates::new();
+    let ca = certificates.read("ca.pem");
+    let good = |config| with(&certificates, config);
+    let without_client = |config: RedisConfig| config.ca_certificates(&ca).unwrap();
+    let unknown_ca = |config| with(&others, config);
+    type Change<'a> = &'a dyn Fn(RedisConfig) -> RedisConfig;
+    let none: Change<'_> = &|config| config;
     let rediss = format!("rediss://127.0.0.1:{port}");
     let without_tls = RedisServer::start_with(&["--port", &free_port().to_string()]);
     let mut admin = without_tls.connection();
     let (_, plain_port): (String, u16) =
         redis::cmd("CONFIG").arg(&["GET", "port"]).query(&mut admin).unwrap();
-    for (url, tls, text) in [
-        (&*rediss, Some(without_client), "check the certificate of `Tls::client_certificate`"),
+    for (url, change, text) in [
+        (
+            &*rediss,
+            &without_client as Change<'_>,
+            "check the certificate of `RedisConfig::client_certificate`",
+        ),
         (
             &rediss,
-            Some(unknown_ca),
-            "give the CA that signed the certificate to `Tls::ca_certificates`",
+            &unknown_ca,
+            "give the CA that signed the certificate to `RedisConfig::ca_certificates`",
         ),
-        (&rediss, None, "certificate"),
-        (&format!("redis://127.0.0.1:{port}"), None, "write rediss:// instead of redis://"),
-        (&format!("rediss://127.0.0.1:{plain_port}"), Some(good), "write redis:// and leave out"),
+        (&rediss, none, "certificate"),
+        (&format!("redis://127.0.0.1:{port}"), none, "write rediss:// instead of redis://"),
+        (&format!("rediss://127.0.0.1:{plain_port}"), &good, "write redis:// and set no"),
     ] {
-        let config = RedisConfig::server(url).unwrap();
-        let config = match tls {
-            Some(tls) => config.tls(tls),
-            None => config,
-        };
-        let store = RedisStore::new(config).unwrap();
+        let store = RedisStore::new(change(RedisConfig::server(url).unwrap())).unwrap();
         until(text, async || {
             let message = with_sources(&store.ping().await.unwrap_err());
             // A busy machine can need longer for a handshake than a ping has for it.
@@ -100,28 +99,32 @@ async fn errors_are_reported_over_tls() {
         })
         .await;
     }
-    let garbage = Tls::new().ca_certificates("garbage").unwrap_err();
+    let config = RedisConfig::server(&rediss).unwrap();
+    let garbage = config.clone().ca_certificates("garbage").unwrap_err();
     assert!(garbage.to_string().contains("the CA certificates"), "{garbage}");
     let (certificate, key) = (certificates.read("client.pem"), "garbage");
-    let garbage = Tls::new().client_certificate(certificate, key).unwrap_err();
+    let garbage = config.client_certificate(certificate, key).unwrap_err();
     assert!(garbage.to_string().contains("private key"), "{garbage}");
 }
 
 #[tokio::test]
 async fn each_mistake_in_the_certificate_of_a_server_has_a_remedy_of_its_own() {
     let client = [ExtendedKeyUsagePurpose::ClientAuth];
+    let configured = |certificates: &Certificates, trusted: &Certificates, ca: &str| {
+        let (_server, port) = start(certificates, &[]);
+        let config = RedisConfig::server(&format!("rediss://localhost:{port}")).unwrap();
+        (_server, with(trusted, config).ca_certificates(trusted.read(ca)).unwrap())
+    };
     let self_signed = |is_ca| {
         let certificates = Certificates::self_signed(is_ca);
-        let tls = tls(&certificates).ca_certificates(certificates.read("server.pem")).unwrap();
-        (certificates, tls)
+        configured(&certificates, &certificates, "server.pem")
     };
     let signed = |change: &dyn Fn(&mut CertificateParams)| {
         let certificates = Certificates::with(change);
-        let tls = tls(&certificates);
-        (certificates, tls)
+        configured(&certificates, &certificates, "ca.pem")
     };
-    let other_ca = || (Certificates::new(), tls(&Certificates::new()));
-    for ((certificates, tls), texts) in [
+    let other_ca = || configured(&Certificates::new(), &Certificates::new(), "ca.pem");
+    for ((_server, config), texts) in [
         (signed(&|it| it.not_after = date_time_ymd(2020, 1, 1)), &["renew the certificate"][..]),
         (signed(&|it| it.not_before = date_time_ymd(3000, 1, 1)), &["set the clock"]),
         (
@@ -144,9 +147,7 @@ async fn each_mistake_in_the_certificate_of_a_server_has_a_remedy_of_its_own() {
         ),
         (self_signed(IsCa::NoCa), &[]),
     ] {
-        let (_server, port) = start(&certificates, &[]);
-        let url = format!("rediss://localhost:{port}");
-        let store = RedisStore::new(RedisConfig::server(&url).unwrap().tls(tls)).unwrap();
+        let store = RedisStore::new(config).unwrap();
         until("an answer", async || match store.ping().await {
             Ok(()) => texts.is_empty(),
             Err(error) => {
@@ -170,7 +171,7 @@ async fn a_connection_over_tls_that_the_server_closes_fails_no_later_request() {
     let certificates = Certificates::new();
     let (server, port) = start(&certificates, &["--timeout", "1"]);
     let url = format!("rediss://127.0.0.1:{port}");
-    let store = store(RedisConfig::server(&url).unwrap().tls(tls(&certificates)));
+    let store = store(with(&certificates, RedisConfig::server(&url).unwrap()));
     let limiter =
         Limiter::new("default", store.clone(), Algorithm::FixedWindow, Quota::per_hour(100));
     for _ in 0..3 {
@@ -199,7 +200,18 @@ async fn a_master_behind_sentinels_over_tls_is_followed() {
     });
     let sentinels = watched.tls_sentinel_urls();
     let config = RedisConfig::sentinels(&sentinels, support::sentinel::NAME).unwrap();
-    let store = store(config.tls(tls(&certificates)));
+    let config = with(&certificates, config);
+    let (others, key) = (Certificates::new(), certificates.read("client.key"));
+    for ping in [
+        store(config.clone().sentinel_ca_certificates(others.read("ca.pem")).unwrap()).ping().await,
+        store(with(&others, config.clone())).ping().await,
+    ] {
+        let error = with_sources(&ping.unwrap_err());
+        assert!(error.contains("certificate"), "{error}");
+    }
+    // These settings of the Sentinels replace those of the servers one by one.
+    let config = config.sentinel_client_certificate(certificates.read("client.pem"), key).unwrap();
+    let store = store(config);
     limits(store.clone()).await;
     let master = watched.master();
     task::block_in_place(|| {
@@ -225,7 +237,7 @@ async fn a_cluster_over_tls() {
     let settings: Vec<_> = settings.iter().map(|setting| &**setting).collect();
     let cluster = task::block_in_place(|| Cluster::start(3, false, &settings));
     let seed = format!("rediss://localhost:{}", cluster.masters[0].port);
-    let store = store(RedisConfig::cluster([seed]).unwrap().tls(tls(&certificates)));
+    let store = store(with(&certificates, RedisConfig::cluster([seed]).unwrap()));
     store.ping().await.unwrap();
     let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(2));
     for user in 0..100 {

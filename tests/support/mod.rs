@@ -27,10 +27,11 @@ use axum::body::Body;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use sfv::{BareItem, ListEntry, Parser};
+use tokio::sync::watch;
 use tower::{Service, service_fn};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RedisStore,
-    store::{RedisConfig, StoreError, WhenFull},
+    store::{Credentials, CredentialsProvider, RedisConfig, StoreError, WhenFull},
 };
 
 use self::server::RedisServer;
@@ -51,6 +52,14 @@ pub fn memory_store(max_keys: usize, when_full: WhenFull) -> MemoryStore {
     let store = MemoryStore::with_max_keys(max_keys);
     store.set_when_full(when_full);
     store
+}
+
+/// A provider of credentials that a test replaces.
+pub fn latest(receiver: watch::Receiver<Credentials>) -> impl CredentialsProvider {
+    move |known: Option<Credentials>| {
+        let mut receiver = receiver.clone();
+        async move { Ok(receiver.wait_for(|latest| known.as_ref() != Some(latest)).await?.clone()) }
+    }
 }
 
 pub async fn redis_store(server: &RedisServer) -> RedisStore {

@@ -3,11 +3,12 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use redis::{aio::ConnectionLike, auth::StreamingCredentialsProvider};
+#[cfg(feature = "redis-1")]
+use redis::aio::ConnectionLike;
 
 #[cfg(feature = "tls-rustls-no-provider")]
-use super::tls::Tls;
-use super::transport::{Parameters, TransportConfig, TransportError};
+use super::transport::TlsSettings;
+use super::transport::{CredentialsProvider, Parameters, TransportConfig, TransportError, erased};
 use crate::error::StoreError;
 
 /// The time that a request may lose to a Redis that does not answer. It is chosen, not measured:
@@ -174,14 +175,14 @@ impl RedisConfig {
         Ok(Self::new(TransportConfig::cluster(urls)?))
     }
 
-    /// Describes a connection that reconnects by itself, which
+    /// Describes a connection of the crate `redis` 1.x that reconnects by itself, which
     /// [`RedisStore::from_connection`](crate::RedisStore::from_connection) describes. The settings
     /// about addresses, logins and connections have no effect.
     ///
     /// # Examples
     ///
     /// ```no_run
-    /// use tower_ratelimit::{RedisStore, redis, store::RedisConfig};
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
     ///
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = redis::Client::open("redis://127.0.0.1/")?;
@@ -191,6 +192,7 @@ impl RedisConfig {
     /// # Ok(())
     /// # }
     /// ```
+    #[cfg(feature = "redis-1")]
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where
@@ -226,54 +228,53 @@ impl RedisConfig {
         self.with(|it| it.password = Some(password.into()))
     }
 
-    /// Takes the user and the password at the servers from a provider.
+    /// Takes the user and the password at the servers from a provider: passwords that are rotated,
+    /// or tokens that expire, such as those of IAM for Amazon ElastiCache and of Microsoft Entra.
     ///
     /// Each new connection logs in with the latest credentials. When the provider has new
-    /// credentials, the open connections authenticate again: a rotation needs no new store and
-    /// interrupts no request. Change the password at the server first, because a connection whose
-    /// new login is rejected keeps the old one. Sentinels do not use the provider. If only a
-    /// password is set, the name of the user is `default`.
+    /// credentials, the open connections log in again: a rotation needs no new store and interrupts
+    /// no request. Change the password at the server first, because a connection whose new login is
+    /// rejected keeps the old one. Sentinels do not use the provider.
     ///
     /// # Examples
     ///
-    /// A task of the application replaces these credentials by `sender.send(..)`:
+    /// A token is valid for 15 minutes. Each connection gets a token of its own, and another one
+    /// after 10 minutes:
     ///
     /// ```
-    /// use std::pin::Pin;
-    /// use tokio::sync::watch;
-    /// use tokio_stream::{Stream, StreamExt, wrappers::WatchStream};
+    /// use std::{io, time::Duration};
+    /// use tokio::time::sleep;
     /// use tower_ratelimit::{
     ///     RedisStore,
-    ///     redis::{
-    ///         RedisResult,
-    ///         auth::{BasicAuth, StreamingCredentialsProvider},
-    ///     },
-    ///     store::RedisConfig,
+    ///     store::{Credentials, RedisConfig},
     /// };
     ///
-    /// struct Rotated(watch::Receiver<BasicAuth>);
-    ///
-    /// impl StreamingCredentialsProvider for Rotated {
-    ///     fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send>> {
-    ///         Box::pin(WatchStream::new(self.0.clone()).map(Ok))
-    ///     }
+    /// /// Calls the library of the vendor, which returns a token within some milliseconds.
+    /// async fn token() -> Result<String, io::Error> {
+    ///     # Ok("token".to_owned())
+    ///     # /*
+    ///     ..
+    ///     # */
     /// }
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let first = BasicAuth::new("limiter".to_owned(), "secret".to_owned());
-    /// let (sender, receiver) = watch::channel(first);
-    /// let config = RedisConfig::server("redis://redis.internal")?;
-    /// let store = RedisStore::new(config.credentials_provider(Rotated(receiver)))?;
-    /// # let _ = (store, sender);
+    /// let config = RedisConfig::server("rediss://redis.internal")?;
+    /// let config = config.credentials_provider(|known: Option<Credentials>| async move {
+    ///     if known.is_some() {
+    ///         sleep(Duration::from_secs(600)).await;
+    ///     }
+    ///     Ok(Credentials::new("limiter", token().await?))
+    /// });
+    /// let store = RedisStore::new(config)?;
+    /// # let _ = store;
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// [`CredentialsProvider`] shows a provider for passwords that the application replaces.
     #[must_use]
-    pub fn credentials_provider(
-        self,
-        provider: impl StreamingCredentialsProvider + 'static,
-    ) -> Self {
-        self.with(|it| it.provider = Some(Arc::new(provider)))
+    pub fn credentials_provider(self, provider: impl CredentialsProvider) -> Self {
+        self.with(|it| it.provider = Some(erased(provider)))
     }
 
     /// Sets the number of the database, in place of the number in the URLs. The default is 0.
@@ -282,21 +283,100 @@ impl RedisConfig {
         self.with(|it| it.database = Some(database.into()))
     }
 
-    /// Connects to the servers by TLS with these settings, even if the URL begins with `redis://`.
-    /// The settings also apply to Sentinels with `rediss://` URLs;
-    /// [`sentinel_tls`](Self::sentinel_tls) overrides them.
+    /// Connects to the servers by TLS, even if the URL begins with `redis://`, and trusts only these
+    /// root certificates, one or more in PEM format.
+    ///
+    /// Without this setting, connections to `rediss://` URLs trust the root certificates of the
+    /// system, and with the feature `tls-rustls-webpki-roots` also those of the crate
+    /// `webpki-roots`.
+    ///
+    /// The crypto provider is the one that the application has installed, by
+    /// `rustls::crypto::CryptoProvider::install_default`. Without one it is `ring`, if the feature
+    /// `tls-rustls` is enabled; with `tls-rustls-no-provider` alone, the store is not made.
+    ///
+    /// The setting also applies to Sentinels with `rediss://` URLs;
+    /// [`sentinel_ca_certificates`](Self::sentinel_ca_certificates) overrides it.
+    ///
+    /// # Errors
+    ///
+    /// If the text contains no certificate, or an invalid one.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::fs;
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("rediss://redis.internal")?
+    ///     .ca_certificates(fs::read("ca.pem")?)?
+    ///     .client_certificate(fs::read("client.pem")?, fs::read("client.key")?)?;
+    /// let store = RedisStore::new(config)?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "tls-rustls-no-provider")]
-    #[must_use]
-    pub fn tls(self, tls: Tls) -> Self {
-        self.with(|it| it.tls = Some(tls.0))
+    pub fn ca_certificates(self, pem: impl AsRef<[u8]>) -> Result<Self, StoreError> {
+        self.with_tls(|it| &mut it.tls, |tls| tls.ca_certificates(pem.as_ref()))
     }
 
-    /// Connects to the Sentinels by TLS with these settings, even if the URL begins with
-    /// `redis://`.
+    /// Connects to the servers by TLS, even if the URL begins with `redis://`, and identifies the
+    /// client by a certificate, optionally with its chain, and its private key. Both are in PEM
+    /// format.
+    ///
+    /// The setting also applies to Sentinels with `rediss://` URLs;
+    /// [`sentinel_client_certificate`](Self::sentinel_client_certificate) overrides it.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is invalid.
     #[cfg(feature = "tls-rustls-no-provider")]
-    #[must_use]
-    pub fn sentinel_tls(self, tls: Tls) -> Self {
-        self.with(|it| it.sentinel_tls = Some(tls.0))
+    pub fn client_certificate(
+        self,
+        chain_pem: impl AsRef<[u8]>,
+        key_pem: impl AsRef<[u8]>,
+    ) -> Result<Self, StoreError> {
+        let (chain, key) = (chain_pem.as_ref(), key_pem.as_ref());
+        self.with_tls(|it| &mut it.tls, |tls| tls.client_certificate(chain, key))
+    }
+
+    /// Connects to the Sentinels by TLS, even if their URLs begin with `redis://`, and trusts only
+    /// these root certificates there. See [`ca_certificates`](Self::ca_certificates).
+    ///
+    /// # Errors
+    ///
+    /// If the text contains no certificate, or an invalid one.
+    #[cfg(feature = "tls-rustls-no-provider")]
+    pub fn sentinel_ca_certificates(self, pem: impl AsRef<[u8]>) -> Result<Self, StoreError> {
+        self.with_tls(|it| &mut it.sentinel_tls, |tls| tls.ca_certificates(pem.as_ref()))
+    }
+
+    /// Connects to the Sentinels by TLS, even if their URLs begin with `redis://`, and identifies
+    /// the client by this certificate there. See [`client_certificate`](Self::client_certificate).
+    ///
+    /// # Errors
+    ///
+    /// If one of them is invalid.
+    #[cfg(feature = "tls-rustls-no-provider")]
+    pub fn sentinel_client_certificate(
+        self,
+        chain_pem: impl AsRef<[u8]>,
+        key_pem: impl AsRef<[u8]>,
+    ) -> Result<Self, StoreError> {
+        let (chain, key) = (chain_pem.as_ref(), key_pem.as_ref());
+        self.with_tls(|it| &mut it.sentinel_tls, |tls| tls.client_certificate(chain, key))
+    }
+
+    #[cfg(feature = "tls-rustls-no-provider")]
+    fn with_tls(
+        mut self,
+        field: impl FnOnce(&mut TransportConfig) -> &mut Option<TlsSettings>,
+        change: impl FnOnce(TlsSettings) -> Result<TlsSettings, TransportError>,
+    ) -> Result<Self, StoreError> {
+        let tls = field(&mut self.transport);
+        *tls = Some(change(tls.take().unwrap_or_default())?);
+        Ok(self)
     }
 
     /// Maps each address that a Sentinel or a node of a cluster names to the address to connect to.

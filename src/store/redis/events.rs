@@ -65,6 +65,13 @@ pub(super) fn log(event: &Event<'_>, account: &Account) {
             "Redis rejected new credentials: the open connection keeps its login, and new \
              connections will fail; set the new password at the server"
         ),
+        Event::NoCredentials { server, error } => tracing::warn!(
+            target: TARGET,
+            server = named(server),
+            error,
+            "the provider of the credentials failed: the open connection keeps its login, \
+             and the provider is called again"
+        ),
         Event::MasterChanged { master, old, new } => tracing::info!(
             target: TARGET,
             master,

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, FromRedisValue, aio::ConnectionLike};
+#[cfg(feature = "redis-1")]
+use redis::aio::ConnectionLike;
+use redis::{Cmd, FromRedisValue};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{
@@ -210,8 +212,8 @@ impl RedisStore {
         Self::new(RedisConfig::from_url(url)?)
     }
 
-    /// Makes a store over a connection that reconnects by itself, for example
-    /// `redis::aio::ConnectionManager`. It must lead to one server; for a cluster use
+    /// Makes a store over a connection of the crate `redis` 1.x that reconnects by itself, for
+    /// example `redis::aio::ConnectionManager`. It must lead to one server; for a cluster use
     /// [`RedisConfig::cluster`].
     ///
     /// The connection decides when it reconnects. A `ConnectionManager` does not reconnect if a
@@ -226,6 +228,7 @@ impl RedisStore {
     /// # Panics
     ///
     /// If the process cannot start the thread of the background.
+    #[cfg(feature = "redis-1")]
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
     where

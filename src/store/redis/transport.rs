@@ -20,11 +20,12 @@ mod url;
 pub(crate) use self::link::Deadline;
 #[cfg(feature = "tls-rustls-no-provider")]
 pub(super) use self::link::TlsSettings;
+pub use self::link::{Credentials, CredentialsProvider};
 pub(in super::super) use self::url::{FORMS, scheme_error};
 pub(super) use self::{
     config::TransportConfig,
     health::{Event, NodeHealth, Owner, Probe},
-    link::{ANSWER_TIMEOUT, Claim, Command, ServerState, TransportError},
+    link::{ANSWER_TIMEOUT, Claim, Command, ServerState, TransportError, erased},
     topology::{Batch, Client, Item, Job},
     url::Parameters,
 };

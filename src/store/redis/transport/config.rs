@@ -1,15 +1,14 @@
 //! The settings of the connections: addresses, credentials and TLS. It opens no connection.
 
-use std::{fmt, slice, sync::Arc};
-
-use redis::auth::StreamingCredentialsProvider;
+use std::{error::Error, fmt, slice, sync::Arc};
 
 #[cfg(feature = "tls-rustls-no-provider")]
 use super::link::TlsSettings;
 use super::{
     health::{Event, Owner},
     link::{
-        Connector, Credentials, DynConnection, Endpoint, Header, Mapping, Place, TransportError,
+        Connector, DynConnection, DynProvider, Endpoint, Header, Logins, Mapping, Place,
+        TransportError,
     },
     topology::{Client, Cluster, Common, Sentinels, Server},
     url::{Nodes, Parameters, Url, read},
@@ -22,7 +21,7 @@ pub(crate) struct TransportConfig {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: Option<i64>,
-    pub(crate) provider: Option<Arc<dyn StreamingCredentialsProvider>>,
+    pub(crate) provider: Option<DynProvider>,
     #[cfg(feature = "tls-rustls-no-provider")]
     pub(crate) tls: Option<TlsSettings>,
     #[cfg(feature = "tls-rustls-no-provider")]
@@ -109,6 +108,7 @@ impl TransportConfig {
 
     /// A connection that reconnects by itself. The settings about addresses, logins and connections
     /// have no effect.
+    #[cfg_attr(not(feature = "redis-1"), allow(dead_code, reason = "an application hands it over"))]
     pub(crate) fn connection(connection: Arc<dyn DynConnection>) -> Self {
         Self::new(Topology::Connection(connection))
     }
@@ -194,11 +194,15 @@ impl TransportConfig {
         if let Some(database) = self.database {
             endpoint.login = endpoint.login.set_db(database);
         }
-        endpoint.credentials = self.provider.clone().map(|provider| {
+        endpoint.logins = self.provider.clone().map(|provider| {
             let owner = owner.clone();
-            let on_rejected =
-                Arc::new(move |server: &str| owner.notify(&Event::LoginRejected { server }));
-            Credentials { provider, on_rejected }
+            let on_failure = move |server: &str, error: Option<&(dyn Error + 'static)>| {
+                owner.notify(&match error {
+                    Some(error) => Event::NoCredentials { server, error },
+                    None => Event::LoginRejected { server },
+                });
+            };
+            Logins { provider, on_failure: Arc::new(on_failure) }
         });
         with_password(endpoint)
     }
@@ -226,10 +230,10 @@ impl TransportConfig {
 
 /// Rejects a user without a password, because Redis would log in the user `default`.
 fn with_password(endpoint: Endpoint) -> Result<Endpoint, TransportError> {
-    let Endpoint { login, credentials, .. } = &endpoint;
+    let Endpoint { login, logins, .. } = &endpoint;
     let place = endpoint.name();
     match login.username() {
-        Some(_) if login.password().is_none() && credentials.is_none() => {
+        Some(_) if login.password().is_none() && logins.is_none() => {
             Err(TransportError::config(format!(
                 "cannot log in at {place}: there is a user but no password; for a password alone \
                  write redis://:PASSWORD@HOST, and for a user with `nopass` any password"
@@ -247,7 +251,7 @@ struct Security {
 }
 
 impl Security {
-    /// `own` makes all connections use TLS. `other` is for `rediss://` URLs if `own` is missing.
+    /// `own` makes all connections use TLS. `other` is for the settings that `own` does not have.
     #[cfg(feature = "tls-rustls-no-provider")]
     fn new(
         own: Option<&TlsSettings>,
@@ -256,8 +260,8 @@ impl Security {
     ) -> Result<Self, TransportError> {
         let is_for_all = own.is_some();
         let is_used = is_for_all || urls.iter().any(|url| url.is_tls);
-        let tls = own.or(other).cloned().unwrap_or_default();
-        let connector = is_used.then(|| tls.connector()).transpose()?;
+        let [own, other] = [own, other].map(|tls| tls.cloned().unwrap_or_default());
+        let connector = is_used.then(|| own.or(other).connector()).transpose()?;
         Ok(Self { connector, is_for_all })
     }
 

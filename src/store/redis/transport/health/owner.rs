@@ -85,6 +85,8 @@ pub(crate) enum Event<'a> {
     Retired { server: &'a str, changes: u32 },
     /// A server rejected new credentials on an open connection.
     LoginRejected { server: &'a str },
+    /// The provider of the credentials has failed, for an open connection.
+    NoCredentials { server: &'a str, error: &'a (dyn Error + 'static) },
     /// The Sentinels name another master.
     MasterChanged { master: &'a str, old: &'a dyn Display, new: &'a dyn Display },
     /// The master that the Sentinels name cannot be used.

@@ -59,8 +59,8 @@ pub(crate) struct Endpoint {
     /// The text of `place`, for errors.
     name: Arc<str>,
     pub(crate) login: RedisConnectionInfo,
-    /// These replace the user and the password of the login.
-    pub(crate) credentials: Option<Credentials>,
+    /// Their credentials replace the user and the password of the login.
+    pub(crate) logins: Option<Logins>,
     tls: Option<Connector>,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Display for Place {
 impl Endpoint {
     pub(crate) fn new(place: Place, login: RedisConnectionInfo, tls: Option<Connector>) -> Self {
         let name = place.to_string().into();
-        Self { place, name, login, credentials: None, tls }
+        Self { place, name, login, logins: None, tls }
     }
 
     pub(crate) fn place(&self) -> &Place {
@@ -115,6 +115,12 @@ impl Endpoint {
             .set_response_timeout(answers_within)
             .set_connection_timeout(None);
         let mut login = self.login.clone();
+        if let Some(logins) = &self.logins {
+            let first = before(ends, logins.first()).await.map_err(|error| {
+                cannot("get the credentials", &error, within, "; check their provider")
+            })?;
+            login = login.set_username(first.user()).set_password(first.password());
+        }
         let mut was_cut = false;
         loop {
             let config = match &pushes {
@@ -222,20 +228,16 @@ impl Endpoint {
         &self,
         stream: Pin<Box<dyn Stream>>,
         login: &RedisConnectionInfo,
-        mut config: AsyncConnectionConfig,
+        config: AsyncConnectionConfig,
         within: Duration,
         ends: Instant,
         hint: &str,
     ) -> Result<Session, LoginFailure> {
         let traffic = Arc::<Traffic>::default();
-        if let Some(credentials) = self.credentials.clone() {
-            let (server, traffic) = (self.name.clone(), traffic.clone());
-            config = config.set_credentials_provider(Logins { credentials, server, traffic });
-        }
         let stream = Watched { stream, traffic: traffic.clone() };
-        let login = MultiplexedConnection::new_with_config(login, stream, config);
+        let opened = MultiplexedConnection::new_with_config(login, stream, config);
         let cannot_log_in = |cause: io::Error| cannot("log in", &cause, within, hint);
-        let (commands, driver) = match timeout_at(ends, login).await {
+        let (commands, driver) = match timeout_at(ends, opened).await {
             Ok(Err(error)) if error.is_connection_dropped() => {
                 let error = cannot_log_in(io::Error::other("the server closed the connection"));
                 return Err(LoginFailure { error, is_cut: true });
@@ -248,7 +250,13 @@ impl Endpoint {
                 return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into());
             }
         };
-        let driver = Arc::new(Driver::spawn(driver, traffic.clone()));
+        let renewal = self.logins.clone().map(|logins| {
+            let [user, password] =
+                [login.username(), login.password()].map(Option::unwrap_or_default);
+            let known = Credentials::new(user, password);
+            logins.renew(commands.clone(), self.name.clone(), known)
+        });
+        let driver = Arc::new(Driver::spawn(driver, renewal, traffic.clone()));
         Ok(Session { driver, commands, traffic })
     }
 }

@@ -246,7 +246,9 @@ fn state_of(error: &RedisError) -> ServerState {
         () if error.is_connection_refusal() => ServerState::Refused,
         () if !error.is_timeout() => ServerState::Unavailable,
         () if text.starts_with("cannot connect") => ServerState::Unreachable,
-        () if text.starts_with("cannot resolve") => ServerState::Unavailable,
+        () if ["cannot resolve", "cannot get"].iter().any(|it| text.starts_with(it)) => {
+            ServerState::Unavailable // no server was asked
+        }
         () => ServerState::Silent, // during TLS or the login
     }
 }

@@ -20,7 +20,6 @@ use crate::sync::lock;
 /// missing.
 #[derive(Clone)]
 pub(crate) struct Session {
-    // The first field: the traffic ends before the drop of the commands ends the logins.
     pub(super) driver: Arc<Driver>,
     pub(crate) commands: MultiplexedConnection,
     pub(crate) traffic: Arc<Traffic>,
@@ -34,12 +33,15 @@ pub(super) struct Driver {
     /// closed when the runtime ends.
     future: Weak<Mutex<Option<DriverFuture>>>,
     task: AbortHandle,
+    /// Logs in again with new credentials, if there is a provider of them.
+    renewal: Option<AbortHandle>,
     traffic: Arc<Traffic>,
 }
 
 impl Driver {
     pub(super) fn spawn(
         future: impl Future<Output = ()> + Send + 'static,
+        renewal: Option<impl Future<Output = ()> + Send + 'static>,
         traffic: Arc<Traffic>,
     ) -> Self {
         let future = Arc::new(Mutex::new(Some(Box::pin(future) as DriverFuture)));
@@ -48,7 +50,8 @@ impl Driver {
             Some(future) => future.as_mut().poll(cx),
             None => Poll::Ready(()),
         }));
-        Self { future: held, task: task.abort_handle(), traffic }
+        let renewal = renewal.map(|renewal| tokio::spawn(renewal).abort_handle());
+        Self { future: held, task: task.abort_handle(), renewal, traffic }
     }
 }
 
@@ -64,6 +67,7 @@ impl Drop for Driver {
     fn drop(&mut self) {
         self.traffic.end();
         self.task.abort();
+        self.renewal.iter().for_each(AbortHandle::abort);
     }
 }
 

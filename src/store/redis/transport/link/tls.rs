@@ -50,6 +50,11 @@ impl TlsSettings {
         Ok(Self { client: Some(Arc::new(Identity { chain, key })), ..self })
     }
 
+    /// Returns these settings, and the others where these have none.
+    pub(crate) fn or(self, others: Self) -> Self {
+        Self { roots: self.roots.or(others.roots), client: self.client.or(others.client) }
+    }
+
     pub(crate) fn connector(&self) -> Result<TlsConnector, TransportError> {
         let roots = match &self.roots {
             Some(roots) => roots.clone(),
@@ -73,19 +78,9 @@ impl TlsSettings {
     }
 }
 
-impl fmt::Debug for TlsSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls")
-            .field("has_ca_certificates", &self.roots.is_some())
-            .field("has_client_certificate", &self.client.is_some())
-            .finish()
-    }
-}
-
-pub(super) const CHECK_CLIENT: &str = "; check the certificate of `Tls::client_certificate`, and \
-     that the server trusts the CA that signed it";
-const NO_TLS: &str =
-    "; if the port does not expect TLS, write redis:// and leave out `RedisConfig::tls`";
+pub(super) const CHECK_CLIENT: &str = "; check the certificate of \
+     `RedisConfig::client_certificate`, and that the server trusts the CA that signed it";
+const NO_TLS: &str = "; if the port does not expect TLS, write redis:// and set no certificates";
 
 const OTHER_CERTIFICATE: &str = "; `openssl s_client -connect HOST:PORT` shows the certificate: \
      give the server one that clients accept";
@@ -108,11 +103,11 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
                  its common name does not count"
             }
             Bad::UnknownIssuer => {
-                "; give the CA that signed the certificate to `Tls::ca_certificates`"
+                "; give the CA that signed the certificate to `RedisConfig::ca_certificates`"
             }
             Bad::BadSignature => {
                 "; a CA with this name is known, but with another key: give the CA that signed the \
-                 certificate to `Tls::ca_certificates`"
+                 certificate to `RedisConfig::ca_certificates`"
             }
             Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => {
                 "; give the server a certificate for servers (extended key usage `serverAuth`)"
@@ -147,7 +142,8 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
 fn of_webpki(error: &str) -> &'static str {
     if error.contains("CaUsedAsEndEntity") {
         return "; the server presents the certificate of a CA: give it one without `CA:TRUE`, \
-                signed by that CA or by itself, and give the signer to `Tls::ca_certificates`";
+                signed by that CA or by itself, and give the signer to \
+                `RedisConfig::ca_certificates`";
     }
     if error.contains("UnsupportedCertVersion") {
         return "; give the server a certificate of version 3, with a subject alternative name";
@@ -194,7 +190,7 @@ fn default_roots() -> Result<RootCertStore, TransportError> {
         let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
         return Err(TransportError::config(format!(
             "cannot find the system's root certificates{why}; install them, or give those of the \
-             server to `Tls::ca_certificates`"
+             server to `RedisConfig::ca_certificates`"
         )));
     }
     Ok(roots)
