@@ -7,11 +7,7 @@ use std::{
 };
 
 use super::{
-    call::{Call, Demand},
-    charge::Charge,
-    handle::Limiter,
-    max_wait::MaxWait,
-    retry::yield_to_queue,
+    call::Call, charge::Charge, handle::Limiter, max_wait::MaxWait, retry::yield_to_queue,
     waiter::Waiter,
 };
 use crate::{
@@ -156,8 +152,8 @@ pub struct Acquire<'a, K> {
 
 impl<'a, K> Acquire<'a, K> {
     #[inline]
-    pub(super) fn new(demand: Demand<'a, K>, max_wait: Duration) -> Self {
-        Self { call: Call::Starting(demand), max_wait }
+    pub(super) fn new(call: Call<'a, K, Decision>, max_wait: Duration) -> Self {
+        Self { call, max_wait }
     }
 }
 
@@ -167,15 +163,15 @@ impl<K> Unpin for Acquire<'_, K> {}
 impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
     type Output = Result<Decision, Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let Some(demand) = this.call.start() else { return this.call.poll_rest(cx) };
         let is_endless = this.max_wait == Duration::MAX;
         let max_wait =
             if is_endless { MaxWait::LONGEST } else { MaxWait::UpTo(micros(this.max_wait)) };
-        match demand {
-            Demand::Units(limiter, key, units) if !is_endless => {
-                let key = key.into();
+        let charge = if let Some((limiter, key, units)) = this.call.take_units() {
+            let key = key.into();
+            if !is_endless {
                 let answer = limiter.decide(Action::Check, &key, units, max_wait);
                 if let Some(Outcome { decision, .. }) = answer.now()
                     && decision.delay().is_zero()
@@ -183,13 +179,15 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
                 {
                     return Poll::Ready(Ok(decision.clone()));
                 }
-                let charge = Charge::of_units(limiter, key, units);
-                this.call.go_on(cx, Waiter::new(charge, answer, max_wait).wait_or_recover())
+                let waiter = Waiter::new(Charge::of_units(limiter, key, units), answer, max_wait);
+                return this.call.go_on(cx, waiter.wait_or_recover());
             }
-            demand => {
-                let charge = demand.into_charge().into_owned();
-                this.call.go_on(cx, charge.acquire(max_wait, is_endless))
-            }
-        }
+            Charge::of_units(limiter, key, units)
+        } else if let Some(charge) = this.call.take_charge() {
+            charge.into_owned()
+        } else {
+            return this.call.poll_rest(cx);
+        };
+        this.call.go_on(cx, charge.acquire(max_wait, is_endless))
     }
 }

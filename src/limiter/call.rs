@@ -4,27 +4,36 @@
 
 use std::{
     borrow::Cow,
-    fmt, mem,
+    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use super::{charge::Charge, handle::Limiter};
-use crate::{decision::Outcome, error::Error, keys::Key, store::StoreFuture};
+use crate::{decision::Outcome, error::Error, store::StoreFuture};
 
-/// What a call asks for.
-pub(super) enum Demand<'a, K> {
-    /// Units of one limiter. The key is converted by the first poll, which moves it less often.
-    Units(&'a Limiter, K, u64),
+pub(super) const POLLED: &str = "polled after completion";
+
+/// The rest of a call. Boxed, so that the future of a check in memory is small.
+type Rest<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+
+/// A call: what it asks for, and from its first poll on what is left of it.
+pub(super) enum Call<'a, K, T> {
+    /// Units of one limiter. The first poll takes and converts the key: no poll moves the call.
+    Units(&'a Limiter, Option<K>, u64),
     /// The costs of a charge; `Some` replaces that of the limit that was added last.
     Charge(&'a Charge, Option<u64>),
+    Waiting(Rest<'a, T>),
+    Done,
 }
 
-impl<'a, K> Demand<'a, K> {
+impl<'a, K, T> Call<'a, K, T> {
+    #[inline]
     pub(super) fn cost(&mut self, units: u64) {
         match self {
             Self::Units(.., cost) => *cost = units,
             Self::Charge(_, cost) => *cost = Some(units),
+            Self::Waiting(_) | Self::Done => {}
         }
     }
 
@@ -35,42 +44,22 @@ impl<'a, K> Demand<'a, K> {
             Self::Charge(charge, _) => charge.limiters().try_for_each(|limiter| {
                 limiter.own().map_err(|_| Error::Unsupported)?.check_immediate()
             }),
+            Self::Waiting(_) | Self::Done => Ok(()),
         }
     }
 
-    pub(super) fn into_charge<'k>(self) -> Cow<'a, Charge>
-    where
-        K: Into<Key<'k>>,
-    {
-        match self {
-            Self::Units(limiter, key, cost) => Cow::Owned(Charge::of_units(limiter, key, cost)),
-            Self::Charge(charge, cost) => charge.with_cost(cost),
-        }
-    }
-}
-
-/// The rest of a call. Boxed, so that the future of a check in memory is small.
-type Rest<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
-
-/// A call: what it asks for, and from its first poll on what is left of it.
-pub(super) enum Call<'a, K, T> {
-    Starting(Demand<'a, K>),
-    Waiting(Rest<'a, T>),
-    Done,
-}
-
-impl<'a, K, T> Call<'a, K, T> {
-    /// Returns what the call asks for, at its first poll. It is done then, unless the caller sets a
-    /// rest.
+    /// Takes the units of one limiter, before the first poll.
     #[inline]
-    pub(super) fn start(&mut self) -> Option<Demand<'a, K>> {
-        if !matches!(self, Self::Starting(_)) {
-            return None;
-        }
-        match mem::replace(self, Self::Done) {
-            Self::Starting(demand) => Some(demand),
-            _ => unreachable!("matched above"),
-        }
+    pub(super) fn take_units(&mut self) -> Option<(&'a Limiter, K, u64)> {
+        let Self::Units(limiter, key, units) = self else { return None };
+        Some((*limiter, key.take()?, *units))
+    }
+
+    /// Takes the charge, before the first poll.
+    pub(super) fn take_charge(&mut self) -> Option<Cow<'a, Charge>> {
+        let Self::Charge(charge, cost) = *self else { return None };
+        *self = Self::Done;
+        Some(charge.with_cost(cost))
     }
 
     /// Sets the rest of the call, and polls it.
@@ -83,9 +72,8 @@ impl<'a, K, T> Call<'a, K, T> {
         self.poll_rest(cx)
     }
 
-    #[inline(never)]
     pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, Error>> {
-        let Self::Waiting(rest) = self else { panic!("polled after completion") };
+        let Self::Waiting(rest) = self else { panic!("{POLLED}") };
         let result = ready!(rest.as_mut().poll(cx));
         *self = Self::Done;
         Poll::Ready(result)
@@ -95,14 +83,15 @@ impl<'a, K, T> Call<'a, K, T> {
 impl<K, T> fmt::Debug for Call<'_, K, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Starting(_) => "Starting",
+            Self::Units(_, Some(_), _) | Self::Charge(..) => "Starting",
             Self::Waiting(_) => "Waiting",
-            Self::Done => "Done",
+            Self::Units(..) | Self::Done => "Done",
         })
     }
 }
 
 /// Returns the outcome, if it is there and no error. The future has the answer otherwise.
+#[inline]
 pub(super) fn poll_outcome(
     answer: &mut StoreFuture<Outcome>,
     cx: &mut Context<'_>,

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     acquire::Acquire,
-    call::{Call, Demand, poll_outcome},
+    call::{Call, POLLED, poll_outcome},
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
@@ -61,7 +61,7 @@ impl Limiter {
     /// ```
     #[inline]
     pub fn check<'k, K: Into<Key<'k>>>(&self, key: K) -> Check<'_, K> {
-        Check { call: Call::Starting(Demand::Units(self, key, 1)) }
+        Check { call: Call::Units(self, Some(key), 1) }
     }
 
     /// Returns the state of `key`, and whether a [`check`](Limiter::check) would be allowed now. It
@@ -103,7 +103,7 @@ impl Charge {
     /// As for [`Limiter::check`].
     #[inline]
     pub fn check(&self) -> Check<'_, Key<'static>> {
-        Check { call: Call::Starting(Demand::Charge(self, None)) }
+        Check { call: Call::Charge(self, None) }
     }
 
     /// Returns the decision of a check, which has no permit.
@@ -156,9 +156,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// A cost of 0, or above the largest that the quota can grant, is an error of the check.
     #[inline]
     pub fn cost(mut self, units: u64) -> Self {
-        if let Call::Starting(demand) = &mut self.call {
-            demand.cost(units);
-        }
+        self.call.cost(units);
         self
     }
 
@@ -192,8 +190,8 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// # }
     /// ```
     #[inline]
-    pub fn max_wait(mut self, max_wait: Duration) -> Acquire<'a, K> {
-        Acquire::new(self.demand(), max_wait)
+    pub fn max_wait(self, max_wait: Duration) -> Acquire<'a, K> {
+        Acquire::new(self.call, max_wait)
     }
 
     /// Decides in code that cannot await: each store must be a
@@ -219,9 +217,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// # }
     /// ```
     pub fn now(self) -> Result<Decision, Error> {
-        if let Call::Starting(demand) = &self.call {
-            demand.check_immediate()?;
-        }
+        self.call.check_immediate()?;
         match pin!(self).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => result,
             Poll::Pending => unreachable!("a store in memory answers at once"),
@@ -256,17 +252,14 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// ```
     pub async fn peek(mut self) -> Result<KeyState, Error> {
         let (action, max_wait) = (Action::Peek, MaxWait::DEFAULT);
-        let outcome = match self.demand() {
-            Demand::Units(limiter, key, units) => {
-                limiter.decide(action, &key.into(), units, max_wait).await?
+        let answer = match self.call.take_charge() {
+            Some(charge) => charge.decide(action, max_wait),
+            None => {
+                let (limiter, key, units) = self.call.take_units().expect(POLLED);
+                limiter.decide(action, &key.into(), units, max_wait)
             }
-            Demand::Charge(charge, cost) => charge.with_cost(cost).decide(action, max_wait).await?,
         };
-        Ok(KeyState::peeked(outcome.decision))
-    }
-
-    fn demand(&mut self) -> Demand<'a, K> {
-        self.call.start().expect("only a check that was not polled is changed")
+        Ok(KeyState::peeked(answer.await?.decision))
     }
 
     /// Decides without the fast path.
@@ -297,14 +290,10 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
         })
     }
 
+    /// Decides about a charge, or goes on.
     #[inline(never)]
-    fn decide_charge(
-        &mut self,
-        cx: &mut Context<'_>,
-        charge: &'a Charge,
-        cost: Option<u64>,
-    ) -> Poll<Result<Decision, Error>> {
-        let charge = charge.with_cost(cost);
+    fn poll_other(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
+        let Some(charge) = self.call.take_charge() else { return self.call.poll_rest(cx) };
         if let Err(error) = charge.check_costs() {
             return Poll::Ready(Err(error));
         }
@@ -325,16 +314,13 @@ impl<'k, K: Into<Key<'k>>> Future for Check<'_, K> {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        match this.call.start() {
-            Some(Demand::Units(limiter, key, units)) => {
-                let key = key.into();
-                match limiter.check_fast(Action::Check, &key, units, MaxWait::DEFAULT) {
-                    Some(outcome) => Poll::Ready(Ok(outcome.decision)),
-                    None => this.decide(cx, limiter, key, units),
-                }
-            }
-            Some(Demand::Charge(charge, cost)) => this.decide_charge(cx, charge, cost),
-            None => this.call.poll_rest(cx),
+        let Some((limiter, key, units)) = this.call.take_units() else {
+            return this.poll_other(cx);
+        };
+        let key = key.into();
+        match limiter.check_fast(Action::Check, &key, units, MaxWait::DEFAULT) {
+            Some(outcome) => Poll::Ready(Ok(outcome.decision)),
+            None => this.decide(cx, limiter, key, units),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     admission::Admission,
-    call::{Call, Demand, poll_outcome},
+    call::{Call, poll_outcome},
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
@@ -77,7 +77,7 @@ impl Limiter {
     /// ```
     #[inline]
     pub fn hold<'k, K: Into<Key<'k>>>(&self, key: K, n: u64) -> Hold<'_, K> {
-        Hold::new(Demand::Units(self, key, n))
+        Hold { call: Call::Units(self, Some(key), n), max_wait: Duration::ZERO }
     }
 }
 
@@ -127,7 +127,7 @@ impl Charge {
     /// ```
     #[inline]
     pub fn hold(&self) -> Hold<'_, Key<'static>> {
-        Hold::new(Demand::Charge(self, None))
+        Hold { call: Call::Charge(self, None), max_wait: Duration::ZERO }
     }
 
     /// Returns the admission of a request that does not wait.
@@ -156,11 +156,6 @@ pub struct Hold<'a, K> {
 }
 
 impl<'a, K> Hold<'a, K> {
-    #[inline]
-    fn new(demand: Demand<'a, K>) -> Self {
-        Self { call: Call::Starting(demand), max_wait: Duration::ZERO }
-    }
-
     /// Waits for the units for up to `max_wait`. The default is not to wait.
     ///
     /// A hold reserves no instant. A denied call checks again when units are restored, and when a
@@ -225,24 +220,25 @@ impl<K> Unpin for Hold<'_, K> {}
 impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
     type Output = Result<Admission<Permit>, Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let Some(demand) = this.call.start() else { return this.call.poll_rest(cx) };
         let waits = !this.max_wait.is_zero();
-        let charge = match demand {
-            Demand::Units(limiter, key, units) => {
-                let key = key.into();
-                if !waits {
-                    if let Some(outcome) = limiter.hold_fast(&key, units, false) {
-                        return Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome)));
-                    }
-                    let charge = Charge::new(limiter, key).estimate(units);
-                    let answer = charge.decide_carefully(Action::Check, MaxWait::NONE);
-                    return this.decide(cx, charge, answer);
-                }
+        let charge = if let Some((limiter, key, units)) = this.call.take_units() {
+            let key = key.into();
+            if waits {
                 Charge::new(limiter, key).estimate(units)
+            } else if let Some(outcome) = limiter.hold_fast(&key, units, false) {
+                return Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome)));
+            } else {
+                let charge = Charge::new(limiter, key).estimate(units);
+                let answer = charge.decide_carefully(Action::Check, MaxWait::NONE);
+                return this.decide(cx, charge, answer);
             }
-            Demand::Charge(charge, _) => charge.clone(),
+        } else if let Some(charge) = this.call.take_charge() {
+            charge.into_owned()
+        } else {
+            return this.call.poll_rest(cx);
         };
         if let Err(error) = charge.check_estimate() {
             return Poll::Ready(Err(error));
