@@ -73,13 +73,13 @@ impl Limiter {
     /// As for [`check_now`](Limiter::check_now), and [`Error::ZeroCost`] and
     /// [`Error::CostAboveQuota`] for an invalid cost, immediately and without spending.
     pub fn check_n_now<'k>(&self, key: impl Into<Key<'k>>, n: u64) -> Result<Decision, Error> {
-        let limiter = self.static_name();
+        let not_immediate = || Error::NotImmediate { limiter: self.static_name().into() };
         if !self.store().is_immediate() {
-            return Err(Error::NotImmediate { limiter });
+            return Err(not_immediate());
         }
         let key = key.into();
         let answer = self.decide(Action::Check, &key, n, MaxWait::DEFAULT);
-        let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
+        let result = answer.into_now().ok_or_else(not_immediate)?;
         let recovered = match result {
             Ok(outcome) => return Ok(outcome.decision),
             Err(error) => Charge::new_n(self, &key, n).recover_by_limiter(error)?,
@@ -88,7 +88,7 @@ impl Limiter {
             Recovered::Uncounted(decision) => Ok(decision),
             Recovered::Fallback(charge) => {
                 let answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-                let result = answer.into_now().ok_or(Error::NotImmediate { limiter })?;
+                let result = answer.into_now().ok_or_else(not_immediate)?;
                 result.map(|outcome| outcome.decision)
             }
         }

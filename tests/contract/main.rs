@@ -16,4 +16,5 @@ mod nginx;
 mod permit;
 mod reservation;
 mod settling;
+mod traits;
 mod waiting;

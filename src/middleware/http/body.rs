@@ -22,7 +22,7 @@ use super::guard::BodyGuard;
 /// let body = RejectionBody::from(format!("wait {} s", 7));
 /// assert_eq!(body.into_bytes(), "wait 7 s");
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RejectionBody(Option<Bytes>);
 
 impl RejectionBody {
