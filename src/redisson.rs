@@ -149,10 +149,10 @@
 //! * `{name}:value`: the permits left
 //! * `{name}:permits`: the log, one entry of 21 bytes for each acquire (about 130 bytes in Redis)
 //!
-//! For a rate [per client](RateLimiterConfig::per_client), `:` and the id of the client follow the last two. A name that
-//! contains a `{` gets no braces: `api:{42}:value`. So `x` and `{x}` are two hashes that share
-//! their other keys: do not use both. The store's [`prefix`](crate::store::RedisConfig::prefix) has
-//! no effect here.
+//! For a rate [per client](RateLimiterConfig::per_client), `:` and the id of the client follow the
+//! last two. A name that contains a `{` gets no braces: `api:{42}:value`. So `x` and `{x}` are two
+//! hashes that share their other keys: do not use both. The store's
+//! [`prefix`](crate::store::RedisConfig::prefix) has no effect here.
 //!
 //! This crate adds a key and a field:
 //!
@@ -318,9 +318,9 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`RateLimiterError::Slots`] if the name is empty, or if its keys would be in several slots of a
-    /// Redis Cluster. A valid name has no braces, or has text in the first pair of them: `a}b`,
-    /// `x{y` and `{}z` are rejected.
+    /// [`RateLimiterError::Slots`] if the name is empty, or if its keys would be in several slots
+    /// of a Redis Cluster. A valid name has no braces, or has text in the first pair of them:
+    /// `a}b`, `x{y` and `{}z` are rejected.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, RateLimiterError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
         let observers = LimiterObservers::new(store.observers(), LABEL);

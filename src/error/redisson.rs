@@ -3,8 +3,8 @@
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-/// A mistake in the use of a [`RateLimiter`](crate::redisson::RateLimiter): in its name, its rate or
-/// the call. The methods that also call Redis return it in
+/// A mistake in the use of a [`RateLimiter`](crate::redisson::RateLimiter): in its name, its rate
+/// or the call. The methods that also call Redis return it in
 /// [`Error::Redisson`](crate::Error::Redisson).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -12,19 +12,19 @@ pub enum ConfigError {
     /// Another limiter over the same store uses the name: their counts would mix.
     #[non_exhaustive]
     NameTaken {
-        /// The name.
+        /// The name of the limiter.
         limiter: Cow<'static, str>,
     },
     /// The name is invalid: it must be 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
     #[non_exhaustive]
     Name {
-        /// The name.
+        /// The name of the limiter.
         limiter: Cow<'static, str>,
     },
     /// The configuration has no limit of this name.
     #[non_exhaustive]
     MissingLimit {
-        /// The name.
+        /// The name of the limit, and of its limiter.
         limiter: Cow<'static, str>,
     },
     /// The new configuration lacks limits of the previous one, which limiters use. Nothing was

@@ -61,9 +61,9 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`RateLimiterError::Slots`] as for [`try_new`](RateLimiter::try_new), or if a key could address
-    /// other names, because the template has braces other than a pair around the key, or contains
-    /// only the key.
+    /// [`RateLimiterError::Slots`] as for [`try_new`](RateLimiter::try_new), or if a key could
+    /// address other names, because the template has braces other than a pair around the key, or
+    /// contains only the key.
     pub fn for_key<'a>(&self, key: impl Into<Key<'a>>) -> Result<Self, RateLimiterError> {
         if !self.is_template() {
             return Ok(self.clone());

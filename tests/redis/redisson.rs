@@ -464,10 +464,11 @@ async fn the_rate_of_a_template_is_read_within_the_deadline_of_the_decision() {
     let config = support::config(&proxy.url()).deadline(DEADLINE);
     let store = support::connected(config).await;
     let template = RateLimiter::new(store.clone(), "api:{key}");
-    template.try_set_rate(RateLimiterConfig::overall(5, HOUR)).await.unwrap();
+    let rate = RateLimiterConfig::overall(5, HOUR);
+    template.try_set_rate(rate).await.unwrap();
     let limiter = template.for_key("alice").unwrap();
     assert!(take(&limiter, 1).await); // loads the scripts
-    template.try_set_rate(RateLimiterConfig::overall(5, HOUR)).await.unwrap(); // clears the cached rate
+    template.try_set_rate(rate).await.unwrap(); // clears the cached rate
 
     proxy.delay_replies(DELAY);
     let before = server.calls("evalsha");
