@@ -106,10 +106,13 @@ pub struct Tokens {
 pub struct TokenMeter {
     source: Source,
     reader: UsageReader,
-    // The mutexes, which are never locked, make the meter `Sync`: the closures need not be.
-    report: Mutex<Box<dyn FnMut(Tokens) -> Usage + Send>>,
-    when_cut_off: Option<Mutex<Box<dyn FnMut(u64) -> Usage + Send>>>,
+    report: Report<Tokens>,
+    when_cut_off: Option<Report<u64>>,
 }
+
+/// Returns the usage. The mutex, which is never locked, makes the meter `Sync`: the closure need
+/// not be.
+type Report<T> = Mutex<Box<dyn FnMut(T) -> Usage + Send>>;
 
 impl TokenMeter {
     /// Creates the meter of an answer with this head. `report` determines the usage of each limiter
