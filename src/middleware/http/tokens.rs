@@ -106,13 +106,13 @@ pub struct Tokens {
 pub struct TokenMeter {
     source: Source,
     reader: UsageReader,
-    report: Report<Tokens>,
-    when_cut_off: Option<Report<u64>>,
+    report: ToUsage<Tokens>,
+    when_cut_off: Option<ToUsage<u64>>,
 }
 
 /// Returns the usage. The mutex, which is never locked, makes the meter `Sync`: the closure need
 /// not be.
-type Report<T> = Mutex<Box<dyn FnMut(T) -> Usage + Send>>;
+type ToUsage<T> = Mutex<Box<dyn FnMut(T) -> Usage + Send>>;
 
 impl TokenMeter {
     /// Creates the meter of an answer with this head. `report` determines the usage of each limiter
