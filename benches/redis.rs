@@ -32,7 +32,7 @@ use tokio::{
 };
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, Quota, RedisStore,
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig},
 };
 
 const ROUNDS: usize = 15;
@@ -485,7 +485,7 @@ impl Bench {
         let log = self.limiter("beside-redisson", Algorithm::SlidingLog, PLENTY);
         let shared = RateLimiter::new(self.store.clone(), "shared-with-java");
         let rate = PLENTY.limit();
-        let set = shared.set_rate(RateType::Overall, rate, PLENTY.window());
+        let set = shared.set_rate(RateLimiterConfig::overall(rate, PLENTY.window()));
         self.runtime.block_on(set).expect("the server answers");
         let mut admitted = [0; 2];
         let [redisson, ours] = interleaved(CPU_ROUNDS, |which| {
@@ -535,7 +535,7 @@ impl Bench {
                 let store = RedisStore::connect(&url).await.expect("a server");
                 let limiter = RateLimiter::new(store, "waiting");
                 let interval = Duration::from_millis(interval);
-                let set = limiter.try_set_rate(RateType::Overall, rate, interval).await;
+                let set = limiter.try_set_rate(RateLimiterConfig::overall(rate, interval)).await;
                 set.expect("the server answers");
                 limiters.push(limiter);
             }
@@ -564,7 +564,10 @@ impl Bench {
         let shared = RateLimiter::new(self.store.clone(), "shared-with-java");
         self.runtime.block_on(async {
             let (rate, hour) = (u64::from(2 * LOGGED), Duration::from_secs(3_600));
-            shared.set_rate(RateType::Overall, rate, hour).await.expect("the server answers");
+            shared
+                .set_rate(RateLimiterConfig::overall(rate, hour))
+                .await
+                .expect("the server answers");
             assert!(acquire(&shared).await);
         });
         let bytes = || self.query::<u64>("MEMORY USAGE {shared-with-java}:permits SAMPLES 0");

@@ -18,7 +18,7 @@ use support::{Context, Failure, exit_code};
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::{
     RedisStore,
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig},
 };
 
 const NAME: &str = "LIMITER_NAME";
@@ -49,9 +49,9 @@ async fn walk(limiter: &RateLimiter, redis: &mut Keys) -> Result {
 
 async fn set_rate(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("set the rate to 5 permits per 2 s, if none is set");
-    let set = limiter.try_set_rate(RateType::Overall, 5, 2 * SECOND).await?;
+    let set = limiter.try_set_rate(RateLimiterConfig::overall(5, 2 * SECOND)).await?;
     println!("try_set_rate: {set}, again: {}", {
-        limiter.try_set_rate(RateType::Overall, 100, SECOND).await?
+        limiter.try_set_rate(RateLimiterConfig::overall(100, SECOND)).await?
     });
     show_config(limiter).await?;
     redis.print()
@@ -94,7 +94,7 @@ async fn wait(limiter: &RateLimiter, redis: &mut Keys) -> Result {
 
 async fn lower_rate(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("lower the rate: permits that were taken still count, so there is a debt");
-    limiter.update_rate(RateType::Overall, 2, 2 * SECOND).await?;
+    limiter.update_rate(RateLimiterConfig::overall(2, 2 * SECOND)).await?;
     show_config(limiter).await?;
     println!("available_permits: {}", limiter.available_permits().await?);
     redis.print()
@@ -111,7 +111,7 @@ async fn expire(limiter: &RateLimiter) -> Result {
 async fn count_per_client(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("a rate per client; the id of this client is \"example\"");
     let client = limiter.clone().client_id("example").keep_alive(KEEP);
-    client.set_rate(RateType::PerClient, 5, 10 * SECOND).await?;
+    client.set_rate(RateLimiterConfig::per_client(5, 10 * SECOND)).await?;
     let taken = client.try_acquire(1, SECOND).await?.is_allowed();
     println!("try_acquire(1): {}", outcome(taken));
     redis.print()
@@ -121,7 +121,7 @@ async fn delete(limiter: &RateLimiter, redis: &mut Keys) -> Result {
     title("delete the limiter, and leave a new one with keys to look at");
     println!("delete: {}", limiter.delete().await?);
     redis.print()?;
-    limiter.set_rate(RateType::Overall, 5, 10 * SECOND).await?;
+    limiter.set_rate(RateLimiterConfig::overall(5, 10 * SECOND)).await?;
     limiter.expire(KEEP).await?;
     let _ = limiter.acquire(1).await?;
     let _ = limiter.acquire(2).await?;

@@ -22,7 +22,4 @@ pub use self::{
     limiters::Limiters,
     limits::{Limit, Limits},
 };
-pub use crate::{
-    algorithm::Refill,
-    quota::{ConfigError, QuotaError},
-};
+pub use crate::{algorithm::Refill, quota::ConfigError};

@@ -140,6 +140,26 @@ pub enum Source {
     Open,
 }
 
+impl Source {
+    /// Returns the name, as in a label: `store`, `cached`, `local` or `open`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Cached => "cached",
+            Self::Local => "local",
+            Self::Open => "open",
+        }
+    }
+}
+
+/// Writes the name, as in a label.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
+    }
+}
+
 impl Status {
     #[inline]
     const fn new(source: Source, is_allowed: bool) -> Self {

@@ -1,15 +1,21 @@
 //! Errors of limiters and stores. Errors of settings are in `quota/config_error.rs`, errors in
 //! requests in `middleware/rejection.rs`.
 
+#[cfg(feature = "redisson")]
+mod redisson;
 mod store;
 
-use std::{error::Error as StdError, fmt};
+use std::{borrow::Cow, error::Error as StdError, fmt};
 
+#[cfg(feature = "redisson")]
+pub use self::redisson::RateLimiterError;
 pub use self::store::{ErrorKind, StoreError};
 pub use crate::quota::ConfigError;
 
 /// The reason why a limiter made no decision, or did not change a count.
-#[derive(Clone, Debug)]
+///
+/// Two errors are equal if their variants and fields are. A [`StoreError`] compares by its kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// The cost is 0. A request costs at least 1; [`peek`](crate::Limiter::peek) reads the state
@@ -19,7 +25,7 @@ pub enum Error {
     #[non_exhaustive]
     CostAboveQuota {
         /// The name of the limiter.
-        limiter: &'static str,
+        limiter: Cow<'static, str>,
         /// The cost of the request.
         cost: u64,
         /// The largest cost that the quota can grant to one request.
@@ -31,26 +37,26 @@ pub enum Error {
     #[non_exhaustive]
     SameLimitTwice {
         /// The name of the limiter.
-        limiter: &'static str,
+        limiter: Cow<'static, str>,
     },
     /// The permit to settle holds no units of this limiter.
     #[non_exhaustive]
     NotHeld {
         /// The name that was given.
-        limiter: String,
+        limiter: Cow<'static, str>,
     },
     /// The units to settle have been settled already, or the request has ended.
     #[non_exhaustive]
     HoldEnded {
         /// The name of the limiter.
-        limiter: String,
+        limiter: Cow<'static, str>,
     },
     /// The cost of a limit of the charge is an estimate, which a check would spend: call
     /// [`Charge::hold`](crate::Charge::hold).
     #[non_exhaustive]
     HasEstimate {
         /// The name of the limiter.
-        limiter: String,
+        limiter: Cow<'static, str>,
     },
     /// The charge to hold has no estimate: add one with
     /// [`Charge::estimate`](crate::Charge::estimate), or call
@@ -61,40 +67,32 @@ pub enum Error {
     #[non_exhaustive]
     OnlyHolds {
         /// The name of the limiter.
-        limiter: String,
+        limiter: Cow<'static, str>,
     },
     /// The limiter cannot hold units: it is a leaky bucket, whose units are departures, or Redisson
     /// shares it.
     #[non_exhaustive]
     CannotHold {
         /// The name of the limiter.
-        limiter: String,
+        limiter: Cow<'static, str>,
     },
     /// The limits of one charge cannot be decided together: they are in different stores, or
     /// Redisson shares one of them.
     DifferentStores,
-    /// The limiter that Redisson shares has no valid rate: the rate was never set, has expired or
-    /// was deleted, or is malformed, such as a fraction. Call
-    /// `redisson::RateLimiter::try_set_rate`.
-    #[non_exhaustive]
-    NoRate {
-        /// The name of the limiter.
-        name: String,
-    },
-    /// A limiter that Redisson shares does not support the operation. It supports checks, waiting
-    /// and refunds.
-    Unsupported,
     /// The store of the limiter answers later, such as a `RedisStore`: only a
     /// [`MemoryStore`](crate::MemoryStore) answers a call that is not awaited. Nothing was spent.
     #[non_exhaustive]
     NotImmediate {
         /// The name of the limiter.
-        limiter: &'static str,
+        limiter: Cow<'static, str>,
     },
     /// The settings of a limiter are invalid. Nothing was changed.
     Config(ConfigError),
     /// The store failed.
     Store(StoreError),
+    /// A limiter that Redisson shares cannot do this. Nothing was changed.
+    #[cfg(feature = "redisson")]
+    Redisson(RateLimiterError),
 }
 
 impl fmt::Display for Error {
@@ -151,15 +149,6 @@ impl fmt::Display for Error {
                 "invalid charge: its limits are in different stores or prefixes, or Redisson \
                  shares one of them; limits that are charged together must be in one store",
             ),
-            Self::NoRate { name } => write!(
-                f,
-                "the rate limiter {name:?} cannot decide: its rate in Redis is missing or invalid; \
-                 set a rate with `try_set_rate`"
-            ),
-            Self::Unsupported => f.write_str(
-                "the operation is not supported: Redisson shares the limiter; check, wait or \
-                 refund",
-            ),
             Self::NotImmediate { limiter } => write!(
                 f,
                 "cannot check the limiter {limiter:?} without waiting: its store answers later; \
@@ -167,6 +156,8 @@ impl fmt::Display for Error {
             ),
             Self::Config(_) => f.write_str("the settings of the rate limiter are invalid"),
             Self::Store(error) => f.write_str(store_failure(error)),
+            #[cfg(feature = "redisson")]
+            Self::Redisson(error) => error.fmt(f),
         }
     }
 }
@@ -198,6 +189,52 @@ impl Error {
     pub fn is_store(&self) -> bool {
         matches!(self, Self::Store(_))
     }
+
+    /// Returns the kind of the failure, if the store failed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Error, Limiter, MemoryStore, Quota, store::ErrorKind};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let store = MemoryStore::with_max_keys(1);
+    /// let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// assert_eq!(limiter.check("alice").await.map(|decision| decision.is_allowed()), Ok(true));
+    ///
+    /// let error = limiter.check("ben").await.expect_err("the store is full");
+    /// assert_eq!((error.kind(), error.limiter()), (Some(ErrorKind::Full), Some("api")));
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::Store(error) => Some(error.kind()),
+            _ => None,
+        }
+    }
+
+    /// Returns the name of the limiter, as in [`Decision::limiter`](crate::Decision::limiter), if
+    /// the error concerns one.
+    #[must_use]
+    pub fn limiter(&self) -> Option<&str> {
+        match self {
+            Self::CostAboveQuota { limiter, .. }
+            | Self::SameLimitTwice { limiter }
+            | Self::NotHeld { limiter }
+            | Self::HoldEnded { limiter }
+            | Self::HasEstimate { limiter }
+            | Self::OnlyHolds { limiter }
+            | Self::CannotHold { limiter }
+            | Self::NotImmediate { limiter } => Some(limiter),
+            Self::Config(error) => error.limiter(),
+            Self::Store(error) => error.limiter(),
+            #[cfg(feature = "redisson")]
+            Self::Redisson(error) => error.limiter(),
+            Self::ZeroCost | Self::NoLimits | Self::NoEstimate | Self::DifferentStores => None,
+        }
+    }
 }
 
 fn store_failure(error: &StoreError) -> &'static str {
@@ -226,5 +263,24 @@ impl From<ConfigError> for Error {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+#[cfg(feature = "redisson")]
+impl From<RateLimiterError> for Error {
+    fn from(error: RateLimiterError) -> Self {
+        Self::Redisson(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Decision;
+
+    #[test]
+    fn a_result_of_a_check_is_as_small_as_its_decision() {
+        assert!(size_of::<Error>() <= 48);
+        assert_eq!(size_of::<Result<Decision, Error>>(), size_of::<Decision>());
     }
 }

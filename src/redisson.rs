@@ -7,13 +7,14 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use tower_ratelimit::{RedisStore, redisson::{RateLimiter, RateType}};
+//! use tower_ratelimit::{RedisStore, redisson::{RateLimiter, RateLimiterConfig}};
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = RedisStore::connect("redis://127.0.0.1/").await?;
 //! let limiter = RateLimiter::new(store, "LIMITER_NAME");
 //! // 5 permits per 10 s, unless a rate is set already.
-//! limiter.try_set_rate(RateType::Overall, 5, Duration::from_secs(10)).await?;
+//! let rate = RateLimiterConfig::overall(5, Duration::from_secs(10));
+//! limiter.try_set_rate(rate).await?;
 //! // Waits for up to a minute.
 //! if limiter.try_acquire(1, Duration::from_secs(60)).await?.is_allowed() {
 //!     println!("go");
@@ -37,12 +38,15 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use tower_ratelimit::{RateLimitLayer, RedisStore, key, redisson::{RateLimiter, RateType}};
+//! use tower_ratelimit::{
+//!     RateLimitLayer, RedisStore, key, redisson::{RateLimiter, RateLimiterConfig},
+//! };
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = RedisStore::connect("redis://127.0.0.1/").await?;
 //! let limiter = RateLimiter::new(store, "api:{key}").label("api");
-//! limiter.try_set_rate(RateType::Overall, 5, Duration::from_secs(10)).await?;
+//! let rate = RateLimiterConfig::overall(5, Duration::from_secs(10));
+//! limiter.try_set_rate(rate).await?;
 //! let layer = RateLimitLayer::new(limiter, |head: &http::request::Parts| {
 //!     Some(head.headers.get("x-user")?.to_str().ok()?.to_owned()) // `api:alice`
 //! });
@@ -70,7 +74,7 @@
 //! | `clearExpire()` | [`clear_expire`] | |
 //! | `remainTimeToLive()` | [`remaining_ttl`] | an `Option` instead of -1 and -2 |
 //! | `delete()` | [`delete`] | |
-//! | `RateType.OVERALL`, `PER_CLIENT` | [`RateType`] | a client is a process: see [`client_id`] |
+//! | `RateType.OVERALL`, `PER_CLIENT` | [`overall`], [`per_client`] | a client is a process: see [`client_id`] |
 //!
 //! [^1]: Names whose keys would be in several slots of a cluster.
 //!
@@ -91,6 +95,8 @@
 //! [`delete`]: RateLimiter::delete
 //! [`expire`]: RateLimiter::expire
 //! [`keep_alive`]: RateLimiter::keep_alive
+//! [`overall`]: RateLimiterConfig::overall
+//! [`per_client`]: RateLimiterConfig::per_client
 //! [`release`]: RateLimiter::release
 //! [`remaining_ttl`]: RateLimiter::remaining_ttl
 //! [`set_rate`]: RateLimiter::set_rate
@@ -143,10 +149,10 @@
 //! * `{name}:value`: the permits left
 //! * `{name}:permits`: the log, one entry of 21 bytes for each acquire (about 130 bytes in Redis)
 //!
-//! For [`RateType::PerClient`], `:` and the id of the client follow the last two. A name that
-//! contains a `{` gets no braces: `api:{42}:value`. So `x` and `{x}` are two hashes that share
-//! their other keys: do not use both. The store's [`prefix`](crate::store::RedisConfig::prefix) has
-//! no effect here.
+//! For a rate [per client](RateLimiterConfig::per_client), `:` and the id of the client follow the
+//! last two. A name that contains a `{` gets no braces: `api:{42}:value`. So `x` and `{x}` are two
+//! hashes that share their other keys: do not use both. The store's
+//! [`prefix`](crate::store::RedisConfig::prefix) has no effect here.
 //!
 //! This crate adds a key and a field:
 //!
@@ -197,8 +203,9 @@ use self::{
     keys::Keys,
     script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
 };
+pub use crate::error::RateLimiterError;
 use crate::{
-    error::{ConfigError, Error},
+    error::Error,
     observe::LimiterObservers,
     store::{Deadline, RedisStore, Store, StoreFuture},
     sync::lock,
@@ -208,29 +215,45 @@ const MAX_INTERVAL: Duration = Duration::from_secs(36_525 * 86_400);
 /// Numbers in Lua are doubles, which represent all integers up to this one exactly.
 const MAX_RATE: u64 = 1 << 53;
 
-/// The clients that share a rate.
+/// The rate of a limiter: the number of permits in any interval, of all clients or of each.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::redisson::RateLimiterConfig;
+///
+/// let rate = RateLimiterConfig::overall(5, Duration::from_secs(10));
+/// assert_eq!((rate.rate(), rate.interval()), (5, Duration::from_secs(10)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RateType {
-    /// All clients share the rate.
-    Overall,
-    /// Each [client](RateLimiter::client_id) has the rate separately.
-    PerClient,
-}
-
-/// The rate of a limiter as stored in Redis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "it does nothing until a limiter sets it"]
 pub struct RateLimiterConfig {
-    rate_type: RateType,
+    is_per_client: bool,
     rate: u64,
     interval: Duration,
     keep_alive: Option<Duration>,
 }
 
 impl RateLimiterConfig {
-    /// Returns the type of the rate: the clients that share it.
+    /// Creates a rate that all clients share: Java's `RateType.OVERALL`.
+    ///
+    /// The methods that [set](RateLimiter::try_set_rate) a rate check it: 1 to 2^53 permits in 1 ms
+    /// to 100 years. They count the interval in milliseconds, rounded up.
+    pub const fn overall(rate: u64, interval: Duration) -> Self {
+        Self { is_per_client: false, rate, interval, keep_alive: None }
+    }
+
+    /// Creates a rate that each [client](RateLimiter::client_id) has separately: Java's
+    /// `RateType.PER_CLIENT`. The numbers are those of [`overall`](Self::overall).
+    pub const fn per_client(rate: u64, interval: Duration) -> Self {
+        Self { is_per_client: true, ..Self::overall(rate, interval) }
+    }
+
+    /// Returns whether each client has the rate separately.
     #[must_use]
-    pub const fn rate_type(&self) -> RateType {
-        self.rate_type
+    pub const fn is_per_client(&self) -> bool {
+        self.is_per_client
     }
 
     /// Returns the maximum number of permits in any interval.
@@ -239,13 +262,14 @@ impl RateLimiterConfig {
         self.rate
     }
 
-    /// Returns the interval, in whole milliseconds.
+    /// Returns the interval. Redis stores it in whole milliseconds.
     #[must_use]
     pub const fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// Returns the time without a call after which the limiter expires, or `None` if it does not.
+    /// Returns the time without a call after which the limiter expires, or `None` if it does not:
+    /// what [`RateLimiter::keep_alive`] has set.
     #[must_use]
     pub const fn keep_alive(&self) -> Option<Duration> {
         self.keep_alive
@@ -294,10 +318,10 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Slots`] if the name is empty, or if its keys would be in several slots of a
-    /// Redis Cluster. A valid name has no braces, or has text in the first pair of them: `a}b`,
-    /// `x{y` and `{}z` are rejected.
-    pub fn try_new(store: RedisStore, name: &str) -> Result<Self, ConfigError> {
+    /// [`RateLimiterError::Slots`] if the name is empty, or if its keys would be in several slots
+    /// of a Redis Cluster. A valid name has no braces, or has text in the first pair of them:
+    /// `a}b`, `x{y` and `{}z` are rejected.
+    pub fn try_new(store: RedisStore, name: &str) -> Result<Self, RateLimiterError> {
         let keys = Arc::new(Keys::new(name, process_id())?);
         let observers = LimiterObservers::new(store.observers(), LABEL);
         Ok(Self {
@@ -312,8 +336,8 @@ impl RateLimiter {
         })
     }
 
-    /// Sets the id of this client, for [`RateType::PerClient`]. The default is a random UUID of the
-    /// process. Limiters with the same id are one client.
+    /// Sets the id of this client, for a rate [per client](RateLimiterConfig::per_client). The
+    /// default is a random UUID of the process. Limiters with the same id are one client.
     ///
     /// No Java client may have the same id, because this crate lets the keys of a client expire
     /// when their permits no longer count.
@@ -333,28 +357,24 @@ impl RateLimiter {
         Self { keep_alive: Some(keep_alive), ..self }
     }
 
-    /// Sets the rate to `rate` permits per `interval`, unless one is set already. Returns whether
-    /// it was set.
+    /// Sets the rate, unless one is set already. Returns whether it was set.
     ///
-    /// The interval is counted in milliseconds, rounded up.
+    /// If this limiter has no [`keep_alive`](RateLimiter::keep_alive) time, that of `config` is set
+    /// with the rate, as [`config`](RateLimiter::config) has returned it.
     ///
     /// # Errors
     ///
-    /// - [`Error::Config`] if the rate is not 1 to 2^53, the interval is not 1 ms to 100 years, or
-    ///   the [`keep_alive`](RateLimiter::keep_alive) time is below the interval.
+    /// - [`RateLimiterError::Rate`] if the rate is not 1 to 2^53,
+    ///   [`Interval`](RateLimiterError::Interval) if the interval is not 1 ms to 100 years, and
+    ///   [`KeepAlive`](RateLimiterError::KeepAlive) if the keep-alive time is below the interval.
     /// - [`Error::Store`] if Redis does not reply within the store's
     ///   [deadline](crate::store::RedisConfig::deadline). The rate may have been set nevertheless.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped before it is ready, the rate may or may not have been set.
-    pub async fn try_set_rate(
-        &self,
-        rate_type: RateType,
-        rate: u64,
-        interval: Duration,
-    ) -> Result<bool, Error> {
-        self.change_rate("try", rate_type, rate, interval).await
+    pub async fn try_set_rate(&self, config: RateLimiterConfig) -> Result<bool, Error> {
+        self.change_rate("try", config).await
     }
 
     /// Sets the rate, and forgets all permits taken. So up to twice the rate can be taken in this
@@ -369,13 +389,8 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// As for [`try_set_rate`](RateLimiter::try_set_rate).
-    pub async fn set_rate(
-        &self,
-        rate_type: RateType,
-        rate: u64,
-        interval: Duration,
-    ) -> Result<(), Error> {
-        self.change_rate("set", rate_type, rate, interval).await.map(drop)
+    pub async fn set_rate(&self, config: RateLimiterConfig) -> Result<(), Error> {
+        self.change_rate("set", config).await.map(drop)
     }
 
     /// Changes the rate if one is set, and keeps the permits taken. Returns whether one was set.
@@ -391,36 +406,26 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// As for [`try_set_rate`](RateLimiter::try_set_rate).
-    pub async fn update_rate(
-        &self,
-        rate_type: RateType,
-        rate: u64,
-        interval: Duration,
-    ) -> Result<bool, Error> {
-        self.change_rate("update", rate_type, rate, interval).await
+    pub async fn update_rate(&self, config: RateLimiterConfig) -> Result<bool, Error> {
+        self.change_rate("update", config).await
     }
 
-    async fn change_rate(
-        &self,
-        mode: &str,
-        rate_type: RateType,
-        rate: u64,
-        interval: Duration,
-    ) -> Result<bool, Error> {
+    async fn change_rate(&self, mode: &str, config: RateLimiterConfig) -> Result<bool, Error> {
+        let RateLimiterConfig { is_per_client, rate, interval, keep_alive } = config;
         if !(1..=MAX_RATE).contains(&rate) {
-            return Err(ConfigError::Rate { rate }.into());
+            return Err(RateLimiterError::Rate { rate }.into());
         }
         if interval < Duration::from_millis(1) || interval > MAX_INTERVAL {
-            return Err(ConfigError::Interval { interval }.into());
+            return Err(RateLimiterError::Interval { interval }.into());
         }
         // The time of a template applies to the limiters of its keys; the template must not expire.
-        let keep_alive = self.keep_alive.filter(|_| !self.is_template());
+        let keep_alive = self.keep_alive.or(keep_alive).filter(|_| !self.is_template());
         let is_valid = |time: &Duration| (interval..=MAX_INTERVAL).contains(time);
         if let Some(keep_alive) = keep_alive.filter(|time| !is_valid(time)) {
-            return Err(ConfigError::KeepAlive { keep_alive, interval }.into());
+            return Err(RateLimiterError::KeepAlive { keep_alive, interval }.into());
         }
         let [rate, interval] = [rate, millis(interval)].map(|number| number.to_string());
-        let rate_type = if rate_type == RateType::Overall { "0" } else { "1" };
+        let rate_type = if is_per_client { "1" } else { "0" };
         let keep_alive = keep_alive.map_or(String::new(), |time| millis(time).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
         let (args, deadline) = (args.map(str::as_bytes), self.store.start_deadline());
@@ -449,10 +454,10 @@ impl RateLimiter {
         deadline: Deadline,
         template_rate: &str,
     ) -> Result<Option<RateLimiterConfig>, Error> {
-        let (status, rate, interval, per_client, keep_alive): (i64, u64, u64, bool, u64) =
+        let (status, rate, interval, is_per_client, keep_alive): (i64, u64, u64, bool, u64) =
             self.execute(deadline, &CONFIG, &[], template_rate, b"").await?;
         Ok((status == DONE).then(|| RateLimiterConfig {
-            rate_type: if per_client { RateType::PerClient } else { RateType::Overall },
+            is_per_client,
             rate,
             interval: Duration::from_millis(interval),
             keep_alive: (keep_alive > 0).then(|| Duration::from_millis(keep_alive)),
@@ -463,7 +468,7 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`Error::NoRate`] if there is no rate, [`Error::Store`] if Redis does not reply.
+    /// [`RateLimiterError::NoRate`] if there is no rate, [`Error::Store`] if Redis does not reply.
     ///
     /// # Cancel safety
     ///
@@ -488,7 +493,7 @@ impl RateLimiter {
     /// # Errors
     ///
     /// - [`Error::ZeroCost`] if `permits` is 0.
-    /// - [`Error::NoRate`] if there is no rate.
+    /// - [`RateLimiterError::NoRate`] if there is no rate.
     /// - [`Error::Store`] if Redis does not reply. Some or all permits may have been released
     ///   nevertheless.
     ///
@@ -602,8 +607,8 @@ impl RateLimiter {
     }
 
     fn no_rate(&self) -> Error {
-        let limiter = self.template.as_deref().unwrap_or(self);
-        Error::NoRate { name: limiter.name().to_owned() }
+        let name = self.template.as_deref().unwrap_or(self).name().into();
+        RateLimiterError::NoRate { limiter: self.label.into(), name }.into()
     }
 
     fn execute<T>(

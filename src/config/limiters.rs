@@ -109,7 +109,7 @@ impl Limiters {
     /// [`ConfigError::MissingLimit`] if there is no limit of this name.
     pub fn get(&self, name: &str) -> Result<Limiter, ConfigError> {
         let limiter = lock(&self.by_name).get(name).cloned();
-        limiter.ok_or_else(|| ConfigError::MissingLimit { name: name.to_owned() })
+        limiter.ok_or_else(|| ConfigError::MissingLimit { limiter: name.to_owned().into() })
     }
 
     /// Applies new limits to the limiters of the same names, to their clones, and to the layers

@@ -4,6 +4,9 @@
 use std::{error::Error, fmt, sync::Arc};
 
 /// The failure of a store.
+///
+/// Two failures are equal if their [kinds](StoreError::kind) are: the texts are those of servers
+/// and systems.
 #[derive(Clone)]
 pub struct StoreError {
     kind: ErrorKind,
@@ -128,6 +131,21 @@ impl StoreError {
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
+    }
+}
+
+impl PartialEq for StoreError {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
+}
+
+impl Eq for StoreError {}
+
+/// Writes the name, as in a label.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
     }
 }
 

@@ -10,7 +10,11 @@ use std::{
 };
 
 use super::{charge::Charge, handle::Limiter};
-use crate::{decision::Outcome, error::Error, store::StoreFuture};
+use crate::{
+    decision::Outcome,
+    error::Error,
+    store::{Store, StoreFuture},
+};
 
 pub(super) const POLLED: &str = "polled after completion";
 
@@ -39,13 +43,16 @@ impl<'a, K, T> Call<'a, K, T> {
 
     /// Returns an error if a store may answer later.
     pub(super) fn check_immediate(&self) -> Result<(), Error> {
-        match self {
-            Self::Units(limiter, ..) => limiter.check_immediate(),
-            Self::Charge(charge, _) => charge.limiters().try_for_each(|limiter| {
-                limiter.own().map_err(|_| Error::Unsupported)?.check_immediate()
-            }),
-            Self::Waiting(_) | Self::Done => Ok(()),
-        }
+        let name = match self {
+            Self::Units(limiter, ..) if !limiter.store().is_immediate() => limiter.name(),
+            Self::Charge(charge, _) => {
+                let later = charge.limiters().find(|limiter| !limiter.is_immediate());
+                let Some(later) = later else { return Ok(()) };
+                later.name()
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::NotImmediate { limiter: name.to_owned().into() })
     }
 
     /// Takes the units of one limiter, before the first poll.

@@ -201,7 +201,7 @@ impl Charge {
     pub(crate) fn estimate_all(mut self) -> Result<Self, Error> {
         for part in self.parts_mut() {
             if !part.limiter.can_hold() {
-                return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
+                return Err(Error::CannotHold { limiter: part.limiter.name().to_owned().into() });
             }
             part.is_estimate = true;
         }
@@ -239,7 +239,7 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// As for [`check`](Charge::check), and [`Error::Unsupported`] if Redisson shares the limiter.
+    /// As for [`check`](Charge::check), and [`Error::Redisson`] if Redisson shares the limiter.
     ///
     /// # Cancel safety
     ///
@@ -257,7 +257,7 @@ impl Charge {
     ///
     /// - [`Error::SameLimitTwice`] and [`Error::DifferentStores`] for an invalid charge,
     ///   immediately and without spending.
-    /// - [`Error::Unsupported`] if Redisson shares the limiter.
+    /// - [`Error::Redisson`] if Redisson shares the limiter.
     /// - [`Error::Store`] if the store fails.
     ///
     /// # Cancel safety
@@ -278,7 +278,7 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// As for [`spend`](Charge::spend), without [`Error::Unsupported`].
+    /// As for [`spend`](Charge::spend); a limiter that Redisson shares supports it.
     ///
     /// # Cancel safety
     ///
@@ -420,9 +420,9 @@ impl Charge {
     pub(super) fn check_costs(&self) -> Result<(), Error> {
         match self.parts().find(|part| part.holds()) {
             Some(part) if part.is_estimate => {
-                Err(Error::HasEstimate { limiter: part.limiter.name().to_owned() })
+                Err(Error::HasEstimate { limiter: part.limiter.name().to_owned().into() })
             }
-            Some(part) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned() }),
+            Some(part) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() }),
             None => Ok(()),
         }
     }
@@ -432,7 +432,9 @@ impl Charge {
     pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
         let is_held = |index: usize| matches!(receipts.get(index), Receipt::Hold(..));
         match self.parts().enumerate().find(|(index, _)| is_held(*index)) {
-            Some((_, part)) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned() }),
+            Some((_, part)) => {
+                Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() })
+            }
             None => Ok(()),
         }
     }
@@ -527,7 +529,7 @@ impl Charge {
     ) -> Result<StoreFuture<Outcome>, Error> {
         let can_wait = self.can_wait_for_holds(max_wait);
         if let Some(part) = self.parts().find(|part| part.holds() && !part.limiter.can_hold()) {
-            return Err(Error::CannotHold { limiter: part.limiter.name().to_owned() });
+            return Err(Error::CannotHold { limiter: part.limiter.name().to_owned().into() });
         }
         let limiter = self.limiters().next().ok_or(Error::NoLimits)?.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
@@ -550,7 +552,7 @@ impl Charge {
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
-                return Err(Error::SameLimitTwice { limiter: limit.settings.name });
+                return Err(Error::SameLimitTwice { limiter: limit.settings.name.into() });
             }
             limits.push(limit);
         }

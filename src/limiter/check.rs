@@ -200,8 +200,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// # Errors
     ///
     /// As for [`Limiter::check`], and [`Error::NotImmediate`] if a store answers later, such as a
-    /// `RedisStore`, or [`Error::Unsupported`] if Redisson shares a limiter, immediately and without
-    /// spending.
+    /// `RedisStore`, immediately and without spending.
     ///
     /// # Examples
     ///
@@ -229,7 +228,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     ///
     /// # Errors
     ///
-    /// As for [`Limiter::check`], and [`Error::Unsupported`] if Redisson shares the limiter.
+    /// As for [`Limiter::check`], and `Error::Redisson` if Redisson shares the limiter.
     ///
     /// # Cancel safety
     ///

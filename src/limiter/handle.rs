@@ -142,8 +142,9 @@ impl Limiter {
         let params = Params::new(algorithm, quota)?;
         check_name(name)?;
         let names = store.as_dyn().names();
-        let taken =
-            names.take(name).ok_or_else(|| ConfigError::NameTaken { name: name.to_owned() })?;
+        let taken = names
+            .take(name)
+            .ok_or_else(|| ConfigError::NameTaken { limiter: name.to_owned().into() })?;
         let settings = Settings::new(taken.text, algorithm, quota, params, Source::Store);
         let observers = observers(&store, taken.text);
         Ok(Self::assemble(store, Arc::new(taken), settings, observers))
@@ -398,14 +399,6 @@ impl Limiter {
         self.0.store.as_dyn().blocked_until(&self.current().settings, key)
     }
 
-    /// Returns an error if the store may answer later.
-    pub(super) fn check_immediate(&self) -> Result<(), Error> {
-        match self.0.store.is_immediate() {
-            true => Ok(()),
-            false => Err(Error::NotImmediate { limiter: self.static_name() }),
-        }
-    }
-
     pub(super) fn backoff(&self) -> &Backoff {
         &self.0.backoff
     }
@@ -442,7 +435,7 @@ impl Limiter {
         units: u64,
     ) -> Result<LimitRequest<'a>, Error> {
         if !version.settings.params.can_hold() {
-            return Err(Error::CannotHold { limiter: self.name().to_owned() });
+            return Err(Error::CannotHold { limiter: self.static_name().into() });
         }
         let action = Action::Hold { lifetime: Lifetime::ENDLESS, epoch: None };
         let limit = self.request(version, action, key, units, MaxWait::NONE)?;
@@ -682,6 +675,6 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
     let is_valid = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
     match !name.is_empty() && name.len() <= 64 && name.bytes().all(is_valid) {
         true => Ok(()),
-        false => Err(ConfigError::Name { name: name.to_owned() }),
+        false => Err(ConfigError::Name { limiter: name.to_owned().into() }),
     }
 }

@@ -20,7 +20,7 @@ const DEFAULT_MAX_BLOCK: Duration = Duration::from_secs(3_600);
 /// [`RateLimitLayer::learn`](crate::RateLimitLayer::learn) adopt it.
 ///
 /// The default says nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "it does nothing until a limiter learns it"]
 pub struct VendorState {
     remaining: Option<u64>,
@@ -34,7 +34,7 @@ pub struct VendorState {
 }
 
 /// The name of a resource, in place, so that the state is copied like a number.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Resource {
     bytes: [u8; 40],
     length: usize,

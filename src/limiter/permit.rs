@@ -282,10 +282,10 @@ impl Holds {
     fn named(&mut self, limiter: &str) -> Result<impl Iterator<Item = &mut HeldUnits>, Error> {
         let named = || self.parts().filter(|part| part.limiter.name() == limiter);
         if named().next().is_none() && self.is_counted {
-            return Err(Error::NotHeld { limiter: limiter.to_owned() });
+            return Err(Error::NotHeld { limiter: limiter.to_owned().into() });
         }
         if named().next().is_some() && named().all(HeldUnits::has_ended) {
-            return Err(Error::HoldEnded { limiter: limiter.to_owned() });
+            return Err(Error::HoldEnded { limiter: limiter.to_owned().into() });
         }
         Ok(self.parts_mut().filter(move |part| part.limiter.name() == limiter))
     }

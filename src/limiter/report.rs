@@ -69,7 +69,7 @@ fn reported_later(
         (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
     };
     let limits: Vec<_> = request.limits.iter().map(owned).collect();
-    StoreFuture::Pending(Box::pin(async move {
+    StoreFuture::pending(async move {
         let result = answer.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
@@ -77,7 +77,7 @@ fn reported_later(
             report_result(action, limits, decided, Some(start));
         }
         result
-    }))
+    })
 }
 
 /// A limit of a request: the name of the limiter, its observers and the key.
@@ -183,13 +183,13 @@ pub(super) fn reported_failure(
         return answer;
     }
     let observers = observers.clone();
-    StoreFuture::Pending(Box::pin(async move {
+    StoreFuture::pending(async move {
         let result = answer.await;
         if let Err(error) = &result {
             report_failed(&observers, limiter, operation, error);
         }
         result
-    }))
+    })
 }
 
 /// A wait that was reported. Its end is reported when it is dropped.

@@ -79,10 +79,14 @@ impl Version {
             return Err(Error::ZeroCost);
         }
         if !self.spends && action.spends() {
-            return Err(Error::OnlyHolds { limiter: settings.name.to_owned() });
+            return Err(Error::OnlyHolds { limiter: settings.name.into() });
         }
         if action.can_be_denied() && cost > *max_cost {
-            return Err(Error::CostAboveQuota { limiter: settings.name, cost, max: *max_cost });
+            return Err(Error::CostAboveQuota {
+                limiter: settings.name.into(),
+                cost,
+                max: *max_cost,
+            });
         }
         let max_wait = self.resolve(max_wait);
         Ok(LimitRequest { settings, observers, key, cost, max_wait, hold: None })

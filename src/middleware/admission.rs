@@ -362,7 +362,7 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Rejects the request, unless this is a dry run.
     fn reject(&self, rejection: Rejection, state: &mut ChargeState) -> Next {
-        if let Rejection::Request(RequestError::Misconfigured(error)) = &rejection {
+        if let Rejection::Request(RequestError::Misconfigured { message: error }) = &rejection {
             log::misconfigured(&self.misconfigured, error);
         }
         if !self.dry_run {

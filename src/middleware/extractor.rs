@@ -210,7 +210,7 @@ struct Or<A, B>(A, B);
 impl<H, A: KeyExtractor<H>, B: KeyExtractor<H>> KeyExtractor<H> for Or<A, B> {
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
         match self.0.extract(head) {
-            Err(RequestError::MissingKey(_)) => self.1.extract(head),
+            Err(RequestError::MissingKey { .. }) => self.1.extract(head),
             result => result,
         }
     }
@@ -221,7 +221,7 @@ impl<H, A: KeyExtractor<H>, B: KeyExtractor<H>> KeyExtractor<H> for Or<A, B> {
 
     fn mistake(&self, head: &H) -> Option<String> {
         match self.0.extract(head) {
-            Err(RequestError::MissingKey(_)) => self.1.mistake(head),
+            Err(RequestError::MissingKey { .. }) => self.1.mistake(head),
             _ => self.0.mistake(head),
         }
     }

@@ -111,7 +111,7 @@ impl<H: 'static> Pricing<H> {
         charge: Result<Charge, RequestError>,
     ) -> Result<Charge, RequestError> {
         let charge = match charge {
-            Err(error @ RequestError::MissingKey(_)) => self.charge_without_key(error)?,
+            Err(error @ RequestError::MissingKey { .. }) => self.charge_without_key(error)?,
             charge => charge?,
         };
         Ok(match &self.cost {

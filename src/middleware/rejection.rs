@@ -49,7 +49,7 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_window(), quota);
 /// let app: Router = Router::new().route("/report/{user}", get(report)).with_state(limiter);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejection {
     /// The quota is used up: 429.
@@ -58,7 +58,7 @@ pub enum Rejection {
     #[non_exhaustive]
     CostAboveQuota {
         /// The name of the limiter.
-        limiter: &'static str,
+        limiter: Cow<'static, str>,
         /// The cost of the request.
         cost: u64,
         /// The largest cost that the quota can grant to one request.
@@ -86,6 +86,17 @@ impl Rejection {
         }
     }
 
+    /// Returns the name of the limiter, if the rejection concerns one.
+    #[must_use]
+    pub fn limiter(&self) -> Option<&str> {
+        match self {
+            Self::Denied(decision) => Some(decision.limiter()),
+            Self::CostAboveQuota { limiter, .. } => Some(limiter),
+            Self::Store(error) => error.limiter(),
+            Self::Request(_) => None,
+        }
+    }
+
     /// Returns the event that reports the rejection.
     pub(crate) fn event(&self) -> Event<'_> {
         let error = match self {
@@ -93,12 +104,12 @@ impl Rejection {
             _ => None,
         };
         let (reason, limiter) = match self {
-            Self::Denied(decision) => (Reason::Denied, Some(decision.limiter())),
-            Self::CostAboveQuota { limiter, .. } => (Reason::CostAboveQuota, Some(*limiter)),
+            Self::Denied(_) => (Reason::Denied, self.limiter()),
+            Self::CostAboveQuota { .. } => (Reason::CostAboveQuota, self.limiter()),
             Self::Store(_) => (Reason::Store, None),
-            Self::Request(RequestError::MissingKey(_)) => (Reason::MissingKey, None),
-            Self::Request(RequestError::Invalid(_)) => (Reason::Invalid, None),
-            Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
+            Self::Request(RequestError::MissingKey { .. }) => (Reason::MissingKey, None),
+            Self::Request(RequestError::Invalid { .. }) => (Reason::Invalid, None),
+            Self::Request(RequestError::Misconfigured { .. }) => (Reason::Misconfigured, None),
             Self::Request(RequestError::WithStatus { reason, .. }) => (*reason, None),
         };
         Event::Rejected { reason, limiter, error }
@@ -128,7 +139,7 @@ impl Rejection {
             Self::CostAboveQuota { cost, max, .. } => {
                 format!("It counts as {cost}, and at most {max} are allowed.").into()
             }
-            Self::Request(RequestError::Misconfigured(_)) => MISCONFIGURED.into(),
+            Self::Request(RequestError::Misconfigured { .. }) => MISCONFIGURED.into(),
             Self::Request(error) => error.message().into(),
             Self::Store(_) => "Try again later.".into(),
         }
@@ -137,7 +148,7 @@ impl Rejection {
     /// Returns a rejection whose text for clients is the mistake of a misconfigured service.
     pub(crate) fn detailed(&self) -> Self {
         match self.clone() {
-            Self::Request(RequestError::Misconfigured(message)) => {
+            Self::Request(RequestError::Misconfigured { message }) => {
                 let (status, reason) = (StatusCode::INTERNAL_SERVER_ERROR, Reason::Misconfigured);
                 Self::Request(RequestError::WithStatus { status, message, reason })
             }
@@ -148,7 +159,7 @@ impl Rejection {
     /// Returns what happened, with this detail, as one line for clients.
     pub(crate) fn text(&self, detail: &str) -> String {
         match self {
-            Self::Request(RequestError::Misconfigured(_)) => as_clause(MISCONFIGURED),
+            Self::Request(RequestError::Misconfigured { .. }) => as_clause(MISCONFIGURED),
             Self::Request(error) => error.to_string(),
             _ => format!("{}; {}", as_clause(self.title()), as_clause(detail)),
         }
@@ -169,14 +180,8 @@ fn as_clause(sentence: &str) -> String {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limiter = match self {
-            Self::Denied(decision) => Some(decision.limiter()),
-            Self::CostAboveQuota { limiter, .. } => Some(*limiter),
-            Self::Store(error) => error.limiter(),
-            Self::Request(_) => None,
-        };
         f.write_str(&self.text(&self.detail()))?;
-        limiter.map_or(Ok(()), |limiter| write!(f, " (limiter {limiter:?})"))
+        self.limiter().map_or(Ok(()), |limiter| write!(f, " (limiter {limiter:?})"))
     }
 }
 
@@ -196,6 +201,7 @@ impl From<Error> for Rejection {
                 Self::CostAboveQuota { limiter, cost, max }
             }
             Error::Store(error) => Self::Store(error),
+            Error::Config(error) => Self::Request(RequestError::misconfigured(error.to_string())),
             _ => Self::Request(RequestError::misconfigured(error.to_string())),
         }
     }
@@ -207,15 +213,27 @@ impl From<Error> for Rejection {
 pub enum RequestError {
     /// The request has no key; the message names the missing part. [`MissingKey`] sets what the
     /// layer does with the request. If the layer rejects it, the response is 400 with this message.
-    MissingKey(Cow<'static, str>),
+    #[non_exhaustive]
+    MissingKey {
+        /// The detail of the response.
+        message: Cow<'static, str>,
+    },
     /// The request is invalid. The response is 400 with this message.
-    Invalid(Cow<'static, str>),
+    #[non_exhaustive]
+    Invalid {
+        /// The detail of the response.
+        message: Cow<'static, str>,
+    },
     /// The service is misconfigured: the message says to its developers what to correct. The
     /// response is 500 and does not contain it, except with
     /// [`error_details`](crate::RateLimitLayer::error_details). Observers and the log get the
     /// message. Without a subscriber of `tracing`, it is printed to stderr, at most once per 10 s
     /// for each layer.
-    Misconfigured(Cow<'static, str>),
+    #[non_exhaustive]
+    Misconfigured {
+        /// The mistake, and how to correct it.
+        message: Cow<'static, str>,
+    },
     /// The request is rejected with this status, for another reason than its quota.
     #[non_exhaustive]
     WithStatus {
@@ -232,18 +250,18 @@ pub enum RequestError {
 impl RequestError {
     /// Makes an error for a request without a key; the message names the missing part.
     pub fn missing_key(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::MissingKey(message.into())
+        Self::MissingKey { message: message.into() }
     }
 
     /// Makes an error for an invalid request: the response is 400 with this message.
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::Invalid(message.into())
+        Self::Invalid { message: message.into() }
     }
 
     /// Makes an error for a misconfigured service: the response is 500, and the log of the service
     /// contains this message.
     pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::Misconfigured(message.into())
+        Self::Misconfigured { message: message.into() }
     }
 
     /// Makes an error for a client that is not let in at all: the response is 403 with this
@@ -298,17 +316,17 @@ impl RequestError {
     /// Returns the status of the response.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::MissingKey(_) | Self::Invalid(_) => StatusCode::BAD_REQUEST,
-            Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::MissingKey { .. } | Self::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Self::Misconfigured { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             Self::WithStatus { status, .. } => *status,
         }
     }
 
     fn message(&self) -> &str {
         match self {
-            Self::MissingKey(message)
-            | Self::Invalid(message)
-            | Self::Misconfigured(message)
+            Self::MissingKey { message }
+            | Self::Invalid { message }
+            | Self::Misconfigured { message }
             | Self::WithStatus { message, .. } => message,
         }
     }
@@ -323,7 +341,7 @@ impl fmt::Display for RequestError {
 impl StdError for RequestError {}
 
 /// The treatment of a request without a key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingKey {
     /// The layer rejects the request with 400.

@@ -1,6 +1,6 @@
 //! `Event`: what happens in limiters, layers and stores. It is built only where observers get it.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use crate::{
     algorithm::{Action, Algorithm},
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// An event of a limiter, a layer or a store. Future versions may add events and fields.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A check was decided, by a store or by a [failure policy](crate::FailurePolicy). A check of
@@ -346,3 +346,15 @@ impl Reason {
         }
     }
 }
+
+macro_rules! display_names {
+    ($($name:ty),*) => {$(
+        /// Writes the name, as in a label.
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.as_str().fmt(f)
+            }
+        }
+    )*};
+}
+display_names!(KeyChange, Operation, Reason);

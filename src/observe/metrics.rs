@@ -218,8 +218,8 @@ impl OfLimiter {
             "Calls that the store could not execute, by operation and kind"
         );
         describe_histogram!(BATCH_CHECKS, Unit::Count, "Checks in a call to Redis");
-        let decisions = |outcome: &'static str, source: &'static str| {
-            let labels = [("outcome", outcome.into()), ("source", source.into())];
+        let decisions = |outcome: &'static str, source: Source| {
+            let labels = [("outcome", outcome.into()), ("source", source.as_str().into())];
             counter!(DECISIONS, self.labels(labels))
         };
         let settled =
@@ -228,16 +228,16 @@ impl OfLimiter {
             counter!(KEY_CHANGES, self.labels([("change", change.as_str().into())]))
         };
         LimiterHandles {
-            allowed: decisions("allowed", "store"),
-            waited: decisions("waited", "store"),
-            denied: decisions("denied", "store"),
-            denied_cached: decisions("denied", "cached"),
-            blocked: decisions("blocked", "store"),
-            blocked_cached: decisions("blocked", "cached"),
-            allowed_local: decisions("allowed", "local"),
-            waited_local: decisions("waited", "local"),
-            denied_local: decisions("denied", "local"),
-            allowed_open: decisions("allowed", "open"),
+            allowed: decisions("allowed", Source::Store),
+            waited: decisions("waited", Source::Store),
+            denied: decisions("denied", Source::Store),
+            denied_cached: decisions("denied", Source::Cached),
+            blocked: decisions("blocked", Source::Store),
+            blocked_cached: decisions("blocked", Source::Cached),
+            allowed_local: decisions("allowed", Source::Local),
+            waited_local: decisions("waited", Source::Local),
+            denied_local: decisions("denied", Source::Local),
+            allowed_open: decisions("allowed", Source::Open),
             duration: histogram!(DECISION_DURATION, self.labels([])),
             waiting: gauge!(WAITING, self.labels([])),
             wait_duration: histogram!(WAIT_DURATION, self.labels([])),

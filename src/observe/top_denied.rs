@@ -54,7 +54,7 @@ pub struct TopDenied {
 }
 
 /// A key that is denied often.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DeniedKey {
     /// The name of the limiter.

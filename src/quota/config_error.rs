@@ -1,7 +1,7 @@
-//! Errors of settings: of algorithms, limiters, configuration files and networks. Errors of quotas
-//! are in `quota.rs`. They name settings as a file does, and in a panic as code does.
+//! Errors of settings: of quotas, algorithms, limiters, configuration files and networks. They name
+//! settings as a file does, and in a panic as code does.
 
-use std::{error::Error as StdError, fmt, time::Duration};
+use std::{borrow::Cow, error::Error as StdError, fmt};
 
 use super::Quota;
 
@@ -12,20 +12,20 @@ pub enum ConfigError {
     /// Another limiter over the same store uses the name: their counts would mix.
     #[non_exhaustive]
     NameTaken {
-        /// The name.
-        name: String,
+        /// The name of the limiter.
+        limiter: Cow<'static, str>,
     },
     /// The name is invalid: it must be 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
     #[non_exhaustive]
     Name {
-        /// The name.
-        name: String,
+        /// The name of the limiter.
+        limiter: Cow<'static, str>,
     },
     /// The configuration has no limit of this name.
     #[non_exhaustive]
     MissingLimit {
-        /// The name.
-        name: String,
+        /// The name of the limit, and of its limiter.
+        limiter: Cow<'static, str>,
     },
     /// The new configuration lacks limits of the previous one, which limiters use. Nothing was
     /// changed.
@@ -33,6 +33,12 @@ pub enum ConfigError {
     LimitsRemoved {
         /// The names of all limits that were removed, in their order.
         names: Vec<String>,
+    },
+    /// The quota is invalid.
+    #[non_exhaustive]
+    Quota {
+        /// The text or the number that is invalid, and the valid values.
+        message: String,
     },
     /// No algorithm has this name.
     #[non_exhaustive]
@@ -83,51 +89,25 @@ pub enum ConfigError {
         /// The quota.
         quota: Quota,
     },
-    /// The keys of a `redisson::RateLimiter` of this name would be in several slots of a cluster:
-    /// the name is empty, or contains braces without text between them.
-    #[non_exhaustive]
-    Slots {
-        /// The name.
-        name: String,
-    },
-    /// The rate of a `redisson::RateLimiter` is not 1 to 2^53 permits.
-    #[non_exhaustive]
-    Rate {
-        /// The rate.
-        rate: u64,
-    },
-    /// The interval of a `redisson::RateLimiter` is not 1 ms to 100 years.
-    #[non_exhaustive]
-    Interval {
-        /// The interval.
-        interval: Duration,
-    },
-    /// The keep-alive of a `redisson::RateLimiter` is below its interval, or above 100 years.
-    #[non_exhaustive]
-    KeepAlive {
-        /// The keep-alive.
-        keep_alive: Duration,
-        /// The interval.
-        interval: Duration,
-    },
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NameTaken { name } => write!(
+            Self::NameTaken { limiter } => write!(
                 f,
-                "limiter name {name:?}: the store already has a limiter of this name; choose \
+                "limiter name {limiter:?}: the store already has a limiter of this name; choose \
                  another name, or clone the first limiter to share its counts"
             ),
-            Self::Name { name } => write!(
+            Self::Name { limiter } => write!(
                 f,
-                "limiter name {name:?}: use 1 to 64 of the characters A-Z a-z 0-9 - _ . /"
+                "limiter name {limiter:?}: use 1 to 64 of the characters A-Z a-z 0-9 - _ . /"
             ),
-            Self::MissingLimit { name } => {
-                write!(f, "limit {name:?} is missing: add it to the configuration")
+            Self::MissingLimit { limiter } => {
+                write!(f, "limit {limiter:?} is missing: add it to the configuration")
             }
             Self::LimitsRemoved { names } => removed_limits(names, f),
+            Self::Quota { message } => f.write_str(message),
             Self::UnknownAlgorithm { name } => write!(
                 f,
                 "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket, \
@@ -169,10 +149,6 @@ impl fmt::Display for ConfigError {
                  burst it must be at most 2^46 and refill within 100 years; use at most {}",
                 quota.max_overdraft()
             ),
-            Self::Slots { .. }
-            | Self::Rate { .. }
-            | Self::Interval { .. }
-            | Self::KeepAlive { .. } => self.fmt_redisson(f),
         }
     }
 }
@@ -183,6 +159,17 @@ fn in_code(algorithm: &str) -> String {
 }
 
 impl ConfigError {
+    /// Returns the name of the limiter, if the error concerns the name of one.
+    #[must_use]
+    pub fn limiter(&self) -> Option<&str> {
+        match self {
+            Self::NameTaken { limiter }
+            | Self::Name { limiter }
+            | Self::MissingLimit { limiter } => Some(limiter),
+            _ => None,
+        }
+    }
+
     /// Returns the text for a panic, which names quotas and algorithms as code does.
     pub(crate) fn in_code(&self) -> String {
         match self {
@@ -208,27 +195,6 @@ impl ConfigError {
                 self.to_string().replace(&format!("\"{quota}\""), &format!("`{}`", quota.in_code()))
             }
             _ => self.to_string(),
-        }
-    }
-
-    /// Writes the errors of a `redisson::RateLimiter`.
-    fn fmt_redisson(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Slots { name } => write!(
-                f,
-                "limiter name {name:?}: its keys would be in several slots of a cluster; use a \
-                 name without braces, or with text in the first pair, such as \"api:{{42}}\""
-            ),
-            Self::Rate { rate } => write!(f, "rate {rate}: use 1 to 2^53 permits"),
-            Self::Interval { interval } => {
-                write!(f, "interval {interval:?}: use 1 ms to 100 years")
-            }
-            Self::KeepAlive { keep_alive, interval } => write!(
-                f,
-                "keep-alive {keep_alive:?}: the limiter would forget permits taken in its interval \
-                 of {interval:?}; use at least the interval, and at most 100 years"
-            ),
-            _ => Ok(()),
         }
     }
 }

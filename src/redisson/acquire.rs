@@ -45,7 +45,7 @@ impl RateLimiter {
     ///
     /// - [`Error::ZeroCost`] if `permits` is 0.
     /// - [`Error::CostAboveQuota`] if `permits` is above the rate or above 2^31 - 1.
-    /// - [`Error::NoRate`] if there is no rate.
+    /// - [`RateLimiterError::NoRate`](super::RateLimiterError::NoRate) if there is no rate.
     /// - [`Error::Store`] if Redis does not reply. The permits may have been taken nevertheless.
     ///
     /// # Cancel safety
@@ -178,7 +178,7 @@ impl RateLimiter {
             NO_RATE => return Err(self.no_rate()),
             ABOVE_RATE => {
                 let max = reply.rate.min(i32::MAX.into()) as u64;
-                return Err(Error::CostAboveQuota { limiter: self.label, cost, max });
+                return Err(Error::CostAboveQuota { limiter: self.label.into(), cost, max });
             }
             _ => {}
         }

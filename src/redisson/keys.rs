@@ -1,6 +1,6 @@
 //! The names of the keys of a limiter. Commands are in the other files.
 
-use crate::quota::ConfigError;
+use crate::error::RateLimiterError;
 
 /// The keys of a limiter: five with Redisson's names, and two that this crate adds.
 #[derive(Debug)]
@@ -11,9 +11,9 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn new(name: &str, client_id: &str) -> Result<Self, ConfigError> {
+    pub(super) fn new(name: &str, client_id: &str) -> Result<Self, RateLimiterError> {
         if !is_in_one_slot(name) {
-            return Err(ConfigError::Slots { name: name.to_owned() });
+            return Err(RateLimiterError::Slots { name: name.into() });
         }
         let tagged = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
         let overall = |suffix: &str| format!("{tagged}:{suffix}");

@@ -9,7 +9,7 @@ use super::{RateLimiter, id::random};
 use crate::{
     algorithm::Action,
     decision::{Outcome, Receipt},
-    error::Error,
+    error::{Error, RateLimiterError},
     keys::Key,
     limiter::{AnyLimiter, ChargeTarget, IntoLimiter, report_released},
     observe::LimiterObservers,
@@ -23,7 +23,8 @@ impl ChargeTarget for RateLimiter {
 
     fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome> {
         if action != Action::Check {
-            return StoreFuture::ready(Err(Error::Unsupported));
+            let limiter = self.label.into();
+            return StoreFuture::ready(Err(RateLimiterError::Unsupported { limiter }.into()));
         }
         let (limiter, deadline) = (self.for_key(key), self.store.start_deadline());
         StoreFuture::pending(async move { limiter?.attempt(deadline, cost, random()).await })
@@ -77,7 +78,7 @@ impl IntoLimiter for &RateLimiter {
 /// Ignores a missing rate: the permits were deleted together with it.
 fn ok_without_rate(result: Result<(), Error>) -> Result<(), Error> {
     result.or_else(|error| match error {
-        Error::NoRate { .. } => Ok(()),
+        Error::Redisson(RateLimiterError::NoRate { .. }) => Ok(()),
         error => Err(error),
     })
 }

@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{MAX_INTERVAL, RateLimiter, RateType, keys::Keys, millis};
+use super::{MAX_INTERVAL, RateLimiter, keys::Keys, millis};
 use crate::{
-    error::{ConfigError, Error},
+    error::{Error, RateLimiterError},
     keys::Key,
     observe::LimiterObservers,
     store::Deadline,
@@ -61,16 +61,16 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Slots`] as for [`try_new`](RateLimiter::try_new), or if a key could address
-    /// other names, because the template has braces other than a pair around the key, or contains
-    /// only the key.
-    pub fn for_key<'a>(&self, key: impl Into<Key<'a>>) -> Result<Self, ConfigError> {
+    /// [`RateLimiterError::Slots`] as for [`try_new`](RateLimiter::try_new), or if a key could
+    /// address other names, because the template has braces other than a pair around the key, or
+    /// contains only the key.
+    pub fn for_key<'a>(&self, key: impl Into<Key<'a>>) -> Result<Self, RateLimiterError> {
         if !self.is_template() {
             return Ok(self.clone());
         }
         let rest = self.name().replace("{{key}}", "").replace(PLACEHOLDER, "");
         if rest.is_empty() || rest.contains(['{', '}']) {
-            return Err(ConfigError::Slots { name: self.name().to_owned() });
+            return Err(RateLimiterError::Slots { name: self.name().into() });
         }
         let name = self.name().replace(PLACEHOLDER, key.into().as_str());
         let keys = Arc::new(Keys::new(&name, &self.keys.client_id)?);
@@ -117,7 +117,7 @@ impl RateLimiter {
         let keep_alive = self.keep_alive.unwrap_or(MIN_KEEP_ALIVE);
         let keep_alive = keep_alive.clamp(config.interval(), MAX_INTERVAL);
         let (rate, interval) = (config.rate(), millis(config.interval()));
-        let rate_type = if config.rate_type() == RateType::PerClient { 1 } else { 0 };
+        let rate_type = config.is_per_client() as u8;
         Ok(format!("{rate} {interval} {rate_type} {}", millis(keep_alive)))
     }
 }

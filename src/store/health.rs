@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::SystemTime};
 
 /// The state of a store, without a call to it. The counters start with the store; clones share
 /// them. A store in memory is always [`Ready`](Status::Ready), with counters of 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Health {
     /// What is known about the server, for a page such as `/health`.

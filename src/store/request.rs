@@ -3,7 +3,7 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
     time::Duration,
 };
@@ -21,6 +21,7 @@ use crate::{
     keys::Key,
     observe::Observers,
     quota::Quota,
+    sync::get_mut,
 };
 
 /// The settings of a limiter, as a store needs them.
@@ -132,6 +133,9 @@ impl StoreRequest<'_> {
     }
 }
 
+/// An answer that will come.
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
 /// The answer of a store: immediate, if it can be.
 pub enum StoreFuture<T> {
     /// The answer; `None` once it was taken.
@@ -140,8 +144,9 @@ pub enum StoreFuture<T> {
     /// tokio, so that a task that checks in a loop yields, as it would if Redis answered.
     #[cfg(feature = "redis")]
     Cached(Option<T>),
-    /// The answer will come.
-    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
+    /// The answer will come. The mutex, which is never locked, makes a
+    /// [`Reservation`](crate::Reservation) `Sync`.
+    Pending(Mutex<Answer<T>>),
 }
 
 impl<T> StoreFuture<T> {
@@ -149,9 +154,8 @@ impl<T> StoreFuture<T> {
         Self::Ready(Some(result))
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) fn pending(answer: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
-        Self::Pending(Box::pin(answer))
+        Self::Pending(Mutex::new(Box::pin(answer)))
     }
 
     #[cfg(feature = "redis")]
@@ -181,7 +185,7 @@ impl<T: Unpin> Future for StoreFuture<T> {
                 ready!(coop::poll_proceed(cx)).made_progress();
                 Poll::Ready(Ok(answer.take().expect(TAKEN)))
             }
-            Self::Pending(future) => future.as_mut().poll(cx),
+            Self::Pending(answer) => get_mut(answer).as_mut().poll(cx),
         }
     }
 }

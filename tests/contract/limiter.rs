@@ -6,7 +6,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use tokio::sync::Barrier;
 use tower_ratelimit::{
     Algorithm, Error, FailurePolicy, Limiter, MemoryStore, Quota,
-    config::{ConfigError, QuotaError, Refill},
+    config::{ConfigError, Refill},
 };
 
 use crate::support::{self, ALGORITHMS, server::RedisServer};
@@ -318,7 +318,8 @@ fn invalid_text_is_no_quota() {
         let error = text.parse::<Quota>().unwrap_err().to_string();
         assert!(error.contains(complaint) && error.contains(&format!("{text:?}")), "{error}");
     }
-    let no_input: QuotaError = Quota::try_new(0, Duration::from_secs(1)).unwrap_err();
+    let no_input = Quota::try_new(0, Duration::from_secs(1)).unwrap_err();
+    assert!(matches!(no_input, ConfigError::Quota { .. }));
     assert_eq!(no_input.to_string(), "quota: the limit is 0, but must be at least 1");
 }
 
@@ -344,7 +345,7 @@ async fn a_check_that_is_not_awaited_needs_a_store_that_answers_immediately() {
     let limiter = Limiter::new("default", store, Algorithm::sliding_log(), quota);
     let before = (server.calls("evalsha"), server.calls("eval"));
     let error = limiter.check("key").now().unwrap_err();
-    assert!(matches!(error, Error::NotImmediate { limiter: "default", .. }));
+    assert!(matches!(&error, Error::NotImmediate { limiter, .. } if limiter == "default"));
     assert!(error.to_string().ends_with("await `check`"), "{error}");
     assert_eq!((server.calls("evalsha"), server.calls("eval")), before);
 }

@@ -17,4 +17,5 @@ mod nginx;
 mod permit;
 mod reservation;
 mod settling;
+mod traits;
 mod waiting;

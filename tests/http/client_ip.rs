@@ -227,7 +227,7 @@ fn a_header_with_one_address_counts_only_from_a_trusted_peer() {
         ],
     );
     let error = key(&real_ip(), "10.0.0.1", &[b"198.51.100.1", b"198.51.100.2"]).unwrap_err();
-    assert!(matches!(error, RequestError::Invalid(_)));
+    assert!(matches!(error, RequestError::Invalid { .. }));
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn the_peer_is_found_by_peer_addr() {
         .peer_addr(|extensions| Some(extensions.get::<Peer>()?.0));
     let mut head = head("203.0.113.9", &[("x-forwarded-for", b"198.51.100.1")]);
     let error = key.extract(&head).unwrap_err();
-    assert!(matches!(error, RequestError::Misconfigured(_)), "another extension was used");
+    assert!(matches!(error, RequestError::Misconfigured { .. }), "another extension was used");
     for (peer, expected) in [("10.0.0.1:80", "198.51.100.1"), ("192.0.2.8:80", "192.0.2.8")] {
         head.extensions.insert(Peer(peer.parse().unwrap()));
         assert_eq!(key.extract(&head).unwrap().as_str(), format!("ip={expected}"));
@@ -345,7 +345,7 @@ fn the_peer_is_found_by_peer_addr() {
 fn a_missing_peer_is_named_in_the_error() {
     let head = Request::new(()).into_parts().0;
     let error = ClientIp::new(ProxyHeader::XForwardedFor, TRUSTED).extract(&head).unwrap_err();
-    assert!(matches!(error, RequestError::Misconfigured(_)));
+    assert!(matches!(error, RequestError::Misconfigured { .. }));
 }
 
 /// Texts of a client, of pieces that could open, close or fake an element.

@@ -352,7 +352,7 @@ fn a_name_that_is_taken_leaves_the_other_names_free() {
     let store = MemoryStore::new();
     let login = limit.limiter("login", store.clone()).unwrap();
     let error = limits.limiters(&store).unwrap_err();
-    assert!(matches!(error, ConfigError::NameTaken { name, .. } if name == "login"));
+    assert!(matches!(error, ConfigError::NameTaken { limiter, .. } if limiter == "login"));
     drop(login);
     let limiters = limits.limiters(&store).unwrap();
     for name in ["api", "login"] {

@@ -94,7 +94,7 @@ fn a_tuple_is_one_key_of_up_to_four() {
         Key::from((a.key("1"), b.key("2"), 3, key::Global.key()))
     );
     let three = (a, key::header("missing"), closure);
-    assert!(matches!(three.extract(&head), Err(RequestError::MissingKey(_))));
+    assert!(matches!(three.extract(&head), Err(RequestError::MissingKey { .. })));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_closure_can_return_what_is_a_key() {
     fn key(extractor: impl KeyExtractor<Parts>) -> Option<String> {
         match extractor.extract(&head("/", &[])) {
             Ok(key) => Some(key.to_string()),
-            Err(RequestError::MissingKey(_)) => None,
+            Err(RequestError::MissingKey { .. }) => None,
             Err(error) => panic!("{error}"),
         }
     }
@@ -145,7 +145,7 @@ fn a_bearer_token_is_a_key() {
         assert_eq!(key.as_deref().ok(), expected, "{value:?}");
         if let Err(error) = key {
             let name = "the bearer token in header authorization";
-            assert_eq!(error, format!("MissingKey(\"{name} is missing or empty\")"));
+            assert!(error.contains(&format!("{name} is missing or empty")), "{error}");
         }
     }
     let twice = head("/", &[("authorization", "Bearer a"), ("authorization", "Basic b")]);
@@ -520,7 +520,7 @@ fn another_key_replaces_only_a_missing_one() {
     assert_eq!(text(&[("x-api-key", " "), ("cookie", "session=")]), "ip=192.0.2.1");
     assert_eq!(text(&[]), "ip=192.0.2.1");
     let twice = extract(&[("x-api-key", "k1"), ("x-api-key", "k2")]);
-    assert!(matches!(twice, Err(RequestError::Invalid(_))), "{twice:?}");
+    assert!(matches!(twice, Err(RequestError::Invalid { .. })), "{twice:?}");
 
     // A value that a client chooses never equals the key of an address.
     assert_eq!(text(&[("x-api-key", "ip=192.0.2.1")]), "header:x-api-key=ip%3D192.0.2.1");
@@ -531,7 +531,7 @@ fn another_key_replaces_only_a_missing_one() {
 
     // Without the last one, the service is misconfigured, as without the first.
     let error = key.extract(&head("/", &[]));
-    assert!(matches!(error, Err(RequestError::Misconfigured(_))), "{error:?}");
+    assert!(matches!(error, Err(RequestError::Misconfigured { .. })), "{error:?}");
     let neither = key::header("a").or(key::header("b")).extract(&head("/", &[]));
     assert_eq!(neither, Err(RequestError::missing_key("header b is missing or empty")));
 }

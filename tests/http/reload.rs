@@ -181,7 +181,7 @@ async fn a_new_name_that_is_taken_changes_nothing() {
          sms = { algorithm = 'sliding-log', quota = '20/h' }",
     );
     let error = limiters.reload(&more).unwrap_err();
-    assert!(matches!(error, ConfigError::NameTaken { name, .. } if name == "sms"));
+    assert!(matches!(error, ConfigError::NameTaken { limiter, .. } if limiter == "sms"));
     assert_eq!(limiters.get("api").unwrap().quota(), Quota::per_hour(10));
     assert!(limiters.get("mail").is_err());
     drop(other);

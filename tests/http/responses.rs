@@ -348,10 +348,20 @@ fn the_status_of_a_rejection_is_that_of_an_error() {
         let status = StatusCode::from_u16(status).unwrap();
         let expected = format!("a rejection has a status of 400 to 599, not {status}");
         let denied = RequestError::with_status(status, "no");
-        assert!(matches!(&denied, RequestError::Misconfigured(text) if *text == expected));
+        assert_eq!(denied, RequestError::misconfigured(expected.clone()));
         let panic = catch_unwind(|| MissingKey::reject_with(status)).unwrap_err();
         assert_eq!(*panic.downcast_ref::<String>().unwrap(), expected);
     }
+}
+
+#[test]
+fn a_mistake_in_the_settings_is_named_for_its_developers() {
+    let window =
+        Limiter::new("api", MemoryStore::new(), Algorithm::fixed_window(), Quota::per_hour(1));
+    let error = window.set_quota(Quota::per_hour(1).burst(2)).unwrap_err();
+    let text = error.to_string();
+    let rejection = Rejection::from(tower_ratelimit::Error::from(error));
+    assert_eq!(rejection, Rejection::Request(RequestError::misconfigured(text)));
 }
 
 #[tokio::test]

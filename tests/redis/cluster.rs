@@ -17,7 +17,7 @@ use tokio::{
 };
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RedisStore,
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig},
     store::{ErrorKind, RedisConfig},
 };
 
@@ -414,7 +414,7 @@ async fn redisson_works(cluster: &Cluster) {
     let store = with_long_deadline(cluster).await;
     for number in 0..10 {
         let limiter = RateLimiter::new(store.clone(), &format!("limiter-{number}"));
-        assert!(limiter.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap());
+        assert!(limiter.try_set_rate(RateLimiterConfig::overall(5, HOUR)).await.unwrap());
         for remaining in [3, 1] {
             assert_eq!(limiter.acquire(2).await.unwrap().remaining(), remaining);
         }

@@ -18,7 +18,7 @@ use tower::BoxError;
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
     Algorithm, Charge, Error, Limiter, Quota, RedisStore,
-    redisson::{self, RateType},
+    redisson::{self, RateLimiterConfig},
     store::{self, Credentials, RedisConfig, Status},
 };
 
@@ -111,14 +111,14 @@ async fn a_redisson_user_with_the_documented_permissions_can_use_every_operation
     let limiter =
         redisson::RateLimiter::new(support::connected(support::config(&url)).await, "LIMITER_NAME");
     let second = Duration::from_secs(1);
-    assert!(limiter.try_set_rate(RateType::Overall, 5, second).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(5, second)).await.unwrap());
     for _ in 0..8 {
         let _ = limiter.try_acquire(1, Duration::ZERO).await.unwrap();
     }
     limiter.available_permits().await.unwrap();
     limiter.release(1).await.unwrap();
-    limiter.update_rate(RateType::PerClient, 4, 2 * second).await.unwrap();
-    limiter.set_rate(RateType::Overall, 5, second).await.unwrap();
+    limiter.update_rate(RateLimiterConfig::per_client(4, 2 * second)).await.unwrap();
+    limiter.set_rate(RateLimiterConfig::overall(5, second)).await.unwrap();
     limiter.config().await.unwrap();
     limiter.expire(60 * second).await.unwrap();
     limiter.remaining_ttl().await.unwrap();

@@ -19,7 +19,7 @@ use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Key, Limiter, Quota, RateLimitLayer, RedisStore, key,
     observe::Metrics,
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig},
     store::{Credentials, RedisConfig, Source, Status},
 };
 
@@ -632,7 +632,7 @@ async fn an_observer_of_a_store_gets_the_decisions_of_a_limiter_shared_with_redi
     let (server, recorder) = (RedisServer::start(), Recorder::new());
     let store = observed(redis_store(&server).await, recorder.clone());
     let limiter = RateLimiter::new(store, "shared").label("java");
-    limiter.try_set_rate(RateType::Overall, 1, Duration::from_secs(3_600)).await.unwrap();
+    limiter.try_set_rate(RateLimiterConfig::overall(1, Duration::from_secs(3_600))).await.unwrap();
     let layer = RateLimitLayer::new(&limiter, key::Global);
     recorder.take();
     for events in [
@@ -649,7 +649,7 @@ async fn a_limiter_shared_with_redisson_has_the_same_events() {
     let (server, recorder) = (RedisServer::start(), Recorder::new());
     let store = observed(redis_store(&server).await, recorder.clone());
     let limiter = RateLimiter::new(store, "shared").label("java");
-    limiter.try_set_rate(RateType::Overall, 1, Duration::from_millis(200)).await.unwrap();
+    limiter.try_set_rate(RateLimiterConfig::overall(1, Duration::from_millis(200))).await.unwrap();
     recorder.take();
     let _ = limiter.try_acquire(1, Duration::ZERO).await.unwrap();
     assert_eq!(recorder.take(), ["decided java shared Allowed Store timed"]);

@@ -183,7 +183,7 @@ async fn requests_of_a_limiter_that_redisson_shares_outlast_a_redis_that_hangs()
     let server = RedisServer::start();
     let limiter = redisson::RateLimiter::new(connect(&server).await, "api:{key}").label("api");
     let hour = Duration::from_secs(3_600);
-    assert!(limiter.try_set_rate(redisson::RateType::Overall, 1_000, hour).await.unwrap());
+    assert!(limiter.try_set_rate(redisson::RateLimiterConfig::overall(1_000, hour)).await.unwrap());
     let layer =
         RateLimitLayer::new(&limiter, key::Global).max_wait(MINUTE).on_failure(FailurePolicy::Wait);
     let service = layer.layer(support::counting(&Arc::default()));

@@ -11,8 +11,7 @@ use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
     Error, RedisStore,
-    config::ConfigError,
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig, RateLimiterError},
 };
 
 use crate::support::{self, proxy::Proxy, server::RedisServer};
@@ -27,7 +26,7 @@ async fn store(server: &RedisServer) -> RedisStore {
 /// Creates a limiter with `rate` permits per hour.
 async fn limiter(server: &RedisServer, rate: u64) -> RateLimiter {
     let limiter = RateLimiter::new(store(server).await, "LIMITER_NAME");
-    assert!(limiter.try_set_rate(RateType::Overall, rate, HOUR).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(rate, HOUR)).await.unwrap());
     limiter
 }
 
@@ -60,13 +59,12 @@ async fn each_method_works() {
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     assert_eq!(limiter.name(), "LIMITER_NAME");
     assert_eq!(limiter.config().await.unwrap(), None);
-    assert!(!limiter.update_rate(RateType::Overall, 5, HOUR).await.unwrap());
-    assert!(limiter.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap());
-    assert!(!limiter.try_set_rate(RateType::PerClient, 7, SECOND).await.unwrap());
+    assert!(!limiter.update_rate(RateLimiterConfig::overall(5, HOUR)).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(5, HOUR)).await.unwrap());
+    assert!(!limiter.try_set_rate(RateLimiterConfig::per_client(7, SECOND)).await.unwrap());
 
-    let config = limiter.config().await.unwrap().unwrap();
-    assert_eq!((config.rate_type(), config.rate()), (RateType::Overall, 5));
-    assert_eq!((config.interval(), config.keep_alive()), (HOUR, None));
+    let config = limiter.config().await.unwrap();
+    assert_eq!(config, Some(RateLimiterConfig::overall(5, HOUR)));
 
     let decision = limiter.acquire(2).await.unwrap();
     assert!(decision.is_allowed());
@@ -79,9 +77,9 @@ async fn each_method_works() {
     let denied = limiter.try_acquire(5, SECOND).await.unwrap();
     assert!(denied.retry_after().is_some_and(|wait| wait > HOUR - 60 * SECOND && wait <= HOUR));
 
-    assert!(limiter.update_rate(RateType::Overall, 6, HOUR).await.unwrap());
+    assert!(limiter.update_rate(RateLimiterConfig::overall(6, HOUR)).await.unwrap());
     assert_eq!(limiter.available_permits().await.unwrap(), 5);
-    limiter.set_rate(RateType::Overall, 7, HOUR).await.unwrap();
+    limiter.set_rate(RateLimiterConfig::overall(7, HOUR)).await.unwrap();
     assert_eq!(limiter.available_permits().await.unwrap(), 7);
 
     assert_eq!(limiter.remaining_ttl().await.unwrap(), None);
@@ -105,39 +103,41 @@ async fn invalid_names_rates_and_permits_are_rejected_with_a_reason() {
     let store = store(&server).await;
     for name in ["", "a}b", "x{y", "{}z"] {
         let error = RateLimiter::try_new(store.clone(), name).unwrap_err();
-        assert!(matches!(&error, ConfigError::Slots { name: rejected, .. } if rejected == name));
-        assert!(error.to_string().contains("slots of a cluster"), "{error}");
-        let error = Error::from(error).to_string();
-        assert_eq!(error, "the settings of the rate limiter are invalid");
+        let is_named = matches!(&error, RateLimiterError::Slots { name: it, .. } if &**it == name);
+        assert!(is_named && error.to_string().contains("slots of a cluster"), "{error}");
+        assert_eq!(Error::from(error.clone()).to_string(), error.to_string());
     }
 
     let limiter = RateLimiter::new(store.clone(), "api:{42}");
     let config = async |rate, interval| {
-        let Err(Error::Config(error)) =
-            limiter.try_set_rate(RateType::Overall, rate, interval).await
+        let Err(Error::Redisson(error)) =
+            limiter.try_set_rate(RateLimiterConfig::overall(rate, interval)).await
         else {
             panic!("the rate is accepted");
         };
         error
     };
-    assert!(matches!(config(0, SECOND).await, ConfigError::Rate { rate: 0, .. }));
-    assert!(matches!(config(u64::MAX, SECOND).await, ConfigError::Rate { .. }));
-    assert!(matches!(config(1, Duration::ZERO).await, ConfigError::Interval { .. }));
-    assert!(matches!(config(1, Duration::MAX).await, ConfigError::Interval { .. }));
+    assert!(matches!(config(0, SECOND).await, RateLimiterError::Rate { rate: 0, .. }));
+    assert!(matches!(config(u64::MAX, SECOND).await, RateLimiterError::Rate { .. }));
+    assert!(matches!(config(1, Duration::ZERO).await, RateLimiterError::Interval { .. }));
+    assert!(matches!(config(1, Duration::MAX).await, RateLimiterError::Interval { .. }));
     let short = limiter.clone().keep_alive(SECOND);
-    let error = short.set_rate(RateType::Overall, 1, 2 * SECOND).await.unwrap_err();
-    assert!(matches!(error, Error::Config(ConfigError::KeepAlive { .. })), "{error}");
+    let error = short.set_rate(RateLimiterConfig::overall(1, 2 * SECOND)).await.unwrap_err();
+    assert!(matches!(error, Error::Redisson(RateLimiterError::KeepAlive { .. })), "{error}");
 
     for result in [
         limiter.acquire(1).await.map(drop),
         limiter.available_permits().await.map(drop),
         limiter.release(1).await,
     ] {
-        let Err(Error::NoRate { name, .. }) = result else { panic!("{result:?}") };
-        assert_eq!(name, "api:{42}");
+        let Err(Error::Redisson(RateLimiterError::NoRate { name, .. })) = &result else {
+            panic!("{result:?}");
+        };
+        assert_eq!(&**name, "api:{42}");
+        assert_eq!(result.unwrap_err().limiter(), Some("redisson"));
     }
 
-    assert!(limiter.try_set_rate(RateType::Overall, 5, SECOND).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(5, SECOND)).await.unwrap());
     let calls = server.calls("evalsha");
     assert!(matches!(limiter.acquire(0).await, Err(Error::ZeroCost)));
     assert!(matches!(limiter.release(0).await, Err(Error::ZeroCost)));
@@ -178,7 +178,7 @@ async fn limiters_with_the_same_name_share_one_count() {
 async fn each_client_has_a_rate_of_its_own() {
     let server = RedisServer::start();
     let this = RateLimiter::new(store(&server).await, "LIMITER_NAME");
-    this.try_set_rate(RateType::PerClient, 2, HOUR).await.unwrap();
+    this.try_set_rate(RateLimiterConfig::per_client(2, HOUR)).await.unwrap();
     let same = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     let other = this.clone().client_id("other");
     assert!(take(&this, 2).await && !take(&same, 1).await && take(&other, 2).await);
@@ -240,7 +240,7 @@ async fn an_acquire_takes_few_commands() {
     assert!(commands_of(&server, &limiter).await <= 10, "a long log");
     while take(&limiter, 1).await {}
     assert!(commands_of(&server, &limiter).await <= 8, "denied with a long log");
-    limiter.set_rate(RateType::Overall, 1, HOUR).await.unwrap();
+    limiter.set_rate(RateLimiterConfig::overall(1, HOUR)).await.unwrap();
     assert!(take(&limiter, 1).await && !take(&limiter, 1).await);
     assert!(commands_of(&server, &limiter).await <= 6, "denied with a short log");
 }
@@ -250,14 +250,14 @@ async fn the_type_of_a_rate_is_learned_with_one_more_call() {
     let server = RedisServer::start();
     let limiter = limiter(&server, 5).await;
     assert!(take(&limiter, 1).await); // loads the script
-    limiter.set_rate(RateType::PerClient, 2, HOUR).await.unwrap();
+    limiter.set_rate(RateLimiterConfig::per_client(2, HOUR)).await.unwrap();
     for calls in [2, 1] {
         let before = server.calls("evalsha");
         assert!(take(&limiter, 1).await);
         assert_eq!(server.calls("evalsha") - before, calls);
     }
     assert!(!take(&limiter, 1).await);
-    limiter.set_rate(RateType::Overall, 2, HOUR).await.unwrap();
+    limiter.set_rate(RateLimiterConfig::overall(2, HOUR)).await.unwrap();
     assert!(take(&limiter, 2).await && !take(&limiter, 1).await);
 }
 
@@ -277,7 +277,7 @@ async fn waiting_acquires_get_the_permits_when_these_are_available() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     let interval = Duration::from_millis(200);
-    limiter.set_rate(RateType::Overall, 2, interval).await.unwrap();
+    limiter.set_rate(RateLimiterConfig::overall(2, interval)).await.unwrap();
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     for i in 0..10 {
@@ -299,7 +299,7 @@ async fn waiting_acquires_get_the_permits_when_these_are_available() {
 async fn a_waiting_acquire_stops_at_its_timeout() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
-    limiter.set_rate(RateType::Overall, 1, Duration::from_millis(100)).await.unwrap();
+    limiter.set_rate(RateLimiterConfig::overall(1, Duration::from_millis(100))).await.unwrap();
     let mut denied = 0;
     // Another task takes every permit.
     let greedy = {
@@ -382,8 +382,12 @@ async fn an_acquire_dropped_while_waiting_takes_nothing() {
 async fn the_keep_alive_time_is_stored_and_applied() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME").keep_alive(2 * HOUR);
-    assert!(limiter.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
-    assert_eq!(limiter.config().await.unwrap().unwrap().keep_alive(), Some(2 * HOUR));
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(2, HOUR)).await.unwrap());
+    let config = limiter.config().await.unwrap().unwrap();
+    assert_eq!(config.keep_alive(), Some(2 * HOUR));
+    let copy = RateLimiter::new(store(&server).await, "COPY");
+    copy.set_rate(config).await.unwrap();
+    assert_eq!(copy.config().await.unwrap(), Some(config));
     assert!(take(&limiter, 1).await);
     for key in ["LIMITER_NAME", "{LIMITER_NAME}:value", "{LIMITER_NAME}:permits"] {
         let ttl: u64 = redis(&server, &["PTTL", key]);
@@ -460,10 +464,11 @@ async fn the_rate_of_a_template_is_read_within_the_deadline_of_the_decision() {
     let config = support::config(&proxy.url()).deadline(DEADLINE);
     let store = support::connected(config).await;
     let template = RateLimiter::new(store.clone(), "api:{key}");
-    template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap();
+    let rate = RateLimiterConfig::overall(5, HOUR);
+    template.try_set_rate(rate).await.unwrap();
     let limiter = template.for_key("alice").unwrap();
     assert!(take(&limiter, 1).await); // loads the scripts
-    template.try_set_rate(RateType::Overall, 5, HOUR).await.unwrap(); // clears the cached rate
+    template.try_set_rate(rate).await.unwrap(); // clears the cached rate
 
     proxy.delay_replies(DELAY);
     let before = server.calls("evalsha");
@@ -477,7 +482,7 @@ async fn a_key_of_another_type_is_an_error() {
     redis::<()>(&server, &["SET", "LIMITER_NAME", "text"]);
     let limiter = RateLimiter::new(store(&server).await, "LIMITER_NAME");
     assert!(matches!(limiter.acquire(1).await, Err(Error::Store(_))));
-    let set = limiter.try_set_rate(RateType::Overall, 1, SECOND).await;
+    let set = limiter.try_set_rate(RateLimiterConfig::overall(1, SECOND)).await;
     assert!(matches!(set, Err(Error::Store(_))));
 }
 
@@ -489,7 +494,7 @@ fn limiters_and_their_futures_can_be_sent() {
     let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
     let limiter = RateLimiter::new(store, "LIMITER_NAME");
     is_send(limiter.try_acquire(1, SECOND));
-    is_send(limiter.set_rate(RateType::Overall, 1, SECOND));
+    is_send(limiter.set_rate(RateLimiterConfig::overall(1, SECOND)));
     is_send(limiter.release(1));
     assert_eq!(format!("{limiter:?}"), r#"RateLimiter { name: "LIMITER_NAME", .. }"#);
 }

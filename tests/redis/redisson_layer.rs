@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Key, Limiter, Quota, RateLimitLayer, RedisStore, key,
     layer::{Headers, ResponseBody},
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig, RateLimiterError},
 };
 
 use crate::support::{self, counting, get, header, items, json, server::RedisServer};
@@ -24,7 +24,7 @@ async fn store(server: &RedisServer) -> RedisStore {
 /// Creates a template whose keys have `rate` permits per hour each.
 async fn template(server: &RedisServer, rate: u64) -> RateLimiter {
     let limiter = RateLimiter::new(store(server).await, "api:{key}").label("api");
-    assert!(limiter.try_set_rate(RateType::Overall, rate, HOUR).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(rate, HOUR)).await.unwrap());
     limiter
 }
 
@@ -76,7 +76,7 @@ async fn a_header_reports_no_number_of_more_than_15_digits() {
         ("max", 1 << 53, LARGEST),
     ] {
         let limiter = RateLimiter::new(store(&server).await, name).label("api");
-        assert!(limiter.try_set_rate(RateType::Overall, rate, 100 * YEAR).await.unwrap());
+        assert!(limiter.try_set_rate(RateLimiterConfig::overall(rate, 100 * YEAR)).await.unwrap());
         let layer = RateLimitLayer::new(&limiter, key::Global).extensions(true).headers([
             Headers::RateLimit,
             Headers::Triple,
@@ -100,7 +100,7 @@ async fn a_header_reports_no_number_of_more_than_15_digits() {
 async fn a_rate_changed_in_redis_applies_from_the_next_decision_on() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "shared");
-    assert!(limiter.try_set_rate(RateType::Overall, 1, HOUR).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(1, HOUR)).await.unwrap());
     let layer = RateLimitLayer::new(&limiter, key::Global);
     let status = async || send(&layer, get(&[])).await.status();
     assert_eq!(status().await, StatusCode::OK);
@@ -133,12 +133,12 @@ async fn a_new_rate_of_the_template_applies_to_existing_keys() {
     let layer = by_name(&template(&server, 1).await);
     let elsewhere = RateLimiter::new(store(&server).await, "api:{key}");
     let special = elsewhere.for_key(Key::scoped("header:name", "bob")).unwrap();
-    assert!(special.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
+    assert!(special.try_set_rate(RateLimiterConfig::overall(2, HOUR)).await.unwrap());
 
     let status = async |user| send(&layer, get(&[("name", user)])).await.status();
     assert_eq!(status("ada").await, StatusCode::OK);
     assert_eq!(status("ada").await, StatusCode::TOO_MANY_REQUESTS);
-    assert!(elsewhere.update_rate(RateType::Overall, 3, HOUR).await.unwrap());
+    assert!(elsewhere.update_rate(RateLimiterConfig::overall(3, HOUR)).await.unwrap());
     let changed = tokio::time::Instant::now();
     while status("ada").await != StatusCode::OK {
         assert!(changed.elapsed() < Duration::from_secs(10));
@@ -157,7 +157,7 @@ async fn a_new_rate_of_the_template_applies_to_existing_keys() {
     let ada = template.for_key(Key::scoped("header:name", "ada")).unwrap();
     assert_eq!(ada.name(), "api:header:name=ada");
     assert_eq!(ada.available_permits().await.unwrap(), 0);
-    assert!(template.update_rate(RateType::Overall, 9, HOUR).await.unwrap());
+    assert!(template.update_rate(RateLimiterConfig::overall(9, HOUR)).await.unwrap());
     assert_eq!(ada.available_permits().await.unwrap(), 6);
 }
 
@@ -180,7 +180,8 @@ async fn the_limiter_of_a_key_needs_no_layer() {
 
     let no_rate = RateLimiter::new(store(&server).await, "v2:{key}").for_key("ada").unwrap();
     let error = no_rate.acquire(1).await.unwrap_err();
-    assert!(matches!(&error, Error::NoRate { name, .. } if name == "v2:{key}"), "{error}");
+    let Error::Redisson(RateLimiterError::NoRate { name, .. }) = &error else { panic!("{error}") };
+    assert_eq!((&**name, error.limiter()), ("v2:{key}", Some("redisson")));
 }
 
 #[tokio::test]
@@ -188,7 +189,7 @@ async fn a_request_waits_and_retries() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "shared");
     let interval = Duration::from_millis(200);
-    assert!(limiter.try_set_rate(RateType::Overall, 2, interval).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(2, interval)).await.unwrap());
     let layer = RateLimitLayer::new(&limiter, key::Global).max_wait(Duration::from_secs(20));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..6 {
@@ -246,10 +247,13 @@ async fn a_limiter_cannot_be_combined_with_another_one() {
     assert!(charge.check().await.unwrap().is_allowed());
     assert!(!charge.check().await.unwrap().is_allowed());
     charge.refund().await.unwrap();
-    assert!(matches!(charge.spend().await, Err(Error::Unsupported)));
-    assert!(matches!(charge.peek().await, Err(Error::Unsupported)));
+    let unsupported = charge.spend().await.unwrap_err();
+    assert!(matches!(&unsupported, Error::Redisson(RateLimiterError::Unsupported { .. })));
+    assert_eq!(unsupported.limiter(), Some("api"));
+    assert_eq!(charge.peek().await, Err(unsupported));
     let error = Charge::new(&shared, "ada").cost(10).check().await.unwrap_err();
-    assert!(matches!(error, Error::CostAboveQuota { limiter: "api", cost: 10, max: 9, .. }));
+    assert!(matches!(error, Error::CostAboveQuota { cost: 10, max: 9, .. }));
+    assert_eq!(error.limiter(), Some("api"));
 }
 
 #[tokio::test]
@@ -274,7 +278,7 @@ async fn a_key_cannot_address_other_names() {
 async fn a_late_release_releases_its_own_permits() {
     let server = RedisServer::start();
     let limiter = RateLimiter::new(store(&server).await, "shared");
-    assert!(limiter.try_set_rate(RateType::Overall, 2, HOUR).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(2, HOUR)).await.unwrap());
     let charge = Charge::new(&limiter, "all");
     let first = charge.check().await.unwrap();
     let entries = || redis::<Vec<Vec<u8>>>(&server, &["ZRANGE", "{shared}:permits", "0", "-1"]);

@@ -21,7 +21,7 @@ use tokio::{
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Limiter, Quota, RateLimitLayer, RedisStore, key,
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig},
     store::{KeyState, RedisConfig},
 };
 
@@ -421,7 +421,7 @@ async fn permits_of_a_redisson_limiter_that_could_not_be_released_are_released_l
     let store = connect(&proxy.url(), LONG).await;
     let limiter = RateLimiter::new(store.clone(), "LIMITER_NAME");
     let hour = Duration::from_secs(3_600);
-    assert!(limiter.try_set_rate(RateType::Overall, 10, hour).await.unwrap());
+    assert!(limiter.try_set_rate(RateLimiterConfig::overall(10, hour)).await.unwrap());
     let permits = |server: &RedisServer| -> u64 {
         let mut connection = server.connection();
         redis::cmd("ZCARD").arg("{LIMITER_NAME}:permits").query(&mut connection).unwrap()

@@ -14,7 +14,7 @@ use crate::{middleware::rejection::RequestError, quota::ConfigError};
 
 /// The header in which trusted proxies report the address of the client. Each trusted proxy must
 /// write the header, or remove what the client wrote: there is no fallback to another header.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProxyHeader {
     /// `X-Forwarded-For`: a list of addresses, to which each proxy appends the address of its peer.

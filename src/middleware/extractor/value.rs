@@ -78,7 +78,7 @@ impl Value {
         let keys = Arc::new(keys);
         move |head: &Parts| match self.extract(head) {
             Ok(key) => Ok(keys.contains(&key)),
-            Err(RequestError::MissingKey(_)) => Ok(false),
+            Err(RequestError::MissingKey { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 use super::guard::BodyGuard;
 
 /// The complete body of a rejection. It is not exported: users have it as [`ResponseBody`].
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RejectionBody(Option<Bytes>);
 
 impl<T> From<T> for RejectionBody

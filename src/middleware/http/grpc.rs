@@ -139,7 +139,7 @@ fn quota_failure(rejection: &Rejection, shows_quota: bool) -> Option<Vec<u8>> {
             (decision.limiter(), decision.quota().to_string())
         }
         Rejection::Denied(decision) => (decision.limiter(), rejection.title().to_owned()),
-        Rejection::CostAboveQuota { limiter, .. } => (*limiter, rejection.detail().into_owned()),
+        Rejection::CostAboveQuota { limiter, .. } => (&**limiter, rejection.detail().into_owned()),
         Rejection::Request(_) | Rejection::Store(_) => return None,
     };
     let mut violation = vec![];

@@ -5,7 +5,7 @@ use std::{
     fmt,
     ops::ControlFlow,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -14,7 +14,10 @@ use http::{StatusCode, header::CONTENT_LENGTH, response};
 use http_body::{Body, Frame};
 
 use super::meter::{MakeMeter, Meter};
-use crate::middleware::settle::{Expects, RequestHolds};
+use crate::{
+    middleware::settle::{Expects, RequestHolds},
+    sync::get_mut,
+};
 
 /// The owner of what a request holds, in the body of its response. The drop settles what the meter
 /// reports, and ends the rest as used. Boxed, because most responses have none.
@@ -136,7 +139,7 @@ impl MeteredHolds {
     /// Calls the meter. A meter that panics is not called again.
     fn with_meter<T>(&mut self, call: impl FnOnce(&mut dyn Meter) -> T) -> Option<T> {
         let mut meter = self.meter.take()?;
-        let result = call(&mut **meter.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let result = call(&mut **get_mut(&mut meter));
         self.meter = Some(meter);
         Some(result)
     }

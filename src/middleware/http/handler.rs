@@ -41,7 +41,7 @@ impl Rejection {
     /// ```
     #[must_use]
     pub fn to_response(&self) -> Response<ResponseBody> {
-        if let Self::Request(RequestError::Misconfigured(error)) = self {
+        if let Self::Request(RequestError::Misconfigured { message: error }) = self {
             static MISTAKES: Throttle = Throttle::new();
             log::misconfigured(&MISTAKES, error);
         }

@@ -47,7 +47,7 @@ const X_TRIPLE: Triple = [
 ///
 /// For a request that has waited, the headers report the units that remained when its instant was
 /// reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` of the current IETF draft, which is

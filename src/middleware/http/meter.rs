@@ -86,7 +86,7 @@ pub trait Meter: Send + 'static {
 /// let usage = Usage::of("input", 1_900).and("output", 120);
 /// # let _ = usage;
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Usage(Vec<(Cow<'static, str>, u64)>);
 
 impl Usage {

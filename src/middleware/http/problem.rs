@@ -58,11 +58,8 @@ pub(super) fn denied(decision: &Decision) -> Option<RejectionBody> {
 /// Returns the status and the body of a rejection. The body ends with a newline, for terminals.
 fn problem(rejection: &Rejection) -> (StatusCode, String) {
     let (status, kind, policy) = match rejection {
-        Rejection::Denied(decision) => {
-            (StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED, Some(decision.limiter()))
-        }
-        Rejection::CostAboveQuota { limiter, .. } => {
-            (StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED, Some(*limiter))
+        Rejection::Denied(_) | Rejection::CostAboveQuota { .. } => {
+            (StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED, rejection.limiter())
         }
         Rejection::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, REDUCED_CAPACITY, None),
         Rejection::Request(error) => (error.status(), NO_TYPE, None),

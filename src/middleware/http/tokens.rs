@@ -2,7 +2,7 @@
 //! streams of events, whatever the frames, and keeps no text of them. What it reports is settled by
 //! `guard.rs`.
 
-use std::fmt;
+use std::{fmt, sync::Mutex};
 
 use http::{
     HeaderMap, HeaderName,
@@ -11,9 +11,10 @@ use http::{
 };
 
 use super::meter::{Meter, Usage};
+use crate::sync::get_mut;
 
 /// The tokens of a request to a language model, as its answer reports them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Tokens {
     /// All tokens of the prompt, with those that the model has read from its cache or has written
@@ -105,9 +106,13 @@ pub struct Tokens {
 pub struct TokenMeter {
     source: Source,
     reader: UsageReader,
-    report: Box<dyn FnMut(Tokens) -> Usage + Send>,
-    when_cut_off: Option<Box<dyn FnMut(u64) -> Usage + Send>>,
+    report: ToUsage<Tokens>,
+    when_cut_off: Option<ToUsage<u64>>,
 }
+
+/// Returns the usage. The mutex, which is never locked, makes the meter `Sync`: the closure need
+/// not be.
+type ToUsage<T> = Mutex<Box<dyn FnMut(T) -> Usage + Send>>;
 
 impl TokenMeter {
     /// Creates the meter of an answer with this head. `report` determines the usage of each limiter
@@ -117,7 +122,7 @@ impl TokenMeter {
         report: impl FnMut(Tokens) -> Usage + Send + 'static,
     ) -> Self {
         let (source, reader) = (Source::of(&head.headers), UsageReader::default());
-        Self { source, reader, report: Box::new(report), when_cut_off: None }
+        Self { source, reader, report: Mutex::new(Box::new(report)), when_cut_off: None }
     }
 
     /// Sets what a stream counts that the client or the model cuts off before its usage.
@@ -126,7 +131,7 @@ impl TokenMeter {
     /// token of the answer, and a few more. The estimates of limiters that it does not name count.
     #[must_use]
     pub fn when_cut_off(mut self, usage: impl FnMut(u64) -> Usage + Send + 'static) -> Self {
-        self.when_cut_off = Some(Box::new(usage));
+        self.when_cut_off = Some(Mutex::new(Box::new(usage)));
         self
     }
 }
@@ -142,12 +147,12 @@ impl Meter for TokenMeter {
 
     fn usage(&mut self, is_complete: bool) -> Option<Usage> {
         if let Some(tokens) = self.reader.counts.tokens() {
-            return Some((self.report)(tokens));
+            return Some(get_mut(&mut self.report)(tokens));
         }
         if is_complete {
             return None;
         }
-        self.when_cut_off.as_mut().map(|usage| usage(self.reader.documents))
+        self.when_cut_off.as_mut().map(|usage| get_mut(usage)(self.reader.documents))
     }
 }
 

@@ -355,13 +355,13 @@ impl RedisStore {
         T: FromRedisValue + Send + 'static,
     {
         let backend = self.backend.clone();
-        StoreFuture::Pending(Box::pin(async move {
+        StoreFuture::pending(async move {
             let Backend { client, monitor, .. } = &*backend;
             let reply = client.execute(deadline, Command::script(&command, text)).await;
             let failed = |error| monitor.failed_without_prefix(client, limiter, error);
             let (reply, _) = reply.map_err(failed)?;
             Ok(reply)
-        }))
+        })
     }
 
     /// Releases units of a key by `run` in the background; again, if Redis has not executed that.

@@ -13,7 +13,7 @@ use std::{
 use peers::{Error, Limiter, Quota, Subject, run};
 use tower_ratelimit::{
     Admission, Algorithm, RedisStore,
-    redisson::{RateLimiter, RateType},
+    redisson::{RateLimiter, RateLimiterConfig},
 };
 
 /// Of a permit, long enough that none is renewed during a round.
@@ -110,7 +110,7 @@ impl Redisson {
                 let name = format!("{}:{key}", self.quota.name);
                 let limiter = RateLimiter::try_new(self.store.clone(), &name)?;
                 let limit = u64::from(self.quota.limit);
-                limiter.try_set_rate(RateType::Overall, limit, Quota::PERIOD).await?;
+                limiter.try_set_rate(RateLimiterConfig::overall(limit, Quota::PERIOD)).await?;
                 self.limiters().entry(key.to_owned()).or_insert(limiter).clone()
             }
         };
