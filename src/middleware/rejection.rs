@@ -8,7 +8,7 @@ use http::StatusCode;
 use crate::{
     decision::{Decision, whole_seconds},
     error::{Error, StoreError},
-    observe::{Event, Reason},
+    observe::Event,
 };
 
 /// The text for clients of a misconfigured service: the mistake itself is for its developers.
@@ -93,12 +93,12 @@ impl Rejection {
             _ => None,
         };
         let (reason, limiter) = match self {
-            Self::Denied(decision) => (Reason::Denied, Some(decision.limiter())),
-            Self::CostAboveQuota { limiter, .. } => (Reason::CostAboveQuota, Some(*limiter)),
-            Self::Store(_) => (Reason::Store, None),
-            Self::Request(RequestError::MissingKey(_)) => (Reason::MissingKey, None),
-            Self::Request(RequestError::Invalid(_)) => (Reason::Invalid, None),
-            Self::Request(RequestError::Misconfigured(_)) => (Reason::Misconfigured, None),
+            Self::Denied(decision) => ("denied", Some(decision.limiter())),
+            Self::CostAboveQuota { limiter, .. } => ("cost_above_quota", Some(*limiter)),
+            Self::Store(_) => ("store", None),
+            Self::Request(RequestError::MissingKey(_)) => ("missing_key", None),
+            Self::Request(RequestError::Invalid(_)) => ("invalid", None),
+            Self::Request(RequestError::Misconfigured(_)) => ("misconfigured", None),
             Self::Request(RequestError::WithStatus { reason, .. }) => (*reason, None),
         };
         Event::Rejected { reason, limiter, error }
@@ -138,7 +138,7 @@ impl Rejection {
     pub(crate) fn detailed(&self) -> Self {
         match self.clone() {
             Self::Request(RequestError::Misconfigured(message)) => {
-                let (status, reason) = (StatusCode::INTERNAL_SERVER_ERROR, Reason::Misconfigured);
+                let (status, reason) = (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured");
                 Self::Request(RequestError::WithStatus { status, message, reason })
             }
             rejection => rejection,
@@ -223,9 +223,9 @@ pub enum RequestError {
         status: StatusCode,
         /// The detail of the response.
         message: Cow<'static, str>,
-        /// The reason that observers get: `MissingKey` by [`MissingKey::reject_with`], else
-        /// `Forbidden`.
-        reason: Reason,
+        /// The reason that observers get: `missing_key` by [`MissingKey::reject_with`], else
+        /// `forbidden`.
+        reason: &'static str,
     },
 }
 
@@ -290,7 +290,7 @@ impl RequestError {
     /// service has answered.
     pub fn with_status(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
         match is_error(status) {
-            true => Self::WithStatus { status, message: message.into(), reason: Reason::Forbidden },
+            true => Self::WithStatus { status, message: message.into(), reason: "forbidden" },
             false => Self::misconfigured(wrong_status(status)),
         }
     }

@@ -524,10 +524,11 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event_of_redis() {
     });
     let expected = [
         "BatchSent",
+        "Blocked",
         "BreakerChanged",
         "Decided",
-        "KeyChanged",
         "Released",
+        "Reset",
         "SettingsChanged",
         "StoreFailed",
     ];
