@@ -35,7 +35,7 @@
 //!     let quota = Quota::per_minute(600).burst(50);
 //!     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
 //!     let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
-//!         .on_failure(FailurePolicy::Local { share: 0.25 }); // four replicas
+//!         .on_failure(FailurePolicy::local(0.25)); // four replicas
 //!     let app = Router::new().route("/", get(async || "hello")).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     Ok(axum::serve(listener, app).await?)

@@ -248,10 +248,6 @@ impl Limiter {
     /// own](crate::RateLimitLayer::on_failure). A [`Charge`](crate::Charge) waits for the store if
     /// all of its limiters have [`FailurePolicy::Wait`], and has no other policy.
     ///
-    /// # Panics
-    ///
-    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
-    ///
     /// # Examples
     ///
     /// ```
@@ -269,10 +265,9 @@ impl Limiter {
     /// # }
     /// ```
     #[must_use]
-    #[track_caller]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         let mut inner = Arc::unwrap_or_clone(self.0);
-        inner.on_failure = policy.validated();
+        inner.on_failure = policy;
         Self(Arc::new(inner))
     }
 

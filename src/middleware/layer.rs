@@ -863,10 +863,6 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///
     /// [`Decision::source`](crate::Decision::source) reports whether the store decided.
     ///
-    /// # Panics
-    ///
-    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
-    ///
     /// # Examples
     ///
     /// Each of four replicas enforces a quarter of the quota while Redis is unavailable:
@@ -879,12 +875,10 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let quota = Quota::per_second(10);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
-    ///     .on_failure(FailurePolicy::Local { share: 0.25 });
+    ///     .on_failure(FailurePolicy::local(0.25));
     /// # let _ = layer;
     /// ```
-    #[track_caller]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
-        let policy = policy.validated();
         self.set(|shared| shared.on_failure = policy)
     }
 
