@@ -123,7 +123,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`layer::Rejection`] is a response |
+//! | `axum` (default) | [`key::PeerIp`](struct@key::PeerIp) reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`](struct@key::Route) is its `MatchedPath`, and [`layer::Rejection`] is a response |
 //! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |

@@ -210,6 +210,7 @@ const MAX_RATE: u64 = 1 << 53;
 
 /// The clients that share a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RateType {
     /// All clients share the rate.
     Overall,

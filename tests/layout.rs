@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use syn::{Item, UseTree, Visibility};
+use syn::{Attribute, Fields, Ident, Item, UseTree, Variant, Visibility};
 
 /// The storeys from the top down, by the first part of a module path. A file imports from its own
 /// storey, and from those below it.
@@ -344,6 +344,35 @@ fn the_public_types_are_those_that_are_listed() {
         all.extend(found);
     }
     assert_eq!(all.len(), 60);
+}
+
+/// A field or a variant that a later version adds must not break users.
+#[test]
+fn public_enums_variants_with_fields_and_empty_structs_can_get_more() {
+    let names: BTreeSet<_> = PUBLIC_TYPES.iter().flat_map(|(_, names)| *names).copied().collect();
+    let is_public = |name: &Ident, vis: &Visibility| {
+        names.contains(&*name.to_string()) && matches!(vis, Visibility::Public(_))
+    };
+    let is_open =
+        |attributes: &[Attribute]| attributes.iter().any(|it| it.path().is_ident("non_exhaustive"));
+    for module in Sources::read().0.keys() {
+        for item in syn::parse_file(&source(module)).unwrap().items {
+            match item {
+                Item::Struct(item) if is_public(&item.ident, &item.vis) => {
+                    let has_fields = !item.fields.is_empty();
+                    assert!(has_fields || is_open(&item.attrs), "{module}: {}", item.ident);
+                }
+                Item::Enum(item) if is_public(&item.ident, &item.vis) => {
+                    assert!(is_open(&item.attrs), "{module}: {}", item.ident);
+                    let with_fields = |it: &&Variant| matches!(it.fields, Fields::Named(_));
+                    for variant in item.variants.iter().filter(with_fields) {
+                        assert!(is_open(&variant.attrs), "{module}: {}", variant.ident);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 #[test]
