@@ -70,9 +70,9 @@ const SUBJECTS: usize = 2 * ALGORITHMS.len() + 3;
 const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 1 },
-    Algorithm::SlidingWindow { buckets: 10 },
-    Algorithm::SlidingWindow { buckets: 60 },
+    Algorithm::sliding_window(),
+    Algorithm::sliding_window().buckets(10),
+    Algorithm::sliding_window().buckets(60),
     Algorithm::token_bucket(),
     Algorithm::LeakyBucket,
 ];
@@ -357,7 +357,7 @@ impl Bench {
             let limiter =
                 |name, algorithm| self.limiter(&format!("{prefix}-{name}"), algorithm, PLENTY);
             let user = limiter("user", Algorithm::token_bucket());
-            let other = limiter("other", Algorithm::SlidingWindow { buckets: 1 });
+            let other = limiter("other", Algorithm::sliding_window());
             let pair = Pair { user, other, shared };
             self.print_pair_latency(&pair);
             self.print_pair_cpu(&pair);
@@ -785,7 +785,7 @@ fn print_pair_ratios(one: &Series, combined: &Series, separate: &Series) {
 
 fn name(algorithm: Algorithm) -> String {
     match algorithm {
-        Algorithm::SlidingWindow { buckets } => format!("{algorithm}/{buckets}"),
+        Algorithm::SlidingWindow { buckets, .. } => format!("{algorithm}/{buckets}"),
         other => other.to_string(),
     }
 }

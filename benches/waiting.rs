@@ -60,8 +60,8 @@ const SETTLED: Duration = Duration::from_secs(1);
 const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 1 },
-    Algorithm::SlidingWindow { buckets: 60 },
+    Algorithm::sliding_window(),
+    Algorithm::sliding_window().buckets(60),
     Algorithm::token_bucket(),
     Algorithm::LeakyBucket,
 ];
@@ -407,7 +407,7 @@ fn millis(time: Duration) -> f64 {
 
 fn name(algorithm: Algorithm) -> String {
     match algorithm {
-        Algorithm::SlidingWindow { buckets } => format!("{algorithm}/{buckets}"),
+        Algorithm::SlidingWindow { buckets, .. } => format!("{algorithm}/{buckets}"),
         other => other.to_string(),
     }
 }

@@ -77,7 +77,7 @@ impl FromStr for Policy {
             None if text == "open" => Ok(Self(FailurePolicy::Open)),
             Some(("local", text)) if share(text).is_some() => {
                 let share = share(text).unwrap_or(1.0);
-                Ok(Self(FailurePolicy::Local { share }))
+                Ok(Self(FailurePolicy::local(share)))
             }
             _ => Err(String::from("use closed, open, or local:SHARE with a share up to 1")),
         }

@@ -151,6 +151,7 @@ pub enum Algorithm {
     /// | a client that sends everything right before a sub-window ends | 2.0 | 2.0 | 2.0 | 2.0 |
     ///
     /// It can also admit less: with a limit of 1 and one bucket, one request in two windows.
+    #[non_exhaustive]
     SlidingWindow {
         /// The number of sub-windows in a window, 1 to 100. One is the well-known form with two
         /// counters.
@@ -164,6 +165,7 @@ pub enum Algorithm {
     /// arrival time, at which the bucket will be full again. Each admitted token moves it later by
     /// `window` / `limit`. A request that would move it further ahead than `burst` such steps is
     /// denied.
+    #[non_exhaustive]
     TokenBucket {
         /// The way in which tokens are refilled.
         refill: Refill,
@@ -235,13 +237,15 @@ impl Algorithm {
         Self::SlidingLog
     }
 
-    /// Returns a sliding window in its well-known form, with two counters.
+    /// Returns a [sliding window](Algorithm::SlidingWindow) in its well-known form, with two
+    /// counters: of one [bucket](Self::buckets).
     #[must_use]
     pub const fn sliding_window() -> Self {
         Self::SlidingWindow { buckets: 1 }
     }
 
-    /// Returns a token bucket with continuous refill and no overdraft.
+    /// Returns a [token bucket](Algorithm::TokenBucket) with continuous [refill](Self::refill) and no
+    /// [overdraft](Self::overdraft).
     #[must_use]
     pub const fn token_bucket() -> Self {
         Self::TokenBucket { refill: Refill::Continuous, overdraft: 0 }
@@ -257,6 +261,68 @@ impl Algorithm {
     #[must_use]
     pub const fn concurrency() -> Self {
         Self::Concurrency
+    }
+
+    /// Sets the number of sub-windows in a window of a sliding window, 1 to 100. With more of them,
+    /// the estimate is closer to a sliding log. A [`Limiter`](crate::Limiter) checks the number.
+    ///
+    /// # Panics
+    ///
+    /// If this is no [sliding window](Algorithm::sliding_window).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Algorithm;
+    ///
+    /// const TENTHS: Algorithm = Algorithm::sliding_window().buckets(10);
+    /// # let _ = TENTHS;
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub const fn buckets(self, buckets: u32) -> Self {
+        match self {
+            Self::SlidingWindow { .. } => Self::SlidingWindow { buckets },
+            _ => panic!("only a sliding window has buckets: call `Algorithm::sliding_window()`"),
+        }
+    }
+
+    /// Sets the way in which a token bucket is refilled.
+    ///
+    /// # Panics
+    ///
+    /// If this is no [token bucket](Algorithm::token_bucket).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, config::Refill};
+    ///
+    /// const HOURLY: Algorithm = Algorithm::token_bucket().refill(Refill::Interval);
+    /// # let _ = HOURLY;
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub const fn refill(self, refill: Refill) -> Self {
+        match self {
+            Self::TokenBucket { overdraft, .. } => Self::TokenBucket { refill, overdraft },
+            _ => panic!("only a token bucket has a refill: call `Algorithm::token_bucket()`"),
+        }
+    }
+
+    /// Sets the tokens of a token bucket that may be spent before they are refilled. A
+    /// [`Limiter`](crate::Limiter) checks the number.
+    ///
+    /// # Panics
+    ///
+    /// If this is no [token bucket](Algorithm::token_bucket).
+    #[must_use]
+    #[track_caller]
+    pub const fn overdraft(self, overdraft: u64) -> Self {
+        match self {
+            Self::TokenBucket { refill, .. } => Self::TokenBucket { refill, overdraft },
+            _ => panic!("only a token bucket has an overdraft: call `Algorithm::token_bucket()`"),
+        }
     }
 
     /// Returns the name, as it is printed, read and used in the keys of a store.

@@ -35,7 +35,7 @@
 //!     let quota = Quota::per_minute(600).burst(50);
 //!     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
 //!     let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
-//!         .on_failure(FailurePolicy::Local { share: 0.25 }); // four replicas
+//!         .on_failure(FailurePolicy::local(0.25)); // four replicas
 //!     let app = Router::new().route("/", get(async || "hello")).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     Ok(axum::serve(listener, app).await?)
@@ -123,7 +123,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`] is its `MatchedPath`, and [`layer::Rejection`] is a response |
+//! | `axum` (default) | [`key::PeerIp`](struct@key::PeerIp) reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`](struct@key::Route) is its `MatchedPath`, and [`layer::Rejection`] is a response |
 //! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
 //! | `metrics` | [`observe::Metrics`]: counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |

@@ -61,7 +61,7 @@ mod top_denied;
 pub use self::metrics::Metrics;
 pub(crate) use self::observers::{LimiterObservers, Observers};
 pub use self::{
-    event::{Event, KeyChange, Operation, Reason},
+    event::Event,
     observer::Observer,
     top_denied::{DeniedKey, TopDenied},
 };

@@ -62,7 +62,7 @@ pub use crate::{
 pub(crate) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A release in the background, which is ready when it is done or given up.
-pub(crate) type Released = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+pub(crate) type Released = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The wait until what was returned is back.
 pub(crate) type Flushed = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -31,6 +31,18 @@ pub enum Action {
 }
 
 impl Action {
+    /// Returns the name of the operation, as in [`Event::StoreFailed`](crate::observe::Event).
+    pub(crate) const fn operation(self) -> &'static str {
+        match self {
+            Self::Check | Self::Hold { .. } => "check",
+            Self::Peek | Self::Observe => "peek",
+            Self::Spend => "spend",
+            Self::Refund => "refund",
+            Self::Block { .. } => "block",
+            Self::Unblock => "unblock",
+        }
+    }
+
     /// Returns true if the action can be denied.
     pub(crate) fn can_be_denied(self) -> bool {
         matches!(self, Self::Check | Self::Peek | Self::Hold { .. })

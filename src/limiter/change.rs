@@ -12,7 +12,7 @@ use crate::{
     decision::KeyState,
     error::Error,
     keys::Key,
-    observe::{KeyChange, Operation},
+    observe::Event,
     store::{LimitRequest, Store, StoreRequest},
 };
 
@@ -154,7 +154,7 @@ impl Limiter {
         let key = key.into();
         let micros = micros(duration).min(LONGEST_BLOCK) as u64;
         let state = self.change_block(Action::Block { duration: micros }, &key).await?;
-        self.report_change(&key, KeyChange::Blocked(duration));
+        self.report_change(&Event::Blocked { limiter: self.name(), key: &key, duration });
         Ok(state)
     }
 
@@ -175,7 +175,7 @@ impl Limiter {
     pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
         let key = key.into();
         let state = self.change_block(Action::Unblock, &key).await?;
-        self.report_change(&key, KeyChange::Unblocked);
+        self.report_change(&Event::Unblocked { limiter: self.name(), key: &key });
         Ok(state)
     }
 
@@ -228,12 +228,12 @@ impl Limiter {
         let key = key.into();
         let answer = self.store().reset(&self.current().settings, &key);
         let (name, observers) = (self.static_name(), self.observers());
-        reported_failure(observers, name, Operation::Reset, answer).await?;
-        self.report_change(&key, KeyChange::Reset);
+        reported_failure(observers, name, "reset", answer).await?;
+        self.report_change(&Event::Reset { limiter: self.name(), key: &key });
         Ok(())
     }
 
-    fn report_change(&self, key: &Key<'_>, change: KeyChange) {
-        report_key_changed(self.observers(), self.name(), key, change);
+    fn report_change(&self, event: &Event<'_>) {
+        report_key_changed(self.observers(), event);
     }
 }

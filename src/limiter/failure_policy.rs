@@ -60,6 +60,7 @@ pub enum FailurePolicy {
     ///
     /// The counts are in a [`MemoryStore`](crate::MemoryStore) of 100,000 keys that [rejects new
     /// keys](crate::store::WhenFull::RejectNewKeys). All layers over a store share them.
+    #[non_exhaustive]
     Local {
         /// The fraction of the quota, above 0 and at most 1. With four replicas, 0.25 keeps the sum
         /// within the quota.
@@ -68,15 +69,24 @@ pub enum FailurePolicy {
 }
 
 impl FailurePolicy {
-    /// Checks the share.
+    /// Returns the policy [`Local`](FailurePolicy::Local), with a fraction of the quota.
+    ///
+    /// # Panics
+    ///
+    /// If `share` is not above 0 and at most 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::FailurePolicy;
+    ///
+    /// const A_QUARTER: FailurePolicy = FailurePolicy::local(0.25); // four replicas
+    /// # let _ = A_QUARTER;
+    /// ```
+    #[must_use]
     #[track_caller]
-    pub(crate) fn validated(self) -> Self {
-        if let Self::Local { share } = self {
-            assert!(
-                share > 0.0 && share <= 1.0,
-                "a share must be above 0 and at most 1, not {share}"
-            );
-        }
-        self
+    pub const fn local(share: f64) -> Self {
+        assert!(share > 0.0 && share <= 1.0, "a share must be above 0 and at most 1");
+        Self::Local { share }
     }
 }

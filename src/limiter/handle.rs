@@ -246,10 +246,6 @@ impl Limiter {
     /// and to a [`Charge`](crate::Charge) whose limiters all have it. A layer has a [policy of its
     /// own](crate::RateLimitLayer::on_failure).
     ///
-    /// # Panics
-    ///
-    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
-    ///
     /// # Examples
     ///
     /// ```
@@ -267,10 +263,9 @@ impl Limiter {
     /// # }
     /// ```
     #[must_use]
-    #[track_caller]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
         let mut inner = Arc::unwrap_or_clone(self.0);
-        inner.on_failure = policy.validated();
+        inner.on_failure = policy;
         Self(Arc::new(inner))
     }
 

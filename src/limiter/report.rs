@@ -8,7 +8,7 @@ use crate::{
     decision::{Decision, Outcome},
     error::Error,
     keys::Key,
-    observe::{Event, KeyChange, Observers, Operation, log},
+    observe::{Event, Observers, log},
     quota::Quota,
     store::{LimitRequest, StoreFuture, StoreRequest},
 };
@@ -101,7 +101,7 @@ fn report_result<'a>(
             report_decided(observers, decision, key, duration);
         }
         Ok(_) => {}
-        Err(error) => report_failed(first.1, first.0, action.into(), error),
+        Err(error) => report_failed(first.1, first.0, action.operation(), error),
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn report_decided(
 pub(crate) fn report_failed(
     observers: &Observers,
     limiter: &str,
-    operation: Operation,
+    operation: &'static str,
     error: &Error,
 ) {
     if let Error::Store(error) = error {
@@ -161,22 +161,17 @@ pub(super) fn report_hold_ended(
     observers.report(&Event::HoldEnded { limiter, key, held, used });
 }
 
-/// Reports that a call has changed a key.
-pub(super) fn report_key_changed(
-    observers: &Observers,
-    limiter: &str,
-    key: &Key<'_>,
-    change: KeyChange,
-) {
-    observers.report(&Event::KeyChanged { limiter, key, change });
-    log::key_changed(limiter, key, change);
+/// Reports that a call has blocked, unblocked or reset a key.
+pub(super) fn report_key_changed(observers: &Observers, event: &Event<'_>) {
+    observers.report(event);
+    log::key_changed(event);
 }
 
 /// Reports the failure of a call that decides nothing.
 pub(super) fn reported_failure(
     observers: &Observers,
     limiter: &'static str,
-    operation: Operation,
+    operation: &'static str,
     answer: StoreFuture<()>,
 ) -> StoreFuture<()> {
     if observers.is_empty() || matches!(answer, StoreFuture::Ready(Some(Ok(())))) {

@@ -2,11 +2,11 @@
 //!
 //! | key | extractor |
 //! |---|---|
-//! | the address of the peer, or of the client behind proxies | [`PeerIp`], [`ClientIp`] |
+//! | the address of the peer, or of the client behind proxies | [`PeerIp`](struct@PeerIp), [`ClientIp`] |
 //! | an API key or another header, a bearer token, a cookie | [`header()`], [`bearer()`], [`cookie()`] |
 //! | a parameter of the query | [`query()`] |
 //! | the route of axum, with the feature `axum` | `Route` |
-//! | all requests together | [`Global`] |
+//! | all requests together | [`Global`](struct@Global) |
 //! | several of them, combined into one key | a tuple: `(key::PeerIp, key::Global)` |
 //! | the first of two that a request has | [`or`](KeyExtractor::or): `key::header("x-api-key").or(key::PeerIp)` |
 //! | anything else, such as the user of the session | a closure over the head of the request |

@@ -149,8 +149,8 @@ impl RateLimitLayer {
     /// Limits HTTP requests.
     ///
     /// The key extractor is, for example, [`key::header`](crate::key::header()),
-    /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](crate::key::Global), a closure over the
-    /// head of the request, or a tuple of extractors.
+    /// [`key::PeerIp`](struct@crate::key::PeerIp), [`key::Global`](struct@crate::key::Global), a
+    /// closure over the head of the request, or a tuple of extractors.
     pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
         Self::of(Http::new(Pricing::by_key(limiter, key)))
     }
@@ -158,7 +158,7 @@ impl RateLimitLayer {
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
     /// The limiter is a token bucket over a new [`MemoryStore`], named `default`. Its key,
-    /// [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with axum 0.8, serve the
+    /// [`key::PeerIp`](struct@crate::key::PeerIp), needs the address of the peer: with axum 0.8, serve the
     /// router with `into_make_service_with_connect_info::<SocketAddr>()`.
     ///
     /// **Behind a proxy, all clients would share one quota**: there, use
@@ -863,10 +863,6 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     ///
     /// [`Decision::source`](crate::Decision::source) reports whether the store decided.
     ///
-    /// # Panics
-    ///
-    /// If a [share](FailurePolicy::Local) is not above 0 and at most 1.
-    ///
     /// # Examples
     ///
     /// Each of four replicas enforces a quarter of the quota while Redis is unavailable:
@@ -879,12 +875,10 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let quota = Quota::per_second(10);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
-    ///     .on_failure(FailurePolicy::Local { share: 0.25 });
+    ///     .on_failure(FailurePolicy::local(0.25));
     /// # let _ = layer;
     /// ```
-    #[track_caller]
     pub fn on_failure(self, policy: FailurePolicy) -> Self {
-        let policy = policy.validated();
         self.set(|shared| shared.on_failure = policy)
     }
 

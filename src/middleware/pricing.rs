@@ -14,7 +14,6 @@ use crate::{
         settle::RequestHolds,
         watch::watched,
     },
-    observe::Reason,
 };
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
@@ -125,7 +124,7 @@ impl<H: 'static> Pricing<H> {
         match (self.missing_key, &self.source) {
             (MissingKey::Reject, _) => Err(error),
             (MissingKey::RejectWith(status), _) => {
-                let (message, reason) = (error.to_string().into(), Reason::MissingKey);
+                let (message, reason) = (error.to_string().into(), "missing_key");
                 Err(RequestError::WithStatus { status, message, reason })
             }
             (MissingKey::Exempt, _) => Ok(Charge::exempt()),

@@ -8,7 +8,7 @@ use http::StatusCode;
 use crate::{
     decision::{Decision, whole_seconds},
     error::{Error, StoreError},
-    observe::{Event, Reason},
+    observe::Event,
 };
 
 /// The text for clients of a misconfigured service: the mistake itself is for its developers.
@@ -104,12 +104,12 @@ impl Rejection {
             _ => None,
         };
         let (reason, limiter) = match self {
-            Self::Denied(_) => (Reason::Denied, self.limiter()),
-            Self::CostAboveQuota { .. } => (Reason::CostAboveQuota, self.limiter()),
-            Self::Store(_) => (Reason::Store, None),
-            Self::Request(RequestError::MissingKey { .. }) => (Reason::MissingKey, None),
-            Self::Request(RequestError::Invalid { .. }) => (Reason::Invalid, None),
-            Self::Request(RequestError::Misconfigured { .. }) => (Reason::Misconfigured, None),
+            Self::Denied(_) => ("denied", self.limiter()),
+            Self::CostAboveQuota { .. } => ("cost_above_quota", self.limiter()),
+            Self::Store(_) => ("store", None),
+            Self::Request(RequestError::MissingKey { .. }) => ("missing_key", None),
+            Self::Request(RequestError::Invalid { .. }) => ("invalid", None),
+            Self::Request(RequestError::Misconfigured { .. }) => ("misconfigured", None),
             Self::Request(RequestError::WithStatus { reason, .. }) => (*reason, None),
         };
         Event::Rejected { reason, limiter, error }
@@ -149,7 +149,7 @@ impl Rejection {
     pub(crate) fn detailed(&self) -> Self {
         match self.clone() {
             Self::Request(RequestError::Misconfigured { message }) => {
-                let (status, reason) = (StatusCode::INTERNAL_SERVER_ERROR, Reason::Misconfigured);
+                let (status, reason) = (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured");
                 Self::Request(RequestError::WithStatus { status, message, reason })
             }
             rejection => rejection,
@@ -241,9 +241,9 @@ pub enum RequestError {
         status: StatusCode,
         /// The detail of the response.
         message: Cow<'static, str>,
-        /// The reason that observers get: `MissingKey` by [`MissingKey::reject_with`], else
-        /// `Forbidden`.
-        reason: Reason,
+        /// The reason that observers get: `missing_key` by [`MissingKey::reject_with`], else
+        /// `forbidden`.
+        reason: &'static str,
     },
 }
 
@@ -308,7 +308,7 @@ impl RequestError {
     /// service has answered.
     pub fn with_status(status: StatusCode, message: impl Into<Cow<'static, str>>) -> Self {
         match is_error(status) {
-            true => Self::WithStatus { status, message: message.into(), reason: Reason::Forbidden },
+            true => Self::WithStatus { status, message: message.into(), reason: "forbidden" },
             false => Self::misconfigured(wrong_status(status)),
         }
     }

@@ -1,9 +1,9 @@
 //! `Event`: what happens in limiters, layers and stores. It is built only where observers get it.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use crate::{
-    algorithm::{Action, Algorithm},
+    algorithm::Algorithm,
     decision::Decision,
     error::{ConfigError, StoreError},
     keys::Key,
@@ -124,21 +124,40 @@ pub enum Event<'a> {
     StoreFailed {
         /// The name of the limiter; of several limiters, of the first.
         limiter: &'a str,
-        /// The operation that failed.
-        operation: Operation,
+        /// The operation that failed, as in a label: `check`, `peek`, `spend`, `refund`, `reset`,
+        /// `block` or `unblock`. A hold is a `check`.
+        operation: &'static str,
         /// The error, with its sources and its [kind](StoreError::kind).
         error: &'a StoreError,
     },
-    /// A key was blocked, unblocked or reset by this process. There is no event if the call failed,
-    /// or if its future was dropped before the answer.
+    /// This process [blocked](crate::Limiter::block) a key. There is no event if the call failed, or
+    /// if its future was dropped before the answer.
     #[non_exhaustive]
-    KeyChanged {
+    Blocked {
         /// The name of the limiter.
         limiter: &'a str,
         /// The key.
         key: &'a Key<'a>,
-        /// The change.
-        change: KeyChange,
+        /// The length of the block. If an earlier one lasts longer, that one stays.
+        duration: Duration,
+    },
+    /// This process ended the block of a key by [`unblock`](crate::Limiter::unblock), if there was
+    /// one. Failures are as for [`Blocked`](Event::Blocked).
+    #[non_exhaustive]
+    Unblocked {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
+    },
+    /// This process [deleted](crate::Limiter::reset) the state of a key. Failures are as for
+    /// [`Blocked`](Event::Blocked).
+    #[non_exhaustive]
+    Reset {
+        /// The name of the limiter.
+        limiter: &'a str,
+        /// The key.
+        key: &'a Key<'a>,
     },
     /// A limiter got another quota or algorithm: by [`set_quota`](crate::Limiter::set_quota) or by
     /// a reload. There is no event if the settings stay the same.
@@ -162,8 +181,18 @@ pub enum Event<'a> {
     /// run](crate::RateLimitLayer::dry_run).
     #[non_exhaustive]
     Rejected {
-        /// The reason.
-        reason: Reason,
+        /// The reason, as in a label:
+        ///
+        /// | reason | the request |
+        /// |---|---|
+        /// | `denied` | exceeds the quota, or its key is [blocked](crate::Limiter::block) |
+        /// | `cost_above_quota` | costs more than the quota can ever grant |
+        /// | `missing_key` | has no key, whatever the status of the rejection |
+        /// | `invalid` | is invalid |
+        /// | `forbidden` | is forbidden, by a list or a rule |
+        /// | `misconfigured` | cannot be counted, because the service is misconfigured |
+        /// | `store` | is not decided, because the store failed |
+        reason: &'static str,
         /// The name of the limiter that denied the request, or whose quota is below its cost.
         limiter: Option<&'a str>,
         /// The error in the request, or the mistake of a misconfigured service and what to do.
@@ -215,7 +244,9 @@ impl<'a> Event<'a> {
             | Self::HoldLost { limiter, .. }
             | Self::HoldUnsettled { limiter, .. }
             | Self::StoreFailed { limiter, .. }
-            | Self::KeyChanged { limiter, .. }
+            | Self::Blocked { limiter, .. }
+            | Self::Unblocked { limiter, .. }
+            | Self::Reset { limiter, .. }
             | Self::SettingsChanged { limiter, .. }
             | Self::BatchSent { limiter, .. } => Some(limiter),
             Self::Rejected { limiter, .. } => limiter,
@@ -223,138 +254,3 @@ impl<'a> Event<'a> {
         }
     }
 }
-
-/// A change of a key by a call, other than a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum KeyChange {
-    /// It was [blocked](crate::Limiter::block) for this time. If an earlier block lasts longer, it
-    /// stays.
-    Blocked(Duration),
-    /// Its block was [ended](crate::Limiter::unblock), if there was one.
-    Unblocked,
-    /// Its state was [deleted](crate::Limiter::reset).
-    Reset,
-}
-
-impl KeyChange {
-    /// Returns the name, as in a label: `blocked`, `unblocked` or `reset`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Blocked(_) => "blocked",
-            Self::Unblocked => "unblocked",
-            Self::Reset => "reset",
-        }
-    }
-}
-
-/// An operation of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Operation {
-    /// To decide about a request.
-    Check,
-    /// To return the decision that a check would make.
-    Peek,
-    /// To spend units, also more than are left.
-    Spend,
-    /// To return units that any request has spent.
-    Refund,
-    /// To delete the state of a key.
-    Reset,
-    /// To block a key.
-    Block,
-    /// To end a block.
-    Unblock,
-}
-
-impl Operation {
-    /// Returns the name, as in a label: `check`, `peek`, `spend`, `refund`, `reset`, `block` or
-    /// `unblock`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Check => "check",
-            Self::Peek => "peek",
-            Self::Spend => "spend",
-            Self::Refund => "refund",
-            Self::Reset => "reset",
-            Self::Block => "block",
-            Self::Unblock => "unblock",
-        }
-    }
-}
-
-impl From<Action> for Operation {
-    fn from(action: Action) -> Self {
-        match action {
-            Action::Check | Action::Hold { .. } => Self::Check,
-            Action::Peek | Action::Observe => Self::Peek,
-            Action::Spend => Self::Spend,
-            Action::Refund => Self::Refund,
-            Action::Block { .. } => Self::Block,
-            Action::Unblock => Self::Unblock,
-        }
-    }
-}
-
-/// The reason for a rejection. See [`Rejection`](crate::layer::Rejection).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The quota is used up, or the key is [blocked](crate::Limiter::block).
-    Denied,
-    /// The request costs more than the quota can ever grant.
-    CostAboveQuota,
-    /// The request has no key, whatever the status of the rejection.
-    MissingKey,
-    /// The request is invalid.
-    Invalid,
-    /// The client is forbidden, by a list or a rule.
-    Forbidden,
-    /// The service is misconfigured.
-    Misconfigured,
-    /// The store did not decide.
-    Store,
-}
-
-impl Reason {
-    #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 7] = [
-        Self::Denied,
-        Self::CostAboveQuota,
-        Self::MissingKey,
-        Self::Invalid,
-        Self::Forbidden,
-        Self::Misconfigured,
-        Self::Store,
-    ];
-
-    /// Returns the name, as in a label: `denied`, `cost_above_quota`, `missing_key`, `invalid`,
-    /// `forbidden`, `misconfigured` or `store`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Denied => "denied",
-            Self::CostAboveQuota => "cost_above_quota",
-            Self::MissingKey => "missing_key",
-            Self::Invalid => "invalid",
-            Self::Forbidden => "forbidden",
-            Self::Misconfigured => "misconfigured",
-            Self::Store => "store",
-        }
-    }
-}
-
-macro_rules! display_names {
-    ($($name:ty),*) => {$(
-        /// Writes the name, as in a label.
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.as_str().fmt(f)
-            }
-        }
-    )*};
-}
-display_names!(KeyChange, Operation, Reason);

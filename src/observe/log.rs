@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::event::KeyChange;
+use super::event::Event;
 #[cfg(feature = "serde")]
 use crate::quota::ConfigError;
 use crate::{algorithm::Algorithm, decision::Decision, keys::Key, quota::Quota, sync::lock};
@@ -45,17 +45,20 @@ pub(crate) fn denied(decision: &Decision, key: Option<&Key<'_>>) {
     }
 }
 
-/// Reports a change of a key. Only logs of the level `trace` contain the key.
-pub(crate) fn key_changed(limiter: &str, key: &Key<'_>, change: KeyChange) {
+/// Reports a key that was blocked, unblocked or reset. Only logs of the level `trace` contain the
+/// key.
+pub(crate) fn key_changed(event: &Event<'_>) {
     #[cfg(feature = "tracing")]
     {
+        let (change, limiter, key, duration) = match *event {
+            Event::Blocked { limiter, key, duration } => ("blocked", limiter, key, Some(duration)),
+            Event::Unblocked { limiter, key } => ("unblocked", limiter, key, None),
+            Event::Reset { limiter, key } => ("reset", limiter, key, None),
+            _ => return,
+        };
         let is_trace = tracing::enabled!(target: "tower_ratelimit", tracing::Level::TRACE);
         let key = Some(key).filter(|_| is_trace).map(|key| key.as_str());
-        let duration = match change {
-            KeyChange::Blocked(duration) => Some(tracing::field::debug(duration)),
-            KeyChange::Unblocked | KeyChange::Reset => None,
-        };
-        let change = change.as_str();
+        let duration = duration.map(tracing::field::debug);
         tracing::info!(target: "tower_ratelimit", limiter, key, duration, "key {change}");
     }
 }

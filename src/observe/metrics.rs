@@ -4,7 +4,6 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
-    time::Duration,
 };
 
 use metrics::{
@@ -12,10 +11,7 @@ use metrics::{
     describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::{
-    event::{Event, KeyChange, Operation, Reason},
-    observer::Observer,
-};
+use super::{event::Event, observer::Observer};
 use crate::{
     decision::{Decision, Source},
     error::ErrorKind,
@@ -40,6 +36,10 @@ const BATCH_CHECKS: &str = "tower_ratelimit_batch_checks";
 const KEYS: &str = "tower_ratelimit_keys";
 const KEYS_LIMIT: &str = "tower_ratelimit_keys_limit";
 const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
+
+/// The reasons of [`Event::Rejected`].
+const REASONS: [&str; 7] =
+    ["denied", "cost_above_quota", "missing_key", "invalid", "forbidden", "misconfigured", "store"];
 
 /// The observer that counts for the crate [`metrics`](https://docs.rs/metrics), for Prometheus and
 /// other systems.
@@ -78,8 +78,8 @@ pub struct Metrics(Arc<Shared>);
 struct Shared {
     /// The label of the store.
     store: Option<SharedString>,
-    /// By [`Reason::ALL`].
-    rejections: OnceLock<[Counter; Reason::ALL.len()]>,
+    /// By [`REASONS`].
+    rejections: OnceLock<[Counter; REASONS.len()]>,
     keys: OnceLock<Keys>,
     /// Of configurations: applied and rejected.
     reloads: OnceLock<[Counter; 2]>,
@@ -150,12 +150,10 @@ impl Shared {
         store.chain(labels).map(|(name, value)| Label::new(name, value)).collect()
     }
 
-    fn rejections(&self) -> &[Counter; Reason::ALL.len()] {
+    fn rejections(&self) -> &[Counter; REASONS.len()] {
         self.rejections.get_or_init(|| {
             describe_counter!(REJECTIONS, Unit::Count, "Requests rejected by a layer, by reason");
-            Reason::ALL.map(|reason| {
-                counter!(REJECTIONS, self.labels([("reason", reason.as_str().into())]))
-            })
+            REASONS.map(|reason| counter!(REJECTIONS, self.labels([("reason", reason.into())])))
         })
     }
 
@@ -191,8 +189,8 @@ impl OfLimiter {
         self.handles.get_or_init(|| self.register())
     }
 
-    fn store_errors(&self, operation: Operation, kind: ErrorKind) -> Counter {
-        let labels = [("operation", operation.as_str().into()), ("kind", kind.as_str().into())];
+    fn store_errors(&self, operation: &'static str, kind: ErrorKind) -> Counter {
+        let labels = [("operation", operation.into()), ("kind", kind.as_str().into())];
         counter!(STORE_ERRORS, self.labels(labels))
     }
 
@@ -224,9 +222,8 @@ impl OfLimiter {
         };
         let settled =
             |units: &'static str| counter!(SETTLED, self.labels([("units", units.into())]));
-        let key_changes = |change: KeyChange| {
-            counter!(KEY_CHANGES, self.labels([("change", change.as_str().into())]))
-        };
+        let key_changes =
+            |change: &'static str| counter!(KEY_CHANGES, self.labels([("change", change.into())]));
         LimiterHandles {
             allowed: decisions("allowed", Source::Store),
             waited: decisions("waited", Source::Store),
@@ -248,11 +245,11 @@ impl OfLimiter {
             holds_expired: counter!(HOLDS_EXPIRED, self.labels([])),
             holds_lost: counter!(HOLDS_LOST, self.labels([])),
             holds_unsettled: counter!(HOLDS_UNSETTLED, self.labels([])),
-            keys_blocked: key_changes(KeyChange::Blocked(Duration::ZERO)),
-            keys_unblocked: key_changes(KeyChange::Unblocked),
-            keys_reset: key_changes(KeyChange::Reset),
+            keys_blocked: key_changes("blocked"),
+            keys_unblocked: key_changes("unblocked"),
+            keys_reset: key_changes("reset"),
             settings_changes: counter!(SETTINGS_CHANGES, self.labels([])),
-            store_errors: ErrorKind::ALL.map(|kind| self.store_errors(Operation::Check, kind)),
+            store_errors: ErrorKind::ALL.map(|kind| self.store_errors("check", kind)),
             batch_checks: histogram!(BATCH_CHECKS, self.labels([])),
         }
     }
@@ -301,13 +298,11 @@ impl Observer for OfLimiter {
             Event::HoldExpired { .. } => handles.holds_expired.increment(1),
             Event::HoldLost { .. } => handles.holds_lost.increment(1),
             Event::HoldUnsettled { .. } => handles.holds_unsettled.increment(1),
-            Event::KeyChanged { change, .. } => match change {
-                KeyChange::Blocked(_) => handles.keys_blocked.increment(1),
-                KeyChange::Unblocked => handles.keys_unblocked.increment(1),
-                KeyChange::Reset => handles.keys_reset.increment(1),
-            },
+            Event::Blocked { .. } => handles.keys_blocked.increment(1),
+            Event::Unblocked { .. } => handles.keys_unblocked.increment(1),
+            Event::Reset { .. } => handles.keys_reset.increment(1),
             Event::SettingsChanged { .. } => handles.settings_changes.increment(1),
-            Event::StoreFailed { operation: Operation::Check, error, .. } => {
+            Event::StoreFailed { operation: "check", error, .. } => {
                 handles.store_errors[error.kind() as usize].increment(1);
             }
             Event::StoreFailed { operation, error, .. } => {
@@ -325,7 +320,11 @@ impl Observer for OfLimiter {
 impl Observer for Metrics {
     fn on_event(&self, event: &Event<'_>) {
         match *event {
-            Event::Rejected { reason, .. } => self.0.rejections()[reason as usize].increment(1),
+            Event::Rejected { reason, .. } => {
+                if let Some(index) = REASONS.iter().position(|known| *known == reason) {
+                    self.0.rejections()[index].increment(1);
+                }
+            }
             Event::Reloaded { error, .. } => {
                 let [applied, rejected] = self.0.reloads();
                 let counter = if error.is_none() { applied } else { rejected };

@@ -15,7 +15,6 @@ use crate::{
     error::Error,
     keys::Key,
     limiter::{Charge, Retry, report_decided, report_failed, visit_queue, yield_to_queue},
-    observe::Operation,
     quota::Quota,
     store::{Deadline, MAX_STALL, Store, StoreFuture},
 };
@@ -138,7 +137,7 @@ impl RateLimiter {
                 let (key, duration) = (self.key(), Some(start.elapsed()));
                 report_decided(&self.observers, decision, Some(&key), duration);
             }
-            Err(error) => report_failed(&self.observers, self.label, Operation::Check, error),
+            Err(error) => report_failed(&self.observers, self.label, "check", error),
         }
         result
     }

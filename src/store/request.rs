@@ -3,7 +3,7 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -21,7 +21,6 @@ use crate::{
     keys::Key,
     observe::Observers,
     quota::Quota,
-    sync::get_mut,
 };
 
 /// The settings of a limiter, as a store needs them.
@@ -133,9 +132,6 @@ impl StoreRequest<'_> {
     }
 }
 
-/// An answer that will come.
-type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
-
 /// The answer of a store: immediate, if it can be.
 pub enum StoreFuture<T> {
     /// The answer; `None` once it was taken.
@@ -144,9 +140,8 @@ pub enum StoreFuture<T> {
     /// tokio, so that a task that checks in a loop yields, as it would if Redis answered.
     #[cfg(feature = "redis")]
     Cached(Option<T>),
-    /// The answer will come. The mutex, which is never locked, makes a
-    /// [`Reservation`](crate::Reservation) `Sync`.
-    Pending(Mutex<Answer<T>>),
+    /// The answer will come.
+    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
 }
 
 impl<T> StoreFuture<T> {
@@ -155,7 +150,7 @@ impl<T> StoreFuture<T> {
     }
 
     pub(crate) fn pending(answer: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
-        Self::Pending(Mutex::new(Box::pin(answer)))
+        Self::Pending(Box::pin(answer))
     }
 
     #[cfg(feature = "redis")]
@@ -185,7 +180,7 @@ impl<T: Unpin> Future for StoreFuture<T> {
                 ready!(coop::poll_proceed(cx)).made_progress();
                 Poll::Ready(Ok(answer.take().expect(TAKEN)))
             }
-            Self::Pending(answer) => get_mut(answer).as_mut().poll(cx),
+            Self::Pending(answer) => answer.as_mut().poll(cx),
         }
     }
 }

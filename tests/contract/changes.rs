@@ -161,7 +161,7 @@ async fn with_waiting(
 }
 
 const WINDOWS: [Algorithm; 3] =
-    [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 1 }];
+    [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::sliding_window()];
 
 async fn longest_wait(
     waiting: Vec<impl Future<Output = Result<Decision, Error>> + Unpin>,
@@ -316,7 +316,7 @@ async fn no_more_than_the_highest_quota_passes_while_it_changes() {
 async fn the_fallback_follows_the_quota() {
     let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
     let limiter = Limiter::new("default", store, Algorithm::sliding_log(), Quota::per_hour(8));
-    let local = limiter.on_failure(FailurePolicy::Local { share: 0.25 });
+    let local = limiter.on_failure(FailurePolicy::local(0.25));
     for remaining in [1, 0] {
         let decision = local.check("key").await.unwrap();
         assert_eq!((decision.remaining(), decision.source()), (remaining, Source::Local));

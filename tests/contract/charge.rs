@@ -518,10 +518,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn all_algorithms() -> impl Iterator<Item = Algorithm> {
-    let others = [
-        Algorithm::SlidingWindow { buckets: 1 },
-        Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 },
-    ];
+    let others = [Algorithm::sliding_window(), Algorithm::token_bucket().refill(Refill::Interval)];
     ALGORITHMS.into_iter().chain(others)
 }
 
@@ -784,7 +781,7 @@ async fn without_a_reply_of_redis_settling_is_local_or_does_nothing() {
         let decision: Decision = response.extensions().get().cloned().unwrap();
         (decision.source(), decision.is_allowed(), decision.remaining())
     };
-    let local = FailurePolicy::Local { share: 1.0 };
+    let local = FailurePolicy::local(1.0);
     assert_eq!(call(local, 100).await, (Source::Local, true, 500));
     assert_eq!(call(local, 700).await, (Source::Local, true, 400));
     for used in [0, 900] {

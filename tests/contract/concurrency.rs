@@ -332,7 +332,7 @@ async fn waiting_requests_of_two_processes_share_the_places() {
 
 #[tokio::test]
 async fn the_failure_policy_applies() {
-    for (policy, admitted) in [(FailurePolicy::Open, 9), (FailurePolicy::Local { share: 0.5 }, 2)] {
+    for (policy, admitted) in [(FailurePolicy::Open, 9), (FailurePolicy::local(0.5), 2)] {
         let store = support::lazy("redis://127.0.0.1:1");
         let quota = Quota::concurrent(4);
         let streams = Limiter::new("streams", store, Algorithm::concurrency(), quota);
@@ -416,7 +416,7 @@ async fn the_fallback_of_a_check_keeps_no_place() {
     let changing = Arc::new(ChangedByFailure(OnceLock::new()));
     let store = observed(support::lazy("redis://127.0.0.1:1"), changing.clone());
     let limiter = places_and_rate()[1].limiter("streams", store).unwrap();
-    let limiter = limiter.on_failure(FailurePolicy::Local { share: 1.0 });
+    let limiter = limiter.on_failure(FailurePolicy::local(1.0));
     changing.0.set(limiter.clone()).ok().unwrap();
     let error = limiter.check("alice").await.unwrap_err();
     assert!(matches!(error, Error::OnlyHolds { .. }), "{error}");

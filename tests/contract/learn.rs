@@ -89,7 +89,7 @@ async fn one_request_follows_a_block_and_then_the_rate() {
     let quota = Quota::per_second(1).burst(100);
     for (spent, block) in [(0, 30), (0, 1), (60, 30), (100, 30), (100, 3), (100, 500), (1, 3_600)] {
         for overdraft in [0, 5] {
-            let algorithm = Algorithm::TokenBucket { refill: Default::default(), overdraft };
+            let algorithm = Algorithm::token_bucket().overdraft(overdraft);
             let limiter = Limiter::new("vendor", MemoryStore::new(), algorithm, quota);
             limiter.spend("vendor", spent).await.unwrap();
             // Responses to several requests that were sent before.

@@ -109,7 +109,7 @@ async fn a_cost_that_can_never_be_granted_is_an_error() {
             assert_eq!(limiter.peek("key").await.unwrap().remaining(), 10, "{algorithm}");
         }
     }
-    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
+    let overdraft = Algorithm::token_bucket().overdraft(5);
     let limiter = Limiter::new("default", MemoryStore::new(), overdraft, Quota::per_hour(10));
     assert!(limiter.check("key").cost(15).await.unwrap().is_allowed());
     let error = limiter.check("key").cost(16).await.unwrap_err();
@@ -143,7 +143,7 @@ fn conflicting_settings_are_rejected() {
         assert!(matches!(error, ConfigError::Name { .. }), "{name:?}");
     }
     for buckets in [0, 101] {
-        let error = make("a", Algorithm::SlidingWindow { buckets }, quota).unwrap_err();
+        let error = make("a", Algorithm::sliding_window().buckets(buckets), quota).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("a sliding window has 1 to 100 buckets, not {buckets}")
@@ -151,12 +151,27 @@ fn conflicting_settings_are_rejected() {
     }
     let error = make("a", Algorithm::SlidingLog, quota.burst(5)).unwrap_err();
     assert!(error.to_string().starts_with("quota \"10/s burst 5\": a sliding-log admits"));
-    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: u64::MAX };
+    let overdraft = Algorithm::token_bucket().overdraft(u64::MAX);
     assert!(matches!(make("a", overdraft, quota), Err(ConfigError::Overdraft { .. })));
-    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 40_000 };
+    let overdraft = Algorithm::token_bucket().overdraft(40_000);
     let error = make("a", overdraft, Quota::per_day(1)).unwrap_err();
     assert!(matches!(error, ConfigError::Overdraft { .. }));
     assert!(error.to_string().ends_with("use at most 36524"), "{error}");
+}
+
+#[test]
+fn a_setting_of_another_algorithm_is_a_mistake() {
+    let settings: [fn(Algorithm) -> Algorithm; 3] =
+        [|it| it.buckets(2), |it| it.refill(Refill::Interval), |it| it.overdraft(2)];
+    for (algorithm, has) in [
+        (Algorithm::sliding_window(), [true, false, false]),
+        (Algorithm::token_bucket(), [false, true, true]),
+        (Algorithm::FixedWindow, [false; 3]),
+        (Algorithm::LeakyBucket, [false; 3]),
+    ] {
+        let accepts = settings.map(|set| std::panic::catch_unwind(|| set(algorithm)).is_ok());
+        assert_eq!(accepts, has, "{algorithm}");
+    }
 }
 
 /// Tokens per day, bytes per hour, and billionths of a dollar per month.

@@ -28,10 +28,10 @@ fn algorithms() -> impl Iterator<Item = Algorithm> {
     [
         Algorithm::FixedWindow,
         Algorithm::SlidingLog,
-        Algorithm::SlidingWindow { buckets: 1 },
-        Algorithm::SlidingWindow { buckets: 10 },
+        Algorithm::sliding_window(),
+        Algorithm::sliding_window().buckets(10),
         Algorithm::token_bucket(),
-        Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 },
+        Algorithm::token_bucket().refill(Refill::Interval),
     ]
     .into_iter()
 }
@@ -623,7 +623,7 @@ async fn while_the_store_fails_a_permit_counts_nothing_or_holds_in_memory() {
         assert!(!permit.is_expired());
         permit.settle(4);
     }
-    let local = closed.on_failure(FailurePolicy::Local { share: 1.0 });
+    let local = closed.on_failure(FailurePolicy::local(1.0));
     let permit = hold(&local, 4).await;
     assert_eq!((permit.decision().source(), permit.decision().remaining()), (Source::Local, 6));
     let denied =

@@ -39,10 +39,10 @@ use crate::support::{self, memory_store, server::RedisServer};
 const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 2 },
-    Algorithm::SlidingWindow { buckets: 10 },
+    Algorithm::sliding_window().buckets(2),
+    Algorithm::sliding_window().buckets(10),
     Algorithm::token_bucket(),
-    Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 },
+    Algorithm::token_bucket().refill(Refill::Interval),
     Algorithm::LeakyBucket,
 ];
 
@@ -782,7 +782,7 @@ fn is_within(algorithm: Algorithm, quota: Quota, uses: &[Use]) -> bool {
                 sum(&|u| u.window == last_window || is_near(u)) <= limit
             }
             Algorithm::SlidingLog => sum(&|u| u.used < 0.0 || u.at > end - window) <= limit,
-            Algorithm::SlidingWindow { buckets } => {
+            Algorithm::SlidingWindow { buckets, .. } => {
                 sum(&|u| u.used < 0.0 || u.at > end - inside(buckets)) <= limit
             }
             Algorithm::TokenBucket { refill: Refill::Continuous, .. } => {

@@ -1,7 +1,8 @@
 //! The traits of the public types, which applications and their tests compare, print and share. A
-//! test in `tests/layout.rs` finds a type without a row.
+//! test finds a type without a row.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     error::Error as StdError,
     fmt::{Debug, Display},
@@ -15,8 +16,7 @@ use tower::util::ServiceFn;
 use tower_ratelimit::{
     Admission, Algorithm, Charge, Decision, Error, FailurePolicy, Key, Limiter, MemoryStore,
     Permit, Quota, RateLimitLayer, RedisStore, Reservation, VendorState, call, config, key, layer,
-    observe::{self, KeyChange, Operation, Reason},
-    redisson,
+    observe, redisson,
     store::{self, ErrorKind, Source},
 };
 
@@ -49,9 +49,6 @@ implements! {
     key::ProxyHeader: Clone, Eq, Hash;
     observe::DeniedKey: Clone, Eq, Hash;
     observe::Event<'_>: Copy, Eq;
-    KeyChange: Copy, Display, Eq, Hash;
-    Operation: Copy, Display, Eq, Hash;
-    Reason: Copy, Display, Eq, Hash;
     redisson::RateLimiterConfig: Copy, Eq, Hash;
     ErrorKind: Copy, Display, Eq, Hash;
     store::Health: Clone, Display, Eq, Hash;
@@ -84,17 +81,14 @@ implements! {
     redisson::RateLimiter: Clone;
     store::AnyStore: Clone;
     store::RedisConfig: Clone;
-    store::Credentials: Clone, Eq;
 }
 
 // What happens once, such as a permit, has no clones.
 implements! {
+    Admission<Permit>: ;
     Permit: ;
     Reservation: ;
-    Admission<Permit>: ;
-    Admission<Reservation>: ;
     layer::ResponseBody: Default;
-    layer::ResponseBody<String>: Default;
     layer::TokenMeter: layer::Meter;
     observe::Metrics: Default, observe::Observer;
     observe::TopDenied: observe::Observer;
@@ -111,8 +105,8 @@ implements! {
     layer::RateLimit<()>: Clone;
 }
 
-/// Calls and responses are sent, but not shared: a call contains the answer of a store, and the future
-/// of a response that of the application.
+/// Calls and responses are sent, but not shared: they contain the answer of a store, or the futures
+/// of the application.
 const _: () = {
     type Service = ServiceFn<fn(Request<String>) -> Ready<Result<Response<String>, Infallible>>>;
     const fn check<T: Debug + Send>() {}
@@ -153,8 +147,17 @@ async fn tests_compare_results_and_errors() {
 #[test]
 fn names_of_labels_are_printed_and_padded() {
     assert_eq!(format!("{:>6}", ErrorKind::Full), "  full");
-    assert_eq!(format!("{:<7}|", Operation::Check), "check  |");
-    let names = (Reason::MissingKey.to_string(), KeyChange::Reset.to_string());
-    assert_eq!(names, ("missing_key".to_owned(), "reset".to_owned()));
     assert_eq!(Source::Cached.to_string(), Source::Cached.as_str());
+}
+
+#[test]
+fn each_public_type_has_a_row() {
+    let (_, rows) = include_str!("traits.rs").split_once("\nimplements! {").unwrap();
+    let words: BTreeSet<_> = rows.split(|c: char| !c.is_alphanumeric()).collect();
+    for line in include_str!("../public-api/list.txt").lines() {
+        let item = line.split_once("pub struct ").or_else(|| line.split_once("pub enum "));
+        let Some((_, path)) = item else { continue };
+        let name = path.split(['<', '(']).next().unwrap().rsplit("::").next().unwrap();
+        assert!(words.contains(name), "{path} has no row");
+    }
 }

@@ -16,8 +16,7 @@ use tokio::{
 };
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation, config::Refill,
-    key,
+    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation, key,
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
@@ -356,7 +355,7 @@ async fn a_request_dropped_after_a_quota_change_releases_no_more_than_it_reserve
 
 #[tokio::test(start_paused = true)]
 async fn later_requests_wait_for_an_overdraft() {
-    let overdraft = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
+    let overdraft = Algorithm::token_bucket().overdraft(5);
     let limiter = in_memory(overdraft, Quota::per_second(10));
     let start = Instant::now();
     let acquire = async |cost| {
@@ -1064,7 +1063,7 @@ async fn callers_that_check_again_use_the_quota_in_order() {
         (Algorithm::LeakyBucket, quota.burst(2)),
         (Algorithm::token_bucket(), quota.burst(1)),
         (Algorithm::token_bucket(), quota),
-        (Algorithm::SlidingWindow { buckets: 4 }, quota),
+        (Algorithm::sliding_window().buckets(4), quota),
         (Algorithm::SlidingLog, quota),
         (Algorithm::FixedWindow, quota),
     ] {

@@ -75,16 +75,13 @@ fn each_algorithm_is_read_with_its_settings() {
         (&[FIXED][..], Algorithm::FixedWindow),
         (&[("algorithm", r#""sliding-log""#)], Algorithm::SlidingLog),
         (&[("algorithm", r#""leaky-bucket""#)], Algorithm::LeakyBucket),
-        (&[SLIDING], Algorithm::SlidingWindow { buckets: 1 }),
-        (&[SLIDING, ("buckets", "100")], Algorithm::SlidingWindow { buckets: 100 }),
+        (&[SLIDING], Algorithm::sliding_window()),
+        (&[SLIDING, ("buckets", "100")], Algorithm::sliding_window().buckets(100)),
         (&[BUCKET], Algorithm::token_bucket()),
-        (
-            &[BUCKET, ("overdraft", "5")],
-            Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 },
-        ),
+        (&[BUCKET, ("overdraft", "5")], Algorithm::token_bucket().overdraft(5)),
         (
             &[("refill", r#""interval""#), BUCKET, ("overdraft", "0")],
-            Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 },
+            Algorithm::token_bucket().refill(Refill::Interval),
         ),
         (&[("refill", r#""continuous""#), BUCKET], Algorithm::token_bucket()),
     ] {
@@ -381,9 +378,10 @@ fn algorithm() -> impl Strategy<Value = Algorithm> {
     let overdraft = prop_oneof![0_u64..10, 0_u64..1 << 47];
     prop_oneof![
         prop::sample::select(&ALGORITHMS),
-        (1_u32..=100).prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
-        (refill, overdraft)
-            .prop_map(|(refill, overdraft)| Algorithm::TokenBucket { refill, overdraft }),
+        (1_u32..=100).prop_map(|buckets| Algorithm::sliding_window().buckets(buckets)),
+        (refill, overdraft).prop_map(|(refill, overdraft)| Algorithm::token_bucket()
+            .refill(refill)
+            .overdraft(overdraft)),
     ]
 }
 

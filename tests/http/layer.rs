@@ -20,7 +20,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Key, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore,
-    config::Refill,
     key::{self, ClientIp, ProxyHeader},
     layer::{Headers, MissingKey, Rejection, RequestError, ResponseBody},
     store::Store,
@@ -471,7 +470,7 @@ async fn the_older_headers_can_be_chosen() {
     }
 
     // The limit is never below what remains.
-    let in_advance = Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 5 };
+    let in_advance = Algorithm::token_bucket().overdraft(5);
     for (algorithm, quota, limit, remaining) in [
         (Algorithm::token_bucket(), Quota::per_minute(6).burst(20), "20", "19"),
         (in_advance, Quota::per_minute(6).burst(20), "20", "20"),

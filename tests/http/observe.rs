@@ -367,6 +367,7 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event() {
         limiter.block("ben", Duration::from_secs(60)).await.unwrap();
         let layer = RateLimitLayer::new(&limiter, |_: &Parts| "ben");
         assert_eq!(send(&layer, get(&[])).await, StatusCode::TOO_MANY_REQUESTS);
+        limiter.unblock("ben").await.unwrap();
         let limits = "login = { algorithm = 'sliding-log', quota = '5/min' }";
         let limits = toml::from_str::<Limits>(limits).unwrap();
         limits.limiters(&store).unwrap().reload(&limits).unwrap();
@@ -379,16 +380,18 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event() {
         observer.kinds()
     });
     let expected = [
+        "Blocked",
         "Decided",
         "HoldBegan",
         "HoldEnded",
         "HoldLost",
-        "KeyChanged",
         "KeysHeld",
         "Rejected",
         "Released",
         "Reloaded",
+        "Reset",
         "SettingsChanged",
+        "Unblocked",
         "WaitBegan",
         "WaitEnded",
     ];

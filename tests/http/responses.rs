@@ -406,7 +406,7 @@ async fn a_limiter_without_a_layer_has_a_failure_policy() {
     let error = open.check("a").cost(9).await.unwrap_err();
     assert!(matches!(error, Error::CostAboveQuota { .. }), "not a failure of the store");
 
-    let local = limiter.clone().on_failure(FailurePolicy::Local { share: 0.25 });
+    let local = limiter.clone().on_failure(FailurePolicy::local(0.25));
     for result in sources(&local).await {
         assert_eq!(result.unwrap(), Source::Local);
     }

@@ -11,7 +11,7 @@ const PAGE: &str = include_str!("../../docs/redis-capacity.md");
 /// The table is for names of up to this length.
 const NAME: usize = 40;
 
-const INTERVAL: Algorithm = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
+const INTERVAL: Algorithm = Algorithm::token_bucket().refill(Refill::Interval);
 
 /// The rows of the table, by their first columns.
 const COUNTERS: &str = "| fixed window, token bucket | 120 |";
@@ -51,7 +51,7 @@ impl OneKey {
 
 fn windows() -> impl Iterator<Item = (Algorithm, u64)> {
     [1, 4, 10, 60, 100]
-        .map(|buckets| (Algorithm::SlidingWindow { buckets }, buckets.into()))
+        .map(|buckets| (Algorithm::sliding_window().buckets(buckets), buckets.into()))
         .into_iter()
 }
 

@@ -103,7 +103,7 @@ async fn open_admits_all_requests_and_reports_it() {
 #[tokio::test]
 async fn the_local_fallback_allows_a_fraction_of_the_quota() {
     let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::header("x-user"))
-        .on_failure(FailurePolicy::Local { share: 0.25 });
+        .on_failure(FailurePolicy::local(0.25));
     for user in ["alice", "bob"] {
         for remaining in [1, 0] {
             let response = send(&layer, &[("x-user", user)]).await;
@@ -131,7 +131,7 @@ async fn the_local_fallback_holds_for_every_algorithm() {
         let limiter = Limiter::new("default", unreachable(), algorithm, Quota::per_hour(30));
         let layer = RateLimitLayer::new(limiter, key::Global)
             .max_wait(Duration::ZERO)
-            .on_failure(FailurePolicy::Local { share: 1.0 / 3.0 });
+            .on_failure(FailurePolicy::local(1.0 / 3.0));
         let mut admitted = 0;
         for _ in 0..40 {
             admitted += usize::from(send(&layer, &[]).await.status() == StatusCode::OK);
@@ -145,8 +145,7 @@ async fn the_local_fallback_holds_for_every_algorithm() {
 async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
     let limiter =
         Limiter::new("default", unreachable(), Algorithm::SlidingLog, Quota::per_second(2));
-    let layer =
-        RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::Local { share: 0.05 });
+    let layer = RateLimitLayer::new(limiter, key::Global).on_failure(FailurePolicy::local(0.05));
     assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
     let response = send(&layer, &[]).await;
     assert_eq!(header(&response, "retry-after"), ["10"]);
@@ -157,7 +156,7 @@ async fn less_than_one_request_per_window_is_one_in_a_longer_window() {
 #[tokio::test]
 async fn a_cost_above_the_local_fallback_alone_is_a_failure_of_the_store() {
     let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global)
-        .on_failure(FailurePolicy::Local { share: 0.25 });
+        .on_failure(FailurePolicy::local(0.25));
     let response = send(&layer.clone().cost(|_| 8), &[]).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     let response = send(&layer.cost(|_| 9), &[]).await;
@@ -170,7 +169,7 @@ async fn requests_wait_under_the_local_fallback() {
     let limiter = Limiter::new("default", unreachable(), Algorithm::token_bucket(), quota);
     let layer = RateLimitLayer::new(limiter, key::Global)
         .max_wait(Duration::from_secs(1))
-        .on_failure(FailurePolicy::Local { share: 0.5 });
+        .on_failure(FailurePolicy::local(0.5));
     let start = tokio::time::Instant::now();
     for number in 0..5 {
         assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
@@ -189,7 +188,7 @@ async fn several_limits_are_combined_under_the_local_fallback() {
         let name = head.headers["x-user"].to_str().unwrap();
         Ok(Charge::new(&user, name).and(Charge::new(&all, "all")))
     };
-    let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.5 });
+    let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::local(0.5));
     for user in ["alice", "bob", "carol"] {
         assert_eq!(send(&layer, &[("x-user", user)]).await.status(), StatusCode::OK);
     }
@@ -205,7 +204,7 @@ async fn limiters_of_one_name_over_two_stores_stay_apart() {
         let index = usize::from(head.headers.contains_key("x-second"));
         Ok(Charge::new(&limiters[index], "alice").cost(2))
     };
-    let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::Local { share: 0.25 });
+    let layer = RateLimitLayer::by_rule(rule).on_failure(FailurePolicy::local(0.25));
     for headers in [&[][..], &[("x-second", "")]] {
         assert_eq!(send(&layer, headers).await.status(), StatusCode::OK);
         assert_eq!(send(&layer, headers).await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -215,7 +214,7 @@ async fn limiters_of_one_name_over_two_stores_stay_apart() {
 #[tokio::test]
 async fn units_charged_to_the_local_fallback_are_returned_to_it() {
     let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global)
-        .on_failure(FailurePolicy::Local { share: 0.25 })
+        .on_failure(FailurePolicy::local(0.25))
         .charge_when(|_| false);
     for _ in 0..20 {
         assert_eq!(send(&layer, &[]).await.status(), StatusCode::OK);
@@ -226,7 +225,7 @@ async fn units_charged_to_the_local_fallback_are_returned_to_it() {
 async fn a_limiter_shared_with_redisson_has_no_local_fallback() {
     let limiter = redisson::RateLimiter::new(unreachable(), "LIMITER_NAME");
     let layer = RateLimitLayer::new(limiter, key::Global);
-    let local = layer.clone().on_failure(FailurePolicy::Local { share: 1.0 });
+    let local = layer.clone().on_failure(FailurePolicy::local(1.0));
     assert_eq!(send(&local, &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
     let open = layer.on_failure(FailurePolicy::Open);
     assert_eq!(send(&open, &[]).await.status(), StatusCode::OK);
@@ -259,7 +258,7 @@ async fn a_full_memory_store_is_a_failure_of_the_store() {
     for (policy, status) in [
         (FailurePolicy::Closed, StatusCode::SERVICE_UNAVAILABLE),
         (FailurePolicy::Open, StatusCode::OK),
-        (FailurePolicy::Local { share: 1.0 }, StatusCode::SERVICE_UNAVAILABLE),
+        (FailurePolicy::local(1.0), StatusCode::SERVICE_UNAVAILABLE),
         (FailurePolicy::Wait, StatusCode::SERVICE_UNAVAILABLE),
     ] {
         let layer = layer.clone().max_wait(Duration::from_secs(60)).on_failure(policy);
@@ -278,7 +277,7 @@ async fn the_local_fallback_ends_when_redis_is_back() {
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
     let layer = RateLimitLayer::new(hundred_per_hour(store.clone()), key::Global)
-        .on_failure(FailurePolicy::Local { share: 0.5 });
+        .on_failure(FailurePolicy::local(0.5));
     let source = async || decision(&send(&layer, &[]).await).source();
     while source().await != Source::Store {}
     server.kill();
@@ -307,18 +306,17 @@ async fn services_of_any_request_type_have_a_policy() {
 }
 
 #[test]
-#[should_panic = "a share must be above 0 and at most 1, not 0"]
+#[should_panic = "a share must be above 0 and at most 1"]
 fn a_local_fallback_of_zero_is_rejected() {
     let layer = RateLimitLayer::new(hundred_per_hour(unreachable()), key::Global);
-    let _ = layer.on_failure(FailurePolicy::Local { share: 0.0 });
+    let _ = layer.on_failure(FailurePolicy::local(0.0));
 }
 
 #[tokio::test]
 async fn layers_over_one_limiter_share_its_local_fallback() {
     let limiter = hundred_per_hour(unreachable());
-    let layers = [key::Global, key::Global].map(|key| {
-        RateLimitLayer::new(&limiter, key).on_failure(FailurePolicy::Local { share: 0.25 })
-    });
+    let layers = [key::Global, key::Global]
+        .map(|key| RateLimitLayer::new(&limiter, key).on_failure(FailurePolicy::local(0.25)));
     for layer in &layers {
         assert_eq!(send(layer, &[]).await.status(), StatusCode::OK);
     }
@@ -362,7 +360,7 @@ async fn waits_when_redis_fails(policy: FailurePolicy) -> Source {
 #[tokio::test]
 async fn a_request_that_waits_when_redis_fails_proceeds_by_the_policy() {
     assert_eq!(waits_when_redis_fails(FailurePolicy::Open).await, Source::Open);
-    let local = FailurePolicy::Local { share: 1.0 };
+    let local = FailurePolicy::local(1.0);
     assert_eq!(waits_when_redis_fails(local).await, Source::Local);
 }
 
@@ -380,12 +378,12 @@ proptest! {
         let refill = Refill::Continuous;
         let overdrafts = [overdraft, overdraft / 1_000, overdraft / 1_000_000, 0];
         let limiter = overdrafts.into_iter().find_map(|overdraft| {
-            let algorithm = Algorithm::TokenBucket { refill, overdraft };
+            let algorithm = Algorithm::token_bucket().refill(refill).overdraft(overdraft);
             Limiter::try_new("default", unreachable(), algorithm, quota).ok()
         });
         let limiter = limiter.expect("a limiter without an overdraft is valid");
         let layer = RateLimitLayer::new(limiter, key::Global)
-            .on_failure(FailurePolicy::Local { share });
+            .on_failure(FailurePolicy::local(share));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let response = runtime.block_on(send(&layer, &[]));
         prop_assert_eq!(response.status(), StatusCode::OK);

@@ -436,7 +436,7 @@ async fn while_redis_is_down_no_request_waits_for_it() {
     );
     let layer = RateLimitLayer::new(limiter.clone(), key::Global)
         .extensions(true)
-        .on_failure(FailurePolicy::Local { share: 0.1 });
+        .on_failure(FailurePolicy::local(0.1));
     server.freeze();
     while store.health().is_available {
         assert!(limiter.check("key").await.is_err());

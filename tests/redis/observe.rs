@@ -105,7 +105,7 @@ async fn each_failed_call_is_one_failure_and_each_change_of_the_breaker_one_even
 
     assert!(limiter.check("key").await.is_err());
     assert_eq!(recorder.take(), ["failed api check circuit_open"]);
-    let local = limiter.clone().on_failure(FailurePolicy::Local { share: 0.5 });
+    let local = limiter.clone().on_failure(FailurePolicy::local(0.5));
     let _ = local.check("key").await.unwrap();
     let events = recorder.take();
     let decided = "decided api key Allowed Local".to_owned();
@@ -521,10 +521,11 @@ fn an_observer_can_call_its_store_and_limiters_from_each_event_of_redis() {
     });
     let expected = [
         "BatchSent",
+        "Blocked",
         "BreakerChanged",
         "Decided",
-        "KeyChanged",
         "Released",
+        "Reset",
         "SettingsChanged",
         "StoreFailed",
     ];

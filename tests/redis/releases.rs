@@ -38,7 +38,7 @@ use crate::support::{
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 60 },
+    Algorithm::sliding_window().buckets(60),
     Algorithm::token_bucket(),
     Algorithm::LeakyBucket,
 ];

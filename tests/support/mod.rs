@@ -39,7 +39,7 @@ use self::server::RedisServer;
 pub const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 4 },
+    Algorithm::sliding_window().buckets(4),
     Algorithm::token_bucket(),
     Algorithm::LeakyBucket,
 ];

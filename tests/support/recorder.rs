@@ -69,16 +69,18 @@ impl Observer for Recorder {
                 format!("hold unsettled {limiter} {key} {held} {used}")
             }
             Event::StoreFailed { operation, error, .. } => {
-                format!("failed {limiter} {} {}", operation.as_str(), error.kind().as_str())
+                format!("failed {limiter} {operation} {}", error.kind().as_str())
             }
-            Event::KeyChanged { key, change, .. } => format!("{} {limiter} {key}", change.as_str()),
+            Event::Blocked { key, .. } => format!("blocked {limiter} {key}"),
+            Event::Unblocked { key, .. } => format!("unblocked {limiter} {key}"),
+            Event::Reset { key, .. } => format!("reset {limiter} {key}"),
             Event::SettingsChanged { from: (before, old), to: (after, new), .. } => {
                 format!("changed {limiter}: {old}, {before} -> {new}, {after}")
             }
             Event::Reloaded { error, .. } => {
                 format!("reloaded {}", error.map(ToString::to_string).unwrap_or_default())
             }
-            Event::Rejected { reason, .. } => format!("rejected {} {limiter}", reason.as_str()),
+            Event::Rejected { reason, .. } => format!("rejected {reason} {limiter}"),
             Event::KeysHeld { keys, max_keys, .. } => format!("keys {keys} of {max_keys}"),
             Event::BatchSent { checks, .. } => format!("batch {limiter} {checks}"),
             Event::BreakerChanged { is_open, .. } => {

@@ -41,7 +41,7 @@ const LIMIT: u32 = 50;
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 4 },
+    Algorithm::sliding_window().buckets(4),
     Algorithm::token_bucket(),
     Algorithm::LeakyBucket,
 ];

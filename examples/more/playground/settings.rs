@@ -102,7 +102,7 @@ impl Settings {
         match self.policy {
             Policy::Closed => FailurePolicy::Closed,
             Policy::Open => FailurePolicy::Open,
-            Policy::Local => FailurePolicy::Local { share: 1.0 / self.replicas as f64 },
+            Policy::Local => FailurePolicy::local(1.0 / self.replicas as f64),
         }
     }
 

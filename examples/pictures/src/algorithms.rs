@@ -173,7 +173,7 @@ pub async fn buckets() -> String {
     picture.y += 22.0;
     let text = "Units left under 10 per second; 10 are used at 0.5 s";
     picture.text(MARGIN, picture.y, "", text);
-    let window = |buckets| Algorithm::SlidingWindow { buckets };
+    let window = |buckets| Algorithm::sliding_window().buckets(buckets);
     for (name, algorithm) in [
         ("1 bucket", window(1)),
         ("4 buckets", window(4)),

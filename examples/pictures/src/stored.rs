@@ -108,7 +108,7 @@ pub async fn record_failure() -> String {
     let server = Server::start();
     let store = RedisStore::connect(&server.url()).await.expect("Redis decides");
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), QUOTA)
-        .on_failure(FailurePolicy::Local { share: 0.5 });
+        .on_failure(FailurePolicy::local(0.5));
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     for i in 0..320_u32 {

@@ -5,7 +5,12 @@ use crate::middleware::rejection::RequestError;
 
 /// One key for all requests, which then share one quota.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Global;
+#[non_exhaustive]
+pub struct Global {}
+
+/// The extractor [`Global`](struct@Global).
+#[allow(non_upper_case_globals)]
+pub const Global: Global = Global {};
 
 impl Global {
     /// Returns the key, for [`Limiter::peek`](crate::Limiter::peek),

@@ -43,7 +43,12 @@ use crate::middleware::rejection::RequestError;
 /// have one key and a header that proxies write, such as `X-Forwarded-For`. It watches its first
 /// 100,000 requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PeerIp;
+#[non_exhaustive]
+pub struct PeerIp {}
+
+/// The extractor [`PeerIp`](struct@PeerIp).
+#[allow(non_upper_case_globals)]
+pub const PeerIp: PeerIp = PeerIp {};
 
 impl PeerIp {
     /// Sets where the server stores the address of the peer. No other place is searched. The result

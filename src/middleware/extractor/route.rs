@@ -15,7 +15,12 @@ use crate::middleware::rejection::RequestError;
 /// The router must be one of axum 0.8, around the layer: `Router::layer` or `route_layer`. Without
 /// it, no request has a route, and all are rejected with 500.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Route;
+#[non_exhaustive]
+pub struct Route {}
+
+/// The extractor [`Route`](struct@Route).
+#[allow(non_upper_case_globals)]
+pub const Route: Route = Route {};
 
 impl Route {
     /// Returns the key of a route, as it is written in the router, for

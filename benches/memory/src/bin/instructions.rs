@@ -103,7 +103,7 @@ fn main() {
         ("token bucket", Algorithm::token_bucket()),
         ("fixed window", Algorithm::fixed_window()),
         ("sliding window", Algorithm::sliding_window()),
-        ("sliding window, 10 buckets", Algorithm::SlidingWindow { buckets: 10 }),
+        ("sliding window, 10 buckets", Algorithm::sliding_window().buckets(10)),
         ("sliding log", Algorithm::sliding_log()),
         ("leaky bucket", Algorithm::leaky_bucket()),
     ];

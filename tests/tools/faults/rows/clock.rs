@@ -21,7 +21,7 @@ const WINDOW: Duration = Duration::from_secs(8);
 /// The tolerated difference between two servers that are called every 20 ms.
 const SLACK: Duration = Duration::from_millis(400);
 const ALGORITHMS: [Algorithm; 3] =
-    [Algorithm::token_bucket(), Algorithm::FixedWindow, Algorithm::SlidingWindow { buckets: 4 }];
+    [Algorithm::token_bucket(), Algorithm::FixedWindow, Algorithm::sliding_window().buckets(4)];
 
 pub fn behind() -> Rows {
     shifted("behind", "-5s")

@@ -64,7 +64,7 @@ pub(super) fn print_checks() {
     println!("  the other algorithms, draining");
     for (label, algorithm) in [
         ("sliding window", Algorithm::sliding_window()),
-        ("sliding window, 10 buckets", Algorithm::SlidingWindow { buckets: 10 }),
+        ("sliding window, 10 buckets", Algorithm::sliding_window().buckets(10)),
         ("sliding log", Algorithm::sliding_log()),
         ("leaky bucket", Algorithm::leaky_bucket()),
     ] {
