@@ -16,7 +16,12 @@
 /// A [`MemoryStore`](crate::MemoryStore) does not decide about a new key if all its keys are in
 /// use: see [`WhenFull`](crate::store::WhenFull). `Open` then admits requests with new keys
 /// uncounted, and `Local` and `Wait` reject them, as `Closed` does.
+///
+/// With the feature `serde`, a policy is read and written as `"closed"`, `"wait"`, `"open"` or
+/// `{"local": {"share": 0.25}}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum FailurePolicy {
     /// Rejects the request: 503 and `Retry-After`, or `UNAVAILABLE` for gRPC. A limiter without a
@@ -63,6 +68,7 @@ pub enum FailurePolicy {
     Local {
         /// The fraction of the quota, above 0 and at most 1. With four replicas, 0.25 keeps the sum
         /// within the quota.
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "valid_share"))]
         share: f64,
     },
 }
@@ -72,11 +78,25 @@ impl FailurePolicy {
     #[track_caller]
     pub(crate) fn validated(self) -> Self {
         if let Self::Local { share } = self {
-            assert!(
-                share > 0.0 && share <= 1.0,
-                "a share must be above 0 and at most 1, not {share}"
-            );
+            assert!(is_share(share), "{}", wrong_share(share));
         }
         self
+    }
+}
+
+fn is_share(share: f64) -> bool {
+    share > 0.0 && share <= 1.0
+}
+
+fn wrong_share(share: f64) -> String {
+    format!("a share must be above 0 and at most 1, not {share}")
+}
+
+#[cfg(feature = "serde")]
+fn valid_share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let share = serde::Deserialize::deserialize(deserializer)?;
+    match is_share(share) {
+        true => Ok(share),
+        false => Err(serde::de::Error::custom(wrong_share(share))),
     }
 }
