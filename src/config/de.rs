@@ -49,13 +49,16 @@ impl<'de> Deserialize<'de> for Limit {
     }
 }
 
+type FromText<T> = fn(&str) -> Option<Result<T, String>>;
+type FromTable<T> = fn(&Settings) -> Result<T, String>;
+
 /// The spellings of a value. A way that is `None` is an error of the type, and a result that is
 /// `None` an invalid value: both report what is expected.
 struct Spelling<T, F = fn(T) -> Result<T, String>> {
     expected: &'static str,
-    text: Option<fn(&str) -> Option<Result<T, String>>>,
+    text: Option<FromText<T>>,
     number: Option<fn(u64) -> Option<T>>,
-    table: Option<fn(&Settings) -> Result<T, String>>,
+    table: Option<FromTable<T>>,
     /// Uses the value, while the format knows the line.
     then: F,
 }

@@ -8,7 +8,6 @@ use std::{
 
 use serde::Serialize;
 
-use super::settings::Settings;
 use crate::{
     algorithm::{Algorithm, Params},
     limiter::{Limiter, check_name},
@@ -199,8 +198,7 @@ impl<'a> IntoIterator for &'a Limits {
 /// # let _ = (api, login);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(into = "Settings")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     pub(super) algorithm: Algorithm,
     pub(super) quota: Quota,

@@ -102,6 +102,7 @@ impl TopDenied {
     ///
     /// If `capacity` is 0.
     #[must_use]
+    #[track_caller]
     pub fn new(capacity: usize) -> Self {
         assert!(capacity > 0, "at least one key must be counted");
         let since = Mutex::new(SystemTime::now());
