@@ -203,7 +203,8 @@ pub enum Algorithm {
     Concurrency,
 }
 
-/// The way in which a token bucket is refilled.
+/// The way in which a token bucket is refilled. With the feature `serde`, it is read and written as
+/// `"continuous"` or `"interval"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
