@@ -1,4 +1,4 @@
-//! Jitter for pauses, and times as numbers of milliseconds. The clocks of the stores are in `store`.
+//! Jitter for pauses, and times in milliseconds. The clocks of the stores are in `store`.
 
 use std::hash::{BuildHasher, RandomState};
 #[cfg(any(test, feature = "redis", feature = "serde"))]
@@ -28,11 +28,15 @@ pub(crate) fn millis(time: Duration) -> u64 {
     time.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(u64::MAX)
 }
 
-/// Returns the milliseconds since 1970-01-01 UTC, rounded down.
+/// Serializes a time, or `None`, as the milliseconds since 1970-01-01 UTC, rounded down.
 #[cfg(feature = "serde")]
-pub(crate) fn unix_ms(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    since.as_millis().try_into().unwrap_or(u64::MAX)
+pub(crate) fn unix_ms<S: serde::Serializer>(
+    time: &(impl Copy + Into<Option<SystemTime>>),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let since = (*time).into().map(|time| time.duration_since(SystemTime::UNIX_EPOCH));
+    let millis = since.map(|since| since.unwrap_or_default().as_millis() as u64);
+    serde::Serialize::serialize(&millis, serializer)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The settings of a limit as the fields of a file, and the check that they do not conflict. It knows
-//! no file format.
+//! The settings of a limit as the fields of a file, and the check that they do not conflict. It
+//! knows no file format.
 
 use serde::{Serialize, Serializer};
 

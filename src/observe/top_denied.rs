@@ -70,7 +70,7 @@ pub struct DeniedKey {
     pub max_error: u64,
     /// The time of the last denial, by the clock of the process.
     #[cfg_attr(feature = "serde", serde(rename = "last_denied_unix_ms"))]
-    #[cfg_attr(feature = "serde", serde(serialize_with = "unix_ms"))]
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::time::unix_ms"))]
     pub last_denied: SystemTime,
     /// True if the key was [blocked](crate::Limiter::block) at the last denial, so its quota says
     /// nothing about the denials.
@@ -234,11 +234,6 @@ impl fmt::Debug for TopDenied {
 #[cfg(feature = "serde")]
 fn text<S: serde::Serializer>(key: &Key<'_>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(key.as_str())
-}
-
-#[cfg(feature = "serde")]
-fn unix_ms<S: serde::Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u64(crate::time::unix_ms(*time))
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub struct Health {
     pub last_error: Option<Arc<str>>,
     /// The time of `last_error`, by the clock of this process.
     #[cfg_attr(feature = "serde", serde(rename = "last_error_at_unix_ms"))]
-    #[cfg_attr(feature = "serde", serde(serialize_with = "unix_ms"))]
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::time::unix_ms"))]
     pub last_error_at: Option<SystemTime>,
     /// The number of answers from Redis, including errors.
     pub answers: u64,
@@ -186,14 +186,6 @@ impl Health {
 #[cfg(feature = "serde")]
 fn text<S: serde::Serializer>(text: &Option<Arc<str>>, serializer: S) -> Result<S::Ok, S::Error> {
     serde::Serialize::serialize(&text.as_deref(), serializer)
-}
-
-#[cfg(feature = "serde")]
-fn unix_ms<S: serde::Serializer>(
-    time: &Option<SystemTime>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serde::Serialize::serialize(&time.map(crate::time::unix_ms), serializer)
 }
 
 #[cfg(test)]

@@ -570,6 +570,8 @@ proptest! {
         for (_, limit) in limits.iter() {
             let json = serde_json::to_string(&limit.quota()).unwrap();
             prop_assert_eq!(serde_json::from_str::<Quota>(&json).unwrap(), limit.quota());
+            let json = serde_json::to_string(&limit.algorithm()).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Algorithm>(&json).unwrap(), limit.algorithm());
         }
     }
 
