@@ -121,7 +121,7 @@ fn apply(config: &Config, listen: SocketAddr, limiters: &Limiters) -> Result<(),
 }
 
 fn print_limits(limits: &Limits) {
-    for (name, limit) in limits.iter() {
+    for (name, limit) in limits {
         println!("{name}: {}, {}", limit.quota(), limit.algorithm());
     }
 }

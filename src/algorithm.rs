@@ -102,6 +102,10 @@ use crate::quota::{ConfigError, Quota};
 ///
 /// Another algorithm begins with an empty state. If the first one is chosen again before its state
 /// has expired, that state counts.
+///
+/// With the feature `serde`, an algorithm is its [name](Algorithm::name) as text, or with other
+/// settings than the defaults the [fields of a
+/// limit](crate::guide::configuration#settings-in-structs-of-your-own).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -201,8 +205,11 @@ pub enum Algorithm {
     Concurrency,
 }
 
-/// The way in which a token bucket is refilled.
+/// The way in which a token bucket is refilled. With the feature `serde`, it is read and written as
+/// `"continuous"` or `"interval"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Refill {
     /// A token every `window / limit`.

@@ -4,6 +4,8 @@
 mod key_state;
 mod limit;
 mod outcome;
+#[cfg(feature = "serde")]
+mod ser;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -23,7 +25,9 @@ const UNKNOWN: u64 = i64::MAX as u64;
 
 /// The result of a check: whether the request is allowed, and the state of its key afterwards.
 ///
-/// The layer inserts it into the extensions of the request and of the response.
+/// The layer inserts it into the extensions of the request and of the response. With the feature
+/// `serde`, it is [serialized](crate::guide::configuration#results-as-json), with times in
+/// milliseconds.
 ///
 /// # Examples
 ///
@@ -122,6 +126,7 @@ pub(crate) struct Policy {
 
 /// The origin of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Source {
     /// The limiter's store.

@@ -129,7 +129,7 @@
 //! | `redis` | [`RedisStore`] |
 //! | `redis-1` | [`RedisStore::from_connection`], for connections of the crate `redis`, version 1.8 or a later 1.x; implies `redis` |
 //! | `redisson` | [`redisson`]; implies `redis` |
-//! | `serde` | [`config::Limits`]: named limits from TOML, JSON and other formats; [`Quota`] as text |
+//! | `serde` | [`config::Limits`]: named limits from TOML, JSON and other formats; [other settings](guide::configuration#settings-in-structs-of-your-own), such as [`Quota`] as text; [results](guide::configuration#results-as-json), such as [`Decision`] |
 //! | `tls-rustls` | `rediss://` URLs, with the crypto provider `ring` if the application has installed no other; implies `redis` |
 //! | `tls-rustls-no-provider` | the same without `ring`: the application installs a crypto provider |
 //! | `tls-rustls-webpki-roots` | the root certificates of `webpki-roots`, in addition to those of the system; implies `tls-rustls-no-provider` |

@@ -292,6 +292,10 @@ impl AnyStore {
     ///
     /// The future can be dropped at any time.
     ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time and I/O, if the store is in Redis.
+    ///
     /// # Examples
     ///
     /// ```

@@ -7,7 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use syn::{Item, UseTree, Visibility};
+use syn::{
+    Attribute, Expr, ImplItem, Item, Lit, Meta, MetaNameValue, Signature, UseTree, Visibility,
+};
 
 /// The storeys from the top down, by the first part of a module path. A file imports from its own
 /// storey, and from those below it.
@@ -327,6 +329,51 @@ fn the_hubs_of_the_store_in_redis_only_re_export() {
         let items = syn::parse_file(&source(&hub)).unwrap().items;
         let other = items.iter().find(|item| !matches!(item, Item::Mod(_) | Item::Use(_)));
         assert!(other.is_none(), "{hub} has an item of its own");
+    }
+}
+
+/// A panic about an argument names the line of the caller, and its documentation has a section.
+#[test]
+fn public_functions_that_panic_at_their_callers_document_it() {
+    let mut found = 0;
+    for module in Sources::read().0.keys() {
+        for item in syn::parse_file(&source(module)).unwrap().items {
+            let functions = match item {
+                Item::Fn(item) => vec![(item.vis, item.sig, item.attrs)],
+                Item::Impl(item) => item.items.into_iter().filter_map(function).collect(),
+                _ => vec![],
+            };
+            for (visibility, signature, attributes) in functions {
+                let has = |name: &str| attributes.iter().any(|it| it.path().is_ident(name));
+                if matches!(visibility, Visibility::Public(_)) && has("track_caller") {
+                    let name = signature.ident;
+                    let documented =
+                        attributes.iter().any(|it| doc(it) == Some(" # Panics".into()));
+                    assert!(documented, "{module}: `{name}` has no section `# Panics`");
+                    found += 1;
+                }
+            }
+        }
+    }
+    assert!(found > 20, "{found}");
+}
+
+fn function(item: ImplItem) -> Option<(Visibility, Signature, Vec<Attribute>)> {
+    match item {
+        ImplItem::Fn(item) => Some((item.vis, item.sig, item.attrs)),
+        _ => None,
+    }
+}
+
+/// Returns the text of a line of documentation.
+fn doc(attribute: &Attribute) -> Option<String> {
+    let Meta::NameValue(MetaNameValue { path, value: Expr::Lit(value), .. }) = &attribute.meta
+    else {
+        return None;
+    };
+    match &value.lit {
+        Lit::Str(text) if path.is_ident("doc") => Some(text.value()),
+        _ => None,
     }
 }
 

@@ -92,7 +92,7 @@ fn chosen(
     let known: Vec<_> = limits.iter().map(|(name, _)| name).collect();
     let known = known.join(", ");
     if names.is_empty() {
-        let all: Vec<_> = limits.iter().map(|(name, limit)| (name.to_owned(), limit)).collect();
+        let all: Vec<Named> = limits.clone().into_iter().collect();
         return match all.len() {
             0 => Err(Failure::usage(format!("--limits: {} has no limits", file.display()))),
             2.. if is_change => Err(Failure::usage(format!(

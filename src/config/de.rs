@@ -1,37 +1,203 @@
-//! Deserializes named limits and quotas from TOML, JSON and similar formats, with errors that name
-//! the field.
+//! Deserializes algorithms, quotas and named limits, with errors that name the field and have its
+//! line. So fields are read one by one: a `try_from` of the whole limit would report conflicts
+//! without the line.
 
-use std::fmt;
+use std::{
+    fmt::{self, Display},
+    str::FromStr,
+};
 
-use serde::de::{
-    Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Unexpected, Visitor,
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error, MapAccess, Unexpected, Visitor, value},
 };
 
 use super::{
-    limits::{Limit, Limits, refill_name},
-    settings::{FIELDS, Field, Settings, place_of},
+    limits::{Limit, Limits},
+    settings::{FIELDS, Settings, place_of},
 };
-use crate::{algorithm::Refill, limiter::check_name, quota::Quota};
+use crate::{
+    algorithm::{Algorithm, Refill},
+    limiter::check_name,
+    quota::{ConfigError, Quota},
+};
 
 /// Reads the quota from text: `10/s burst 20`.
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-
-        impl Visitor<'_> for Text {
-            type Value = Quota;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a quota as text, such as \"10/s burst 20\"")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Quota, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-
-        deserializer.deserialize_str(Text)
+        deserializer.deserialize_str(Spelling::text("a quota as text, such as \"10/s burst 20\""))
     }
+}
+
+/// Reads the name as text, `"token-bucket"`, or a table with settings:
+/// `{ algorithm = "token-bucket", overdraft = 5 }`.
+impl<'de> Deserialize<'de> for Algorithm {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = "an algorithm, such as \"token-bucket\", or a table with `algorithm`";
+        deserializer.deserialize_any(Spelling {
+            table: Some(Settings::only_algorithm),
+            ..Spelling::text(name)
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut form = Spelling::new("a limit, which has `algorithm` and `quota`");
+        form.table = Some(Settings::limit);
+        deserializer.deserialize_struct("Limit", FIELDS, form)
+    }
+}
+
+type FromText<T> = fn(&str) -> Option<Result<T, String>>;
+type FromTable<T> = fn(&Settings) -> Result<T, String>;
+
+/// The spellings of a value. A way that is `None` is an error of the type, and a result that is
+/// `None` an invalid value: both report what is expected.
+struct Spelling<T, F = fn(T) -> Result<T, String>> {
+    expected: &'static str,
+    text: Option<FromText<T>>,
+    number: Option<fn(u64) -> Option<T>>,
+    table: Option<FromTable<T>>,
+    /// Uses the value, while the format knows the line.
+    then: F,
+}
+
+impl<T> Spelling<T> {
+    fn new(expected: &'static str) -> Self {
+        Self { expected, text: None, number: None, table: None, then: Ok }
+    }
+
+    fn text(expected: &'static str) -> Self
+    where
+        T: FromStr<Err: Display>,
+    {
+        let parse = |text: &str| Some(text.parse().map_err(|error: T::Err| error.to_string()));
+        Self { text: Some(parse), ..Self::new(expected) }
+    }
+
+    fn number(expected: &'static str) -> Self
+    where
+        T: TryFrom<u64>,
+    {
+        Self { number: Some(|number| number.try_into().ok()), ..Self::new(expected) }
+    }
+
+    fn then<F>(self, then: F) -> Spelling<T, F> {
+        let Self { expected, text, number, table, .. } = self;
+        Spelling { expected, text, number, table, then }
+    }
+}
+
+impl<'de, T, U, F: FnOnce(T) -> Result<U, String>> Visitor<'de> for Spelling<T, F> {
+    type Value = U;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<U, E> {
+        let found = Unexpected::Str(text);
+        let parse = self.text.ok_or_else(|| E::invalid_type(found, &self))?;
+        let parsed = parse(text).ok_or_else(|| E::invalid_value(found, &self))?;
+        parsed.and_then(self.then).map_err(E::custom)
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<U, E> {
+        let found = Unexpected::Unsigned(number);
+        let convert = self.number.ok_or_else(|| E::invalid_type(found, &self))?;
+        let number = convert(number).ok_or_else(|| E::invalid_value(found, &self))?;
+        (self.then)(number).map_err(E::custom)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<U, E> {
+        let found = Unexpected::Signed(number);
+        match u64::try_from(number) {
+            Ok(number) => self.visit_u64(number),
+            Err(_) if self.number.is_some() => Err(E::invalid_value(found, &self)),
+            Err(_) => Err(E::invalid_type(found, &self)),
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<U, A::Error> {
+        let finish = self.table.ok_or_else(|| A::Error::invalid_type(Unexpected::Map, &self))?;
+        let mut settings = Settings::default();
+        while let Some(Field(index)) = table.next_key()? {
+            table.next_value_seed(Setting { field: FIELDS[index], settings: &mut settings })?;
+        }
+        finish(&settings).and_then(self.then).map_err(A::Error::custom)
+    }
+}
+
+/// The index of one of the [`FIELDS`].
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Field(usize);
+
+impl TryFrom<String> for Field {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        let index = FIELDS.iter().position(|field| *field == name);
+        index.map(Self).ok_or_else(|| match place_of(&name) {
+            Some(place) => format!("unknown field `{name}`: {place}"),
+            None => value::Error::unknown_field(&name, FIELDS).to_string(),
+        })
+    }
+}
+
+/// Reads the value of a field. It checks the settings immediately, while the format knows the line.
+struct Setting<'a> {
+    field: &'static str,
+    settings: &'a mut Settings,
+}
+
+impl<'de> DeserializeSeed<'de> for Setting<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        match self.field {
+            "algorithm" => deserializer.deserialize_str(
+                Spelling::text("`algorithm` to be a name, such as \"token-bucket\"")
+                    .then(|it| self.set(|settings| &mut settings.algorithm, it)),
+            ),
+            "quota" => deserializer.deserialize_str(
+                Spelling::text("`quota` to be text, such as \"10/s\"")
+                    .then(|it| self.set(|settings| &mut settings.quota, it)),
+            ),
+            "buckets" => deserializer.deserialize_u64(
+                Spelling::number("`buckets` to be a number from 1 to 100")
+                    .then(|it| self.set(|settings| &mut settings.buckets, it)),
+            ),
+            "refill" => {
+                let form = Spelling::new("`refill` to be \"continuous\" or \"interval\"");
+                let form = Spelling { text: Some(|text| refill(text).map(Ok)), ..form };
+                let set = |it| self.set(|settings| &mut settings.refill, it);
+                deserializer.deserialize_str(form.then(set))
+            }
+            _ => deserializer.deserialize_u64(
+                Spelling::number("`overdraft` to be a number of tokens, up to 2^46")
+                    .then(|it| self.set(|settings| &mut settings.overdraft, it)),
+            ),
+        }
+    }
+}
+
+impl Setting<'_> {
+    fn set<T>(
+        self,
+        setting: impl FnOnce(&mut Settings) -> &mut Option<T>,
+        value: T,
+    ) -> Result<(), String> {
+        match setting(self.settings).replace(value) {
+            None => self.settings.check(),
+            Some(_) => Err(format!("duplicate field `{}`", self.field)),
+        }
+    }
+}
+
+fn refill(text: &str) -> Option<Refill> {
+    Refill::deserialize(value::StrDeserializer::<value::Error>::new(text)).ok()
 }
 
 impl<'de> Deserialize<'de> for Limits {
@@ -47,7 +213,12 @@ impl<'de> Deserialize<'de> for Limits {
 
             fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Limits, A::Error> {
                 let mut limits = Limits::default();
-                while let Some(name) = table.next_key_seed(NewName(&limits))? {
+                while let Some(LimitName(name)) = table.next_key()? {
+                    if limits.get(&name).is_some() {
+                        return Err(A::Error::custom(format_args!(
+                            "limit {name:?}: two limits have this name; rename one"
+                        )));
+                    }
                     limits.0.insert(name, table.next_value()?);
                 }
                 Ok(limits)
@@ -58,147 +229,16 @@ impl<'de> Deserialize<'de> for Limits {
     }
 }
 
-/// Reads a name that the limits do not contain yet.
-struct NewName<'a>(&'a Limits);
+/// A valid name of a limit.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct LimitName(String);
 
-impl<'de> DeserializeSeed<'de> for NewName<'_> {
-    type Value = String;
+impl TryFrom<String> for LimitName {
+    type Error = ConfigError;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for NewName<'_> {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the name of a limit")
-    }
-
-    fn visit_str<E: Error>(self, name: &str) -> Result<String, E> {
-        check_name(name).map_err(E::custom)?;
-        match self.0.get(name) {
-            None => Ok(name.to_owned()),
-            Some(_) => Err(E::custom(format_args!(
-                "limit {name:?}: two limits have this name; rename one"
-            ))),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Limit {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Table;
-
-        impl<'de> Visitor<'de> for Table {
-            type Value = Limit;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a limit, which has `algorithm` and `quota`")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Limit, A::Error> {
-                let mut settings = Settings::default();
-                while let Some(field) = table.next_key::<Field>()? {
-                    if settings.has(field) {
-                        return Err(A::Error::duplicate_field(field.name()));
-                    }
-                    table.next_value_seed(FieldValue { field, settings: &mut settings })?;
-                }
-                settings.limit().map_err(A::Error::custom)
-            }
-        }
-
-        deserializer.deserialize_struct("Limit", FIELDS, Table)
-    }
-}
-
-impl<'de> Deserialize<'de> for Field {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Name;
-
-        impl Visitor<'_> for Name {
-            type Value = Field;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a field")
-            }
-
-            fn visit_str<E: Error>(self, name: &str) -> Result<Field, E> {
-                let field = Field::ALL.into_iter().find(|field| field.name() == name);
-                field.ok_or_else(|| match place_of(name) {
-                    Some(place) => E::custom(format_args!("unknown field `{name}`: {place}")),
-                    None => E::unknown_field(name, FIELDS),
-                })
-            }
-        }
-
-        deserializer.deserialize_identifier(Name)
-    }
-}
-
-/// Reads the value of a field. It checks the settings immediately, while the format knows the line.
-struct FieldValue<'a> {
-    field: Field,
-    settings: &'a mut Settings,
-}
-
-impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        match self.field {
-            Field::Algorithm | Field::Quota | Field::Refill => deserializer.deserialize_str(self),
-            Field::Buckets | Field::Overdraft => deserializer.deserialize_u64(self),
-        }
-    }
-}
-
-impl Visitor<'_> for FieldValue<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.field {
-            Field::Algorithm => "`algorithm` to be a name, such as \"token-bucket\"",
-            Field::Quota => "`quota` to be text, such as \"10/s\"",
-            Field::Buckets => "`buckets` to be a number from 1 to 100",
-            Field::Refill => "`refill` to be \"continuous\" or \"interval\"",
-            Field::Overdraft => "`overdraft` to be a number of tokens, up to 2^46",
-        })
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
-        match self.field {
-            Field::Algorithm => self.settings.algorithm = Some(text.parse().map_err(E::custom)?),
-            Field::Quota => self.settings.quota = Some(text.parse().map_err(E::custom)?),
-            Field::Refill => {
-                let all = [Refill::Continuous, Refill::Interval];
-                let refill = all.into_iter().find(|refill| refill_name(*refill) == text);
-                let refill = refill.ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self));
-                self.settings.refill = Some(refill?);
-            }
-            _ => return Err(E::invalid_type(Unexpected::Str(text), &self)),
-        }
-        self.settings.check().map_err(E::custom)
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<(), E> {
-        let invalid = |_| E::invalid_value(Unexpected::Unsigned(number), &self);
-        match self.field {
-            Field::Buckets => {
-                self.settings.buckets = Some(number.try_into().map_err(invalid)?);
-            }
-            Field::Overdraft => self.settings.overdraft = Some(number),
-            _ => return Err(E::invalid_type(Unexpected::Unsigned(number), &self)),
-        }
-        self.settings.check().map_err(E::custom)
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<(), E> {
-        match u64::try_from(number) {
-            Ok(number) => self.visit_u64(number),
-            Err(_) => Err(E::invalid_value(Unexpected::Signed(number), &self)),
-        }
+    fn try_from(name: String) -> Result<Self, ConfigError> {
+        check_name(&name)?;
+        Ok(Self(name))
     }
 }

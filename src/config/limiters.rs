@@ -7,7 +7,7 @@ use std::{
 
 use super::limits::{Limit, Limits};
 use crate::{
-    limiter::Limiter,
+    limiter::{Limiter, check_name},
     observe::{Event, LimiterObservers, log},
     quota::ConfigError,
     store::{AnyStore, Names, Settings, Store},
@@ -62,8 +62,10 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NameTaken`] if the store already has a limiter with one of the names. In that
-    /// case, none of the names is taken.
+    /// None of the names is taken in these cases:
+    ///
+    /// * [`ConfigError::NameTaken`] if the store already has a limiter with one of the names.
+    /// * [`ConfigError::Name`] if a name is not valid. Limits from a file have valid names.
     pub fn limiters(&self, store: &(impl Store + Clone)) -> Result<Limiters, ConfigError> {
         let store = store.clone().into_any();
         let limiters = Limiters { store, by_name: Arc::default() };
@@ -139,6 +141,7 @@ impl Limiters {
     /// * [`ConfigError::LimitsRemoved`] if limits were removed, such as one that was renamed by
     ///   mistake: a layer may use it.
     /// * [`ConfigError::NameTaken`] if another limiter over the store has the name of a new limit.
+    /// * [`ConfigError::Name`] if a name is not valid. Limits from a file have valid names.
     pub fn reload(&self, limits: &Limits) -> Result<(), ConfigError> {
         self.reload_with(limits, Removed::Reject)
     }
@@ -148,7 +151,7 @@ impl Limiters {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NameTaken`], as [`reload`](Limiters::reload).
+    /// [`ConfigError::NameTaken`] and [`ConfigError::Name`], as [`reload`](Limiters::reload).
     pub fn reload_keeping_removed(&self, limits: &Limits) -> Result<(), ConfigError> {
         self.reload_with(limits, Removed::Keep)
     }
@@ -176,6 +179,7 @@ impl Limiters {
 
     /// Returns the limiters whose settings have changed, with the old and the new settings.
     fn apply(&self, limits: &Limits, removed: Removed) -> Result<Vec<Change>, ConfigError> {
+        limits.iter().try_for_each(|(name, _)| check_name(name))?;
         let observers = self.observers_of_added(limits);
         let mut by_name = lock(&self.by_name);
         let missing = by_name.keys().filter(|name| limits.get(name).is_none());

@@ -1,10 +1,15 @@
 //! Limits by name, as a configuration file contains them: an algorithm and a quota each. It makes
 //! no limiters.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, btree_map},
+    iter,
+};
+
+use serde::Serialize;
 
 use crate::{
-    algorithm::{Algorithm, Params, Refill},
+    algorithm::{Algorithm, Params},
     limiter::{Limiter, check_name},
     quota::{ConfigError, Quota},
     store::Store,
@@ -31,13 +36,17 @@ use crate::{
 /// | field | used by | value |
 /// |---|---|---|
 /// | `algorithm` | all limits | a [name](Algorithm::name), such as `"token-bucket"` |
-/// | `quota` | all limits | a [`Quota`]: `"10/s"`, `"5/10s"`; for a bucket also `"10/s burst 20"` |
+/// | `quota` | all limits | a [`Quota`]: `"10/s"`, `"5/10s"`; for a bucket also `"10/s burst 20"`; for concurrency `"10 concurrent"` |
 /// | `buckets` | sliding window | 1 to 100, 1 by default |
 /// | `refill` | token bucket | `"continuous"` (the default) or `"interval"` |
 /// | `overdraft` | token bucket | the tokens that a request may spend in advance, 0 by default |
 ///
 /// The names are `"fixed-window"`, `"sliding-window"`, `"sliding-log"`, `"token-bucket"` (a good
-/// default) and `"leaky-bucket"`. See [`Algorithm`] for their meaning and for the settings.
+/// default), `"leaky-bucket"` and `"concurrency"`. See [`Algorithm`] for their meaning and for the
+/// settings.
+///
+/// Limits are also collected from an iterator of names and limits. The names are then checked by
+/// [`limiters`](Limits::limiters) and [`Limiters::reload`](super::Limiters::reload).
 ///
 /// # Errors
 ///
@@ -95,7 +104,7 @@ use crate::{
 /// quota "10/fortnight": the unit "fortnight" is unknown; use us, ms, s, min, h, day or week
 /// "#);
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits(pub(super) BTreeMap<String, Limit>);
 
 impl Limits {
@@ -117,11 +126,51 @@ impl Limits {
 
     /// Returns the limits with their names, in the order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Limit)> {
-        self.0.iter().map(|(name, limit)| (name.as_str(), *limit))
+        self.into_iter()
+    }
+}
+
+/// Collects limits with their names; of two limits of one name, the last one. The names are checked
+/// when the limiters are made.
+impl<N: Into<String>> FromIterator<(N, Limit)> for Limits {
+    fn from_iter<I: IntoIterator<Item = (N, Limit)>>(limits: I) -> Self {
+        Self(limits.into_iter().map(|(name, limit)| (name.into(), limit)).collect())
+    }
+}
+
+/// Adds limits, which replace those of the same names. The names are checked when the limiters are
+/// made.
+impl<N: Into<String>> Extend<(N, Limit)> for Limits {
+    fn extend<I: IntoIterator<Item = (N, Limit)>>(&mut self, limits: I) {
+        self.0.extend(limits.into_iter().map(|(name, limit)| (name.into(), limit)));
+    }
+}
+
+/// Returns the limits with their names, in the order of the names.
+impl IntoIterator for Limits {
+    type Item = (String, Limit);
+    type IntoIter = btree_map::IntoIter<String, Limit>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+type Entry<'a> = (&'a String, &'a Limit);
+
+/// Returns the limits with their names, in the order of the names.
+impl<'a> IntoIterator for &'a Limits {
+    type Item = (&'a str, Limit);
+    type IntoIter = iter::Map<btree_map::Iter<'a, String, Limit>, fn(Entry<'a>) -> Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter().map(|(name, limit)| (name, *limit))
     }
 }
 
 /// One limit of a configuration file: an algorithm and a quota that fits it.
+///
+/// A pair of both can conflict. A `Limit` cannot, so what is made of it needs no other check.
 ///
 /// The fields are those of [`Limits`]. If the names are known in advance, use a struct, so that a
 /// missing limit is an error in the file:
@@ -185,12 +234,5 @@ impl Limit {
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.quota
-    }
-}
-
-pub(super) fn refill_name(refill: Refill) -> &'static str {
-    match refill {
-        Refill::Continuous => "continuous",
-        Refill::Interval => "interval",
     }
 }

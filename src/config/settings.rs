@@ -1,5 +1,7 @@
-//! The fields of one limit in a file, and the check that they do not conflict. It knows no file
-//! format.
+//! The settings of a limit as the fields of a file, and the check that they do not conflict. It
+//! knows no file format.
+
+use serde::{Serialize, Serializer};
 
 use super::limits::Limit;
 use crate::{
@@ -9,58 +11,48 @@ use crate::{
 
 pub(super) const FIELDS: &[&str] = &["algorithm", "quota", "buckets", "refill", "overdraft"];
 
-/// A field of a limit, in the order of [`FIELDS`].
-#[derive(Clone, Copy)]
-pub(super) enum Field {
-    Algorithm,
-    Quota,
-    Buckets,
-    Refill,
-    Overdraft,
-}
-
-impl Field {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Algorithm, Self::Quota, Self::Buckets, Self::Refill, Self::Overdraft];
-
-    pub(super) fn name(self) -> &'static str {
-        FIELDS[self as usize]
-    }
-
-    /// Returns the algorithm with this setting; `None` if all algorithms have it.
-    fn only_of(self) -> Option<Algorithm> {
-        match self {
-            Self::Algorithm | Self::Quota => None,
-            Self::Buckets => Some(Algorithm::sliding_window()),
-            Self::Refill | Self::Overdraft => Some(Algorithm::token_bucket()),
-        }
-    }
-}
-
-/// The fields of a limit that were read so far.
-#[derive(Default)]
+/// The [`FIELDS`] of a limit that were read so far, or that are written.
+#[derive(Default, Serialize)]
 pub(super) struct Settings {
+    #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
     pub(super) algorithm: Option<Algorithm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) quota: Option<Quota>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) buckets: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refill: Option<Refill>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) overdraft: Option<u64>,
 }
 
-impl Settings {
-    pub(super) fn has(&self, field: Field) -> bool {
-        match field {
-            Field::Algorithm => self.algorithm.is_some(),
-            Field::Quota => self.quota.is_some(),
-            Field::Buckets => self.buckets.is_some(),
-            Field::Refill => self.refill.is_some(),
-            Field::Overdraft => self.overdraft.is_some(),
+fn name<S: Serializer>(algorithm: &Option<Algorithm>, serializer: S) -> Result<S::Ok, S::Error> {
+    algorithm.as_ref().map(Algorithm::name).serialize(serializer)
+}
+
+impl From<Algorithm> for Settings {
+    fn from(algorithm: Algorithm) -> Self {
+        let settings = Self { algorithm: Some(algorithm), ..Self::default() };
+        match algorithm {
+            Algorithm::SlidingWindow { buckets } => Self { buckets: Some(buckets), ..settings },
+            Algorithm::TokenBucket { refill, overdraft } => {
+                Self { refill: Some(refill), overdraft: Some(overdraft), ..settings }
+            }
+            _ => settings,
         }
     }
+}
 
+impl From<Limit> for Settings {
+    fn from(limit: Limit) -> Self {
+        Self { quota: Some(limit.quota), ..limit.algorithm.into() }
+    }
+}
+
+impl Settings {
     /// Reports the first error in the fields that were read so far.
     pub(super) fn check(&self) -> Result<(), String> {
-        let algorithm = self.algorithm()?;
+        let algorithm = self.algorithm_so_far()?;
         if let Some(buckets) = self.buckets {
             let any = Quota::per_second(1);
             Limit::try_new(Algorithm::SlidingWindow { buckets }, any).map_err(text)?;
@@ -71,34 +63,49 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the algorithm, if it is known, with its settings so far.
-    fn algorithm(&self) -> Result<Option<Algorithm>, String> {
-        let Some(algorithm) = self.algorithm else { return Ok(None) };
-        for field in Field::ALL.into_iter().filter(|field| self.has(*field)) {
-            if let Some(other) = field.only_of().filter(|other| other.name() != algorithm.name()) {
-                let field = field.name();
-                return Err(format!(
-                    "`{field}` is not a setting of {algorithm}; remove it, or use {other}"
-                ));
-            }
+    pub(super) fn algorithm(&self) -> Result<Algorithm, String> {
+        let missing = "missing field `algorithm`, such as \"token-bucket\"";
+        Ok(self.algorithm_so_far()?.ok_or(missing)?)
+    }
+
+    /// Returns the algorithm, if it is all that the fields contain.
+    pub(super) fn only_algorithm(&self) -> Result<Algorithm, String> {
+        match self.quota {
+            Some(_) => Err("unknown field `quota`: it is no setting of an algorithm".to_owned()),
+            None => self.algorithm(),
         }
-        Ok(Some(match algorithm {
-            Algorithm::SlidingWindow { buckets } => {
-                Algorithm::SlidingWindow { buckets: self.buckets.unwrap_or(buckets) }
-            }
-            Algorithm::TokenBucket { refill, overdraft } => Algorithm::TokenBucket {
-                refill: self.refill.unwrap_or(refill),
-                overdraft: self.overdraft.unwrap_or(overdraft),
-            },
-            algorithm => algorithm,
-        }))
     }
 
     pub(super) fn limit(&self) -> Result<Limit, String> {
-        let algorithm =
-            self.algorithm()?.ok_or("missing field `algorithm`, such as \"token-bucket\"")?;
+        let algorithm = self.algorithm()?;
         let quota = self.quota.ok_or("missing field `quota`, such as \"10/s\"")?;
         Limit::try_new(algorithm, quota).map_err(text)
+    }
+
+    /// Returns the algorithm, if it is known, with its settings so far.
+    fn algorithm_so_far(&self) -> Result<Option<Algorithm>, String> {
+        let Some(mut algorithm) = self.algorithm else { return Ok(None) };
+        let name = algorithm.name();
+        let foreign = |field, other: Algorithm| {
+            Err(format!("`{field}` is not a setting of {name}; remove it, or use {other}"))
+        };
+        match &mut algorithm {
+            Algorithm::SlidingWindow { buckets } => *buckets = self.buckets.unwrap_or(*buckets),
+            _ if self.buckets.is_some() => return foreign("buckets", Algorithm::sliding_window()),
+            _ => {}
+        }
+        match &mut algorithm {
+            Algorithm::TokenBucket { refill, overdraft } => {
+                *refill = self.refill.unwrap_or(*refill);
+                *overdraft = self.overdraft.unwrap_or(*overdraft);
+            }
+            _ if self.refill.is_some() => return foreign("refill", Algorithm::token_bucket()),
+            _ if self.overdraft.is_some() => {
+                return foreign("overdraft", Algorithm::token_bucket());
+            }
+            _ => {}
+        }
+        Ok(Some(algorithm))
     }
 }
 

@@ -8,7 +8,8 @@ use crate::quota::Quota;
 
 /// The state of a key: what a peek returns, and a call that spends, refunds, blocks or unblocks
 /// whatever is left. Of several limits it is the state at the limit that
-/// [binds](Decision::limiter).
+/// [binds](Decision::limiter). With the feature `serde`, it is
+/// [serialized](crate::guide::configuration#results-as-json), with times in milliseconds.
 ///
 /// # Examples
 ///

@@ -16,7 +16,12 @@
 /// A [`MemoryStore`](crate::MemoryStore) does not decide about a new key if all its keys are in
 /// use: see [`WhenFull`](crate::store::WhenFull). `Open` then admits requests with new keys
 /// uncounted, and `Local` and `Wait` reject them, as `Closed` does.
+///
+/// With the feature `serde`, a policy is read and written as `"closed"`, `"wait"`, `"open"` or
+/// `{"local": {"share": 0.25}}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum FailurePolicy {
     /// Rejects the request: 503 and `Retry-After`, or `UNAVAILABLE` for gRPC. A limiter without a
@@ -64,6 +69,7 @@ pub enum FailurePolicy {
     Local {
         /// The fraction of the quota, above 0 and at most 1. With four replicas, 0.25 keeps the sum
         /// within the quota.
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "valid_share"))]
         share: f64,
     },
 }
@@ -86,7 +92,22 @@ impl FailurePolicy {
     #[must_use]
     #[track_caller]
     pub const fn local(share: f64) -> Self {
-        assert!(share > 0.0 && share <= 1.0, "a share must be above 0 and at most 1");
+        assert!(is_share(share), "a share must be above 0 and at most 1");
         Self::Local { share }
+    }
+}
+
+const fn is_share(share: f64) -> bool {
+    share > 0.0 && share <= 1.0
+}
+
+#[cfg(feature = "serde")]
+fn valid_share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let share = serde::Deserialize::deserialize(deserializer)?;
+    match is_share(share) {
+        true => Ok(share),
+        false => Err(serde::de::Error::custom(format_args!(
+            "a share must be above 0 and at most 1, not {share}"
+        ))),
     }
 }

@@ -164,6 +164,11 @@ impl RateLimitLayer {
     /// **Behind a proxy, all clients would share one quota**: there, use
     /// [`new`](RateLimitLayer::new) with [`key::ClientIp`](crate::key::ClientIp).
     ///
+    /// # Panics
+    ///
+    /// If the quota counts [concurrent](Quota::concurrent) units: use
+    /// [`concurrency`](RateLimitLayer::concurrency).
+    ///
     /// # Examples
     ///
     /// ```
@@ -174,6 +179,7 @@ impl RateLimitLayer {
     ///     .route("/", get(|| async { "hello" }))
     ///     .layer(RateLimitLayer::per_ip(Quota::per_second(10).burst(20)));
     /// ```
+    #[track_caller]
     pub fn per_ip(quota: Quota) -> Self {
         let store = MemoryStore::new();
         Self::new(Limiter::new("default", store, Algorithm::token_bucket(), quota), PeerIp)

@@ -53,19 +53,24 @@ pub struct TopDenied {
     since: Mutex<SystemTime>,
 }
 
-/// A key that is denied often.
+/// A key that is denied often. With the feature `serde`, it is
+/// [serialized](crate::guide::configuration#results-as-json).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeniedKey {
     /// The name of the limiter.
     pub limiter: &'static str,
     /// The key.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "text"))]
     pub key: Key<'static>,
     /// The number of denials, or up to `max_error` more.
     pub count: u64,
     /// The most by which `count` can be too large.
     pub max_error: u64,
     /// The time of the last denial, by the clock of the process.
+    #[cfg_attr(feature = "serde", serde(rename = "last_denied_unix_ms"))]
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::time::unix_ms"))]
     pub last_denied: SystemTime,
     /// True if the key was [blocked](crate::Limiter::block) at the last denial, so its quota says
     /// nothing about the denials.
@@ -97,6 +102,7 @@ impl TopDenied {
     ///
     /// If `capacity` is 0.
     #[must_use]
+    #[track_caller]
     pub fn new(capacity: usize) -> Self {
         assert!(capacity > 0, "at least one key must be counted");
         let since = Mutex::new(SystemTime::now());
@@ -223,6 +229,11 @@ impl fmt::Debug for TopDenied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TopDenied").field("capacity", &self.capacity).finish_non_exhaustive()
     }
+}
+
+#[cfg(feature = "serde")]
+fn text<S: serde::Serializer>(key: &Key<'_>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(key.as_str())
 }
 
 #[cfg(test)]

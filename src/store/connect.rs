@@ -48,6 +48,10 @@ use crate::error::StoreError;
 ///
 /// The future can be dropped at any time.
 ///
+/// # Panics
+///
+/// Outside of a tokio runtime with time and I/O, if the store is in Redis.
+///
 /// # Examples
 ///
 /// ```

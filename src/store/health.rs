@@ -3,8 +3,10 @@
 use std::{fmt, sync::Arc, time::SystemTime};
 
 /// The state of a store, without a call to it. The counters start with the store; clones share
-/// them. A store in memory is always [`Ready`](Status::Ready), with counters of 0.
+/// them. A store in memory is always [`Ready`](Status::Ready), with counters of 0. With the feature
+/// `serde`, it is [serialized](crate::guide::configuration#results-as-json).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Health {
     /// What is known about the server, for a page such as `/health`.
@@ -37,8 +39,11 @@ pub struct Health {
     pub recent_failures: u64,
     /// The text of the last error that `timeouts`, `interrupted` and `errors` count. It stays when
     /// Redis answers again.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "text"))]
     pub last_error: Option<Arc<str>>,
     /// The time of `last_error`, by the clock of this process.
+    #[cfg_attr(feature = "serde", serde(rename = "last_error_at_unix_ms"))]
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::time::unix_ms"))]
     pub last_error_at: Option<SystemTime>,
     /// The number of answers from Redis, including errors.
     pub answers: u64,
@@ -65,6 +70,7 @@ pub struct Health {
 /// result is known, which can take some seconds, the status is
 /// [`Unavailable`](Status::Unavailable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Status {
     /// The store decides.
@@ -175,6 +181,11 @@ impl Health {
             outages: 0,
         }
     }
+}
+
+#[cfg(feature = "serde")]
+fn text<S: serde::Serializer>(text: &Option<Arc<str>>, serializer: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&text.as_deref(), serializer)
 }
 
 #[cfg(test)]

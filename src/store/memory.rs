@@ -157,6 +157,7 @@ impl MemoryStore {
     ///
     /// If `max_keys` is 0.
     #[must_use]
+    #[track_caller]
     pub fn with_max_keys(max_keys: usize) -> Self {
         Self::with_clock(max_keys, Clock::new())
     }

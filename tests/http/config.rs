@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tower_ratelimit::{
     Algorithm, MemoryStore, Quota,
     config::{ConfigError, Limit, Limits, Refill},
@@ -205,6 +205,56 @@ const ERRORS: &[(&[Field], &str, &str)] = &[
         "unknown field `max_wait`: it is a setting of the layer",
     ),
     (
+        &[QUOTA, ("algorithm", r#""token_bucket""#)],
+        "algorithm",
+        r#"algorithm "token_bucket": use fixed-window, sliding-window, sliding-log, token-bucket,"#,
+    ),
+    (
+        &[BUCKET, ("quota", r#""10/s/min""#)],
+        "quota",
+        r#"quota "10/s/min": "/min" is unexpected behind the window; write LIMIT/WINDOW or"#,
+    ),
+    (
+        &[BUCKET, ("quota", r#""10/s 100/min""#)],
+        "quota",
+        r#"quota "10/s 100/min": "100/min" is unexpected behind the window; write LIMIT/WINDOW or"#,
+    ),
+    (
+        &[BUCKET, ("quota", r#""-10/s""#)],
+        "quota",
+        r#"quota "-10/s": the limit "-10" is not a whole number; use digits"#,
+    ),
+    (
+        &[BUCKET, ("quota", "-10")],
+        "quota",
+        r#"invalid type: integer `-10`, expected `quota` to be text, such as "10/s""#,
+    ),
+    (
+        &[BUCKET, ("quota", r#"["10/s", "100/min"]"#)],
+        "quota",
+        r#"invalid type: sequence, expected `quota` to be text, such as "10/s""#,
+    ),
+    (
+        &[SLIDING, ("buckets", "4294967296"), QUOTA],
+        "buckets",
+        "invalid value: integer `4294967296`, expected `buckets` to be a number from 1 to 100",
+    ),
+    (
+        &[BUCKET, ("refill", "true"), QUOTA],
+        "refill",
+        r#"invalid type: boolean `true`, expected `refill` to be "continuous" or "interval""#,
+    ),
+    (
+        &[BUCKET, ("overdraft", r#""5""#), QUOTA],
+        "overdraft",
+        r#"invalid type: string "5", expected `overdraft` to be a number of tokens, up to 2^46"#,
+    ),
+    (
+        &[BUCKET, ("Quota", r#""10/s""#)],
+        "Quota",
+        "unknown field `Quota`, expected one of `algorithm`, `quota`, `buckets`, `refill`,",
+    ),
+    (
         &[BUCKET, ("quota", r#""10 concurrent""#)],
         "quota",
         "quota \"10 concurrent\": a token-bucket counts units per window; use the algorithm \
@@ -260,6 +310,25 @@ fn a_missing_field_is_reported_with_the_line_of_its_limit() {
 }
 
 #[test]
+fn a_limit_that_is_no_table_is_reported_with_its_line() {
+    for (value, found) in [
+        ("10", "integer `10`"),
+        ("true", "boolean `true`"),
+        (r#"["10/s"]"#, "sequence"),
+        (r#""token-bucket 10/s""#, r#"string "token-bucket 10/s""#),
+    ] {
+        let complaint =
+            format!("invalid type: {found}, expected a limit, which has `algorithm` and `quota`");
+        let from_toml = toml_error(&format!("[limits]\n\napi = {value}"));
+        let from_json = json_error(&format!("{{\"limits\": {{\n\n\"api\": {value}}}}}"));
+        assert_eq!([from_toml, from_json], [(); 2].map(|()| (3, complaint.clone())));
+    }
+    let (line, message) = toml_error("\nlimits = \"api\"");
+    let complaint = r#"invalid type: string "api", expected limits by name"#;
+    assert_eq!((line, &*message), (2, complaint));
+}
+
+#[test]
 fn a_name_that_is_not_valid_is_reported_with_its_line() {
     let long = "a".repeat(65);
     for name in ["", "a b", "a:b", "caf\u{e9}", &long] {
@@ -283,6 +352,89 @@ fn duplicates_are_errors() {
     let text = format!("{{\"limits\": {{\n{limit},\n{limit}}}}}");
     let complaint = r#"limit "api": two limits have this name; rename one"#;
     assert_eq!(json_error(&text), (3, complaint.to_owned()));
+}
+
+#[test]
+fn a_limit_alone_has_the_lines_of_its_errors() {
+    let text = "algorithm = 'fixed-window'\nquota = '10/s'\nrefill = 'interval'";
+    let error = toml::from_str::<Limit>(text).unwrap_err().to_string();
+    assert!(error.starts_with("TOML parse error at line 3, column 10\n"), "{error}");
+    let text = "{\"algorithm\": \"fixed-window\",\n\"quota\": \"10/s burst 20\"\n}";
+    let error = serde_json::from_str::<Limit>(text).unwrap_err();
+    assert_eq!(error.line(), 2, "{error}");
+}
+
+#[test]
+fn an_algorithm_alone_is_its_name_or_a_table_with_its_settings() {
+    #[derive(Debug, Deserialize, PartialEq, Serialize)]
+    struct Flags {
+        algorithm: Algorithm,
+    }
+    let buckets = Algorithm::sliding_window().buckets(4);
+    let overdraft = Algorithm::token_bucket().overdraft(5);
+    for (algorithm, json) in [
+        (Algorithm::LeakyBucket, r#""leaky-bucket""#),
+        (Algorithm::token_bucket(), r#""token-bucket""#),
+        (buckets, r#"{"algorithm":"sliding-window","buckets":4}"#),
+        (overdraft, r#"{"algorithm":"token-bucket","refill":"continuous","overdraft":5}"#),
+    ] {
+        assert_eq!(serde_json::to_string(&algorithm).unwrap(), json);
+        assert_eq!(serde_json::from_str::<Algorithm>(json).unwrap(), algorithm);
+        let toml = toml::to_string(&Flags { algorithm }).unwrap();
+        assert_eq!(toml::from_str::<Flags>(&toml).unwrap(), Flags { algorithm }, "{toml}");
+    }
+    let sparse = r#"{"algorithm": "token-bucket", "overdraft": 5}"#;
+    assert_eq!(serde_json::from_str::<Algorithm>(sparse).unwrap(), overdraft);
+    for (text, complaint) in [
+        (r#""token_bucket""#, r#"algorithm "token_bucket": use fixed-window, sliding-window,"#),
+        ("4", "invalid type: integer `4`, expected an algorithm, such as \"token-bucket\", or a"),
+        ("{}", "missing field `algorithm`, such as \"token-bucket\""),
+        (
+            r#"{"algorithm": "leaky-bucket", "buckets": 4}"#,
+            "`buckets` is not a setting of leaky-bucket; remove it, or use sliding-window",
+        ),
+        (
+            r#"{"algorithm": "leaky-bucket", "quota": "10/s"}"#,
+            "unknown field `quota`: it is no setting of an algorithm",
+        ),
+        (r#"{"buckets": 400}"#, "a sliding window has 1 to 100 buckets, not 400"),
+    ] {
+        let error = serde_json::from_str::<Algorithm>(text).unwrap_err();
+        assert!(error.to_string().starts_with(complaint), "{error}");
+        assert_eq!(error.line(), 1, "{error}");
+    }
+}
+
+#[test]
+fn limits_are_collected_extended_and_taken_apart() {
+    let limit = |n| Limit::try_new(Algorithm::FixedWindow, Quota::per_second(n)).unwrap();
+    let mut limits: Limits =
+        [("b", limit(1)), ("a", limit(2)), ("b", limit(3))].into_iter().collect();
+    assert_eq!(limits.iter().collect::<Vec<_>>(), [("a", limit(2)), ("b", limit(3))]);
+    limits.extend([("c".to_owned(), limit(4)), ("a".to_owned(), limit(5))]);
+    let mut names = vec![];
+    for (name, _) in &limits {
+        names.push(name);
+    }
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(limits.iter().collect::<Limits>(), limits);
+    let owned: Vec<(String, Limit)> = limits.clone().into_iter().collect();
+    assert_eq!(owned[0], ("a".to_owned(), limit(5)));
+    assert_eq!(owned.into_iter().collect::<Limits>(), limits);
+}
+
+#[test]
+fn the_names_of_collected_limits_are_checked_before_anything_changes() {
+    let limit = Limit::try_new(Algorithm::FixedWindow, Quota::per_second(1)).unwrap();
+    let limits: Limits = [("a b", limit), ("api", limit)].into_iter().collect();
+    let store = MemoryStore::new();
+    let error = limits.limiters(&store).unwrap_err();
+    assert!(matches!(&error, ConfigError::Name { limiter, .. } if limiter == "a b"), "{error}");
+    let limiters = limits.iter().filter(|(name, _)| *name == "api").collect::<Limits>();
+    let limiters = limiters.limiters(&store).unwrap();
+    let error = limiters.reload(&limits).unwrap_err();
+    assert!(matches!(error, ConfigError::Name { limiter, .. } if limiter == "a b"));
+    assert!(limiters.get("a b").is_err() && limiters.get("api").is_ok());
 }
 
 #[test]
@@ -416,6 +568,8 @@ proptest! {
         for (_, limit) in limits.iter() {
             let json = serde_json::to_string(&limit.quota()).unwrap();
             prop_assert_eq!(serde_json::from_str::<Quota>(&json).unwrap(), limit.quota());
+            let json = serde_json::to_string(&limit.algorithm()).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Algorithm>(&json).unwrap(), limit.algorithm());
         }
     }
 

@@ -871,3 +871,9 @@ fn a_limit_in_memory_needs_no_runtime() {
         assert_eq!(response.unwrap().status(), status);
     }
 }
+
+#[test]
+#[should_panic(expected = "the quota `Quota::concurrent(10)` does not fit `Algorithm::token_buck")]
+fn a_limit_per_address_has_no_quota_of_concurrent_units() {
+    let _ = RateLimitLayer::per_ip(Quota::concurrent(10));
+}

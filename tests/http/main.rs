@@ -17,6 +17,7 @@ mod recipes;
 mod reload;
 mod responses;
 mod rule;
+mod serialize;
 mod service;
 mod settle;
 mod testing;

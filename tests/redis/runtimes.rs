@@ -2,10 +2,12 @@
 //! in one runtime do not depend on others, and work in the background depends on none.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    task::{Context, Waker},
     thread,
     time::Duration,
 };
@@ -16,7 +18,7 @@ use tokio::{
 };
 use tower_ratelimit::{
     Algorithm, Limiter, Permit, Quota, RedisStore,
-    store::{RedisConfig, Status},
+    store::{self, RedisConfig, Status},
 };
 
 use crate::support::{
@@ -269,4 +271,20 @@ fn each_runtime_has_a_connection_and_work_in_the_background_one_more() {
 
 async fn use_store_here(requests: &Limiter) {
     assert!(requests.check("key").await.unwrap().is_allowed());
+}
+
+#[test]
+fn a_call_outside_of_a_runtime_panics_as_documented() {
+    fn panics(call: impl Future + Send + 'static) -> bool {
+        let poll = move || pin!(call).poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        thread::spawn(poll).join().is_err()
+    }
+
+    let server = RedisServer::start();
+    let store = RedisStore::lazy(&server.url()).unwrap();
+    let mut scan = store.scan_all();
+    assert!(panics(async move { scan.next().await.is_ok() }));
+    assert!(panics(async move { store.ping().await.is_ok() }));
+    let url = server.url();
+    assert!(panics(async move { store::connect(&url).await.is_ok() }));
 }

@@ -109,6 +109,7 @@ impl ClientIp {
     ///
     /// If `bits` is above 128.
     #[must_use]
+    #[track_caller]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
         assert!(bits <= 128, "an IPv6 prefix has at most 128 bits, not {bits}");
         Self { ipv6_prefix: bits, ..self }

@@ -62,6 +62,8 @@
 /// * Count IPv6 addresses by network, as [`key::PeerIp`](struct@crate::key::PeerIp) does, and authenticate
 ///   other keys before they are counted.
 ///
+/// With the feature `serde`, it is read and written as `"reject_new_keys"` or `"evict_soonest"`.
+///
 /// # Examples
 ///
 /// ```
@@ -71,6 +73,8 @@
 /// store.set_when_full(WhenFull::EvictSoonest);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum WhenFull {
     /// Returns [`ErrorKind::Full`](crate::store::ErrorKind::Full) for the new key. The

@@ -427,6 +427,7 @@ impl RedisConfig {
     ///
     /// If the prefix contains a `{`, which would determine the slots in a cluster.
     #[must_use]
+    #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
         // Braces would determine the slot of a key.
         assert!(!prefix.contains('{'), "the prefix {prefix:?} contains a '{{'");
@@ -459,6 +460,7 @@ impl RedisConfig {
     /// # }
     /// ```
     #[must_use]
+    #[track_caller]
     pub fn script_header(self, line: &str) -> Self {
         assert!(!line.is_empty() && !line.contains(['\n', '\r']), "{line:?} is not one line");
         self.with(|it| it.script_header = Some(line.to_owned()))
@@ -472,6 +474,7 @@ impl RedisConfig {
     ///
     /// If `connections` is 0.
     #[must_use]
+    #[track_caller]
     pub fn connections(self, connections: usize) -> Self {
         assert!(connections > 0, "a store needs at least one connection to each server");
         self.with(|it| it.connections = connections)

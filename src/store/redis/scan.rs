@@ -69,6 +69,10 @@ impl KeyScan {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time; the next call repeats the step.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time and I/O.
     // Not an iterator: a step needs the answer of a server.
     #[allow(clippy::should_implement_trait)]
     pub async fn next(&mut self) -> Result<Option<Vec<Key<'static>>>, StoreError> {
@@ -88,6 +92,10 @@ impl KeyScan {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time; the next call repeats the step.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time and I/O.
     pub async fn next_names(&mut self) -> Result<Option<Vec<String>>, StoreError> {
         let names = self.names().await?.map(|names| {
             let names = names.into_iter().filter(|it| key_in(it, self.head.as_deref()).is_some());

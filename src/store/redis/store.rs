@@ -196,6 +196,10 @@ impl RedisStore {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time and I/O.
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let store = Self::lazy(url)?;
         store.ping().await?;
@@ -250,6 +254,10 @@ impl RedisStore {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time and I/O.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
         let Backend { client, monitor, .. } = &*self.backend;
