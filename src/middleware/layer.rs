@@ -158,8 +158,8 @@ impl RateLimitLayer {
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
     /// The limiter is a token bucket over a new [`MemoryStore`], named `default`. Its key,
-    /// [`key::PeerIp`](struct@crate::key::PeerIp), needs the address of the peer: with axum 0.8, serve the
-    /// router with `into_make_service_with_connect_info::<SocketAddr>()`.
+    /// [`key::PeerIp`](struct@crate::key::PeerIp), needs the address of the peer: with axum 0.8,
+    /// serve the router with `into_make_service_with_connect_info::<SocketAddr>()`.
     ///
     /// **Behind a proxy, all clients would share one quota**: there, use
     /// [`new`](RateLimitLayer::new) with [`key::ClientIp`](crate::key::ClientIp).

@@ -65,11 +65,11 @@ pub enum Headers {
     /// the limit of that denial. In a cluster, a denial reports only the limits of the key that
     /// denies.
     Draft11All,
-    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the versions of that draft up
-    /// to 06: the limit, the remaining units, and the seconds until the key is in its initial state.
-    /// With a burst above the limit per window, the limit is that burst, so that it is never below
-    /// the remaining units. If layers are stacked, the headers are those of the layer with the least
-    /// remaining. A limit on [concurrency](crate::Algorithm::Concurrency) has no reset.
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the versions of that draft
+    /// up to 06: the limit, the remaining units, and the seconds until the key is in its initial
+    /// state. With a burst above the limit per window, the limit is that burst, so that it is never
+    /// below the remaining units. If layers are stacked, the headers are those of the layer with
+    /// the least remaining. A limit on [concurrency](crate::Algorithm::Concurrency) has no reset.
     Draft06,
     /// The same three headers as `X-RateLimit-*`, which many APIs send.
     XRateLimit,
