@@ -251,8 +251,8 @@ impl Algorithm {
         Self::SlidingWindow { buckets: 1 }
     }
 
-    /// Returns a [token bucket](Algorithm::TokenBucket) with continuous [refill](Self::refill) and no
-    /// [overdraft](Self::overdraft).
+    /// Returns a [token bucket](Algorithm::TokenBucket) with continuous [refill](Self::refill) and
+    /// no [overdraft](Self::overdraft).
     #[must_use]
     pub const fn token_bucket() -> Self {
         Self::TokenBucket { refill: Refill::Continuous, overdraft: 0 }

@@ -84,6 +84,9 @@
 //! | [`observe`] | events, metrics, the keys that are denied most |
 //! | [`redisson`] | a limiter that Java services share |
 //!
+//! Import the items by name: with `use tower_ratelimit::*`, the module `config` hides the crate
+//! `config`.
+//!
 //! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
 //! works](guide::how_it_works), [choosing an algorithm](guide::algorithms),
 //! [recipes](guide::recipes), [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),

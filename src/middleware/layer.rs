@@ -158,8 +158,8 @@ impl RateLimitLayer {
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
     /// The limiter is a token bucket over a new [`MemoryStore`], named `default`. Its key,
-    /// [`key::PeerIp`](struct@crate::key::PeerIp), needs the address of the peer: with axum 0.8, serve the
-    /// router with `into_make_service_with_connect_info::<SocketAddr>()`.
+    /// [`key::PeerIp`](struct@crate::key::PeerIp), needs the address of the peer: with axum 0.8,
+    /// serve the router with `into_make_service_with_connect_info::<SocketAddr>()`.
     ///
     /// **Behind a proxy, all clients would share one quota**: there, use
     /// [`new`](RateLimitLayer::new) with [`key::ClientIp`](crate::key::ClientIp).
@@ -255,7 +255,8 @@ impl RateLimitLayer {
     }
 
     /// Sets the headers that report the state of the quota to clients. The default is
-    /// [`Headers::RateLimit`]. If the list is empty, there is no `Retry-After` either.
+    /// [`Headers::Draft11`]; that of a later version can be a later draft. If the list is empty,
+    /// there is no `Retry-After` either.
     ///
     /// # Examples
     ///
@@ -267,7 +268,7 @@ impl RateLimitLayer {
     /// # let quota = Quota::per_second(10);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
-    ///     .headers([Headers::RateLimit, Headers::XRateLimitEpoch]);
+    ///     .headers([Headers::Draft11, Headers::XRateLimitEpoch]);
     /// let silent = layer.clone().headers([]);
     /// # let _ = silent;
     /// ```
@@ -662,8 +663,46 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// Sets the cost of requests. The default is 1. To set another cost for some limits, or to
     /// reject a request, use a [`Rule`].
     ///
+    /// In a layer with a rule, it is the cost of those limits for which the
+    /// [`Charge`](crate::Charge) says none. A limit for which the rule says a cost or an
+    /// [estimate](crate::Charge::estimate) keeps that one: this setting has no effect on it.
+    ///
     /// A request with a cost of 0 proceeds without being counted. If a rule sets a cost of 0 for
     /// one of several limits, the others are charged.
+    ///
+    /// # Examples
+    ///
+    /// The cost of the layer is for the tokens; the rule says that a request is one request:
+    ///
+    /// ```
+    /// use http::{Request, Response, request::Parts};
+    /// use std::convert::Infallible;
+    /// use tower::{Layer, ServiceExt, service_fn};
+    /// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let limiter = |name, quota| {
+    /// #     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
+    /// # };
+    /// let requests = limiter("requests", Quota::per_hour(60));
+    /// let tokens = limiter("tokens", Quota::per_hour(100_000));
+    /// let rule = {
+    ///     let (requests, tokens) = (requests.clone(), tokens.clone());
+    ///     move |_: &Parts| Ok(Charge::new_n(&requests, "alice", 1).also(&tokens))
+    /// };
+    /// let layer = RateLimitLayer::by_rule(rule).cost(|_: &Parts| 500);
+    ///
+    /// let service = layer.layer(service_fn(async |_: Request<String>| {
+    ///     Ok::<_, Infallible>(Response::new(String::from("42")))
+    /// }));
+    /// service.oneshot(Request::new(String::from("What is 6 x 7?"))).await?;
+    /// assert_eq!(requests.peek("alice").await?.remaining(), 59);
+    /// assert_eq!(tokens.peek("alice").await?.remaining(), 99_500);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn cost(self, cost: impl Fn(&P::Head) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|shared| shared.protocol.pricing_mut().set_cost(cost))
     }

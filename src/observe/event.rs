@@ -130,8 +130,8 @@ pub enum Event<'a> {
         /// The error, with its sources and its [kind](StoreError::kind).
         error: &'a StoreError,
     },
-    /// This process [blocked](crate::Limiter::block) a key. There is no event if the call failed, or
-    /// if its future was dropped before the answer.
+    /// This process [blocked](crate::Limiter::block) a key. There is no event if the call failed,
+    /// or if its future was dropped before the answer.
     #[non_exhaustive]
     Blocked {
         /// The name of the limiter.

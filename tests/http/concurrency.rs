@@ -138,7 +138,7 @@ async fn is_pending<F: Future + Unpin>(future: &mut F) -> bool {
 #[tokio::test]
 async fn a_rejection_says_that_the_time_is_unknown() {
     let limiter = concurrency(2);
-    let dialects = [Headers::RateLimit, Headers::XRateLimit];
+    let dialects = [Headers::Draft11, Headers::XRateLimit];
     let service = layer(&limiter).headers(dialects).layer(support::counting(&Arc::default()));
     let permits = [hold(&limiter).await, hold(&limiter).await];
     let rejected = service.clone().oneshot(get(&[])).await.unwrap();

@@ -341,8 +341,8 @@ async fn a_status_shows_the_quota_only_if_the_headers_show_it() {
     ] {
         let layer = RateLimitLayer::new(limiter, |_: &Parts| "global");
         for (headers, description) in [
-            (&[Headers::RateLimit][..], quota),
-            (&[Headers::Triple, Headers::RateLimitAll], quota),
+            (&[Headers::Draft11][..], quota),
+            (&[Headers::Draft06, Headers::Draft11All], quota),
             (&[Headers::XRateLimit], title),
             (&[Headers::RetryAfter], title),
             (&[], title),

@@ -450,7 +450,7 @@ async fn the_decision_is_in_the_extensions_if_it_is_switched_on() {
 #[tokio::test(start_paused = true)]
 async fn the_older_headers_can_be_chosen() {
     let quota = Quota::per_minute(6).burst(2);
-    let both = [Headers::Triple, Headers::XRateLimitEpoch];
+    let both = [Headers::Draft06, Headers::XRateLimitEpoch];
     let layer = RateLimitLayer::new(in_memory(quota), key::Global).headers(both);
     for (status, remaining, reset) in [(200, "1", "10"), (200, "0", "20"), (429, "0", "20")] {
         let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
@@ -488,7 +488,7 @@ async fn the_older_headers_can_be_chosen() {
     }
 
     // Of stacked layers, the one with fewer remaining units reports.
-    let delta = [Headers::RateLimit, Headers::XRateLimit];
+    let delta = [Headers::Draft11, Headers::XRateLimit];
     let outer = |quota| RateLimitLayer::new(in_memory(quota), key::Global).headers(delta);
     for (one, other) in [(9, 5), (5, 9)] {
         let inner = outer(Quota::per_hour(one)).layer(counting(&Arc::default()));
@@ -588,7 +588,7 @@ fn lists_both(store: impl Store + Clone) -> RateLimitLayer {
         let user = head.headers["user"].to_str().unwrap();
         Ok(Charge::new(&all, "all").and(Charge::new(&client, user)))
     });
-    layer.headers([Headers::RateLimitAll])
+    layer.headers([Headers::Draft11All])
 }
 
 #[tokio::test(start_paused = true)]

@@ -160,8 +160,8 @@ fn a_block_is_at_most_an_hour_or_as_long_as_it_is_set() {
 /// The headers of this crate.
 #[tokio::test(start_paused = true)]
 async fn the_headers_of_a_layer_are_read_as_they_are_meant() {
-    use tower_ratelimit::layer::Headers::{RateLimit, Triple, XRateLimit, XRateLimitEpoch};
-    for dialect in [RateLimit, Triple, XRateLimit, XRateLimitEpoch] {
+    use tower_ratelimit::layer::Headers::{Draft06, Draft11, XRateLimit, XRateLimitEpoch};
+    for dialect in [Draft11, Draft06, XRateLimit, XRateLimitEpoch] {
         let layer = RateLimitLayer::new(in_memory(Quota::per_minute(2)), key::Global);
         let service = layer.headers([dialect]).layer(counting(&Default::default()));
         let mut states = vec![];

@@ -48,7 +48,7 @@ async fn a_mapped_rejection_can_be_the_response_of_axum() {
         let error = json!({"error": "busy", "retry": rejection.retry_after_secs()});
         (response.status(), Json(error)).into_response()
     });
-    let both = [Headers::RateLimit, Headers::XRateLimit];
+    let both = [Headers::Draft11, Headers::XRateLimit];
     let response = send(&layer.clone().headers(both), get(&[])).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(header(&response, "content-type"), ["application/json"]);

@@ -461,7 +461,7 @@ async fn the_headers_report_all_policies_and_when_the_binding_one_has_more() {
 async fn the_older_headers_report_the_binding_limit() {
     let limits =
         in_memory([("hour", WINDOW, Quota::per_hour(3)), ("minute", WINDOW, Quota::per_minute(2))]);
-    let kinds = [Headers::Triple, Headers::XRateLimit];
+    let kinds = [Headers::Draft06, Headers::XRateLimit];
     let layer = for_user_twice(&limits).headers(kinds);
     for (seconds, status, limit, remaining, reset) in [
         (0, 200, "2", "1", "60"),
@@ -488,7 +488,7 @@ async fn stacked_layers_with_several_limits_add_up() {
     let outer = in_memory([("a", WINDOW, Quota::per_minute(9)), ("b", WINDOW, Quota::per_hour(2))]);
     let inner =
         in_memory([("c", WINDOW, Quota::per_second(1)), ("d", WINDOW, Quota::per_minute(5))]);
-    let headers = [Headers::RateLimit, Headers::Triple];
+    let headers = [Headers::Draft11, Headers::Draft06];
     let service = for_user_twice(&outer)
         .headers(headers)
         .layer(for_user_and_all(&inner).headers(headers).layer(counting(&Arc::default())));

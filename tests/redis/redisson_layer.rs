@@ -78,8 +78,8 @@ async fn a_header_reports_no_number_of_more_than_15_digits() {
         let limiter = RateLimiter::new(store(&server).await, name).label("api");
         assert!(limiter.try_set_rate(RateLimiterConfig::overall(rate, 100 * YEAR)).await.unwrap());
         let layer = RateLimitLayer::new(&limiter, key::Global).extensions(true).headers([
-            Headers::RateLimit,
-            Headers::Triple,
+            Headers::Draft11,
+            Headers::Draft06,
             Headers::XRateLimit,
         ]);
         let response = send(&layer, get(&[])).await;

@@ -29,18 +29,18 @@ pub enum ProxyHeader {
 
 /// The address of the client behind trusted proxies. Clients cannot forge it.
 ///
-/// The peer of the connection, found as by [`PeerIp`](struct@super::PeerIp), is the client if it is not a
-/// trusted proxy. If the peer is a trusted proxy, the header is searched from the right: the first
-/// address that is not trusted belongs to the client. Entries left of it are ignored, because a
-/// client can forge them.
+/// The peer of the connection, found as by [`PeerIp`](struct@super::PeerIp), is the client if it is
+/// not a trusted proxy. If the peer is a trusted proxy, the header is searched from the right: the
+/// first address that is not trusted belongs to the client. Entries left of it are ignored, because
+/// a client can forge them.
 ///
 /// An entry that is not an address ends the search: the trusted proxy to its right counts as the
 /// client. If all entries are trusted, the leftmost one counts; without the header, the peer.
 /// Entries can have ports and brackets.
 ///
 /// IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64, 6to4 and Teredo
-/// make the same key as with [`PeerIp`](struct@super::PeerIp). A proxy with one of those addresses is
-/// trusted only if a network contains the IPv6 address; its IPv4 address is not compared.
+/// make the same key as with [`PeerIp`](struct@super::PeerIp). A proxy with one of those addresses
+/// is trusted only if a network contains the IPv6 address; its IPv4 address is not compared.
 ///
 /// `Forwarded` is read from its end by the grammar of RFC 7239. The search also ends at a malformed
 /// element, at an element without a `for`, and at one with two of them. An element of a proxy is

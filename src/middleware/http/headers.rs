@@ -55,28 +55,27 @@ const X_TRIPLE: Triple = [
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Headers {
-    /// `RateLimit` and `RateLimit-Policy` of the current IETF draft, which is
-    /// draft-ietf-httpapi-ratelimit-headers-11. A later version of this crate can write them as a
-    /// later draft says.
+    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. A later draft
+    /// gets a variant of its own.
     ///
     /// Stacked layers add their headers side by side. The policy contains the limit per window:
     /// with a burst above it, more units can remain. A limit on
     /// [concurrency](crate::Algorithm::Concurrency) has the unit `concurrent-requests` instead of a
     /// window.
-    RateLimit,
+    Draft11,
     /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
     /// see [`Charge`]. `RateLimit` reports the limit that binds.
     ///
     /// If the process [remembers](crate::store::Source::Cached) a denial, the response reports only
     /// the limit of that denial. In a cluster, a denial reports only the limits of the key that
     /// denies.
-    RateLimitAll,
-    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the drafts up to 06: the
-    /// limit, the remaining units, and the seconds until the key is in its initial state. With a
-    /// burst above the limit per window, the limit is that burst, so that it is never below the
-    /// remaining units. If layers are stacked, the headers are those of the layer with the least
-    /// remaining. A limit on [concurrency](crate::Algorithm::Concurrency) has no reset.
-    Triple,
+    Draft11All,
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the versions of that draft
+    /// up to 06: the limit, the remaining units, and the seconds until the key is in its initial
+    /// state. With a burst above the limit per window, the limit is that burst, so that it is never
+    /// below the remaining units. If layers are stacked, the headers are those of the layer with
+    /// the least remaining. A limit on [concurrency](crate::Algorithm::Concurrency) has no reset.
+    Draft06,
     /// The same three headers as `X-RateLimit-*`, which many APIs send.
     XRateLimit,
     /// The same as [`XRateLimit`](Self::XRateLimit), with another `X-RateLimit-Reset`: the instant
@@ -90,16 +89,16 @@ impl Headers {
     /// Writes the headers of a dialect. A new dialect needs a variant above and an arm here.
     fn write(self, headers: &mut HeaderMap, report: &Report<'_>) {
         match self {
-            Self::RateLimit => {
+            Self::Draft11 => {
                 report.append_policies(headers);
                 report.append_binding(headers);
             }
-            Self::RateLimitAll => {
+            Self::Draft11All => {
                 report.append_policies(headers);
                 report.append_binding(headers);
                 report.append_others(headers);
             }
-            Self::Triple => insert_triple(headers, &TRIPLE, Reset::Delta, report),
+            Self::Draft06 => insert_triple(headers, &TRIPLE, Reset::Delta, report),
             Self::XRateLimit => insert_triple(headers, &X_TRIPLE, Reset::Delta, report),
             Self::XRateLimitEpoch => insert_triple(headers, &X_TRIPLE, Reset::Epoch, report),
             Self::RetryAfter => {} // the rejection writes it
@@ -196,7 +195,7 @@ impl HeaderWriter {
         let policy =
             limiter.and_then(|it| it.quota().map(|quota| (quota, policy(it.name(), quota))));
         let mut writer = Self { dialects: Box::default(), policy, denial: None };
-        writer.set_dialects([Headers::RateLimit]);
+        writer.set_dialects([Headers::Draft11]);
         writer
     }
 
@@ -204,7 +203,7 @@ impl HeaderWriter {
         self.dialects = dialects.into_iter().collect();
         self.denial = match (&*self.dialects, &self.policy) {
             ([], _) => Some(denial_without_dialects()),
-            ([Headers::RateLimit], Some((_, policy))) => Some(denial(policy.clone())),
+            ([Headers::Draft11], Some((_, policy))) => Some(denial(policy.clone())),
             _ => None,
         };
     }
@@ -386,7 +385,7 @@ mod tests {
         let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
         let decisions = [(); 2].map(|()| limiter.check("alice").now().unwrap());
         let rejection = Rejection::Denied(decisions[1].clone());
-        for dialects in [&[][..], &[Headers::RateLimit]] {
+        for dialects in [&[][..], &[Headers::Draft11]] {
             let mut writer = HeaderWriter::new(Some(&(&limiter).into_limiter()));
             writer.set_dialects(dialects.iter().copied());
             let prepared = writer.for_denial(&decisions[1]).unwrap();
