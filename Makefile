@@ -54,7 +54,7 @@ test-properties: redis-server
 	HISTORIES=100000 cargo test -p tower-ratelimit --all-features --lib hold_histories
 
 # Those that change the library; the others only add dependencies to one of them.
-FEATURES = axum cpu-counter metrics redis redisson serde tls-rustls-no-provider tls-rustls tracing uuid
+FEATURES = axum cpu-counter metrics redis redis-1 redisson serde tls-rustls-no-provider tls-rustls tracing uuid
 
 lint: msrv long-lines
 	cargo fmt --all --check

@@ -283,8 +283,8 @@ impl RedisConfig {
         self.with(|it| it.database = Some(database.into()))
     }
 
-    /// Connects to the servers by TLS, even if the URL begins with `redis://`, and trusts only these
-    /// root certificates, one or more in PEM format.
+    /// Connects to the servers by TLS, even if the URL begins with `redis://`, and trusts only
+    /// these root certificates, one or more in PEM format.
     ///
     /// Without this setting, connections to `rediss://` URLs trust the root certificates of the
     /// system, and with the feature `tls-rustls-webpki-roots` also those of the crate
