@@ -427,6 +427,13 @@ async fn each_open_connection_renews_its_token_and_a_new_connection_gets_another
     }
     let _ = limiter.check("key").await.unwrap();
     assert!(count(None) > logins);
+    drop(limiter);
+    load::until("the connections end with the store", async || {
+        let mut admin = server.connection();
+        let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut admin).unwrap();
+        !clients.contains("user=limiter")
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -23,8 +23,8 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 
 /// The settings of a [`RedisStore`](crate::RedisStore): the addresses of Redis, which are one
-/// server, a master behind Sentinels, or a cluster; the login; the deadline, and what the process
-/// remembers.
+/// server, a master behind Sentinels, or a cluster; the login; certificates; the deadline, and what
+/// the process remembers.
 ///
 /// A URL has most of them as parameters: see [`store::connect`](crate::store::connect).
 ///
