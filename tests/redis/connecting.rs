@@ -409,8 +409,8 @@ async fn each_open_connection_renews_its_token_and_a_new_connection_gets_another
         seen.lock().unwrap().push(known);
         async move { Ok(Credentials::new("limiter", token)) }
     };
-    let config = support::config(&server.url()).credentials_provider(provider);
-    let store = RedisStore::new(config).unwrap();
+    let config = support::config(&server.url()).deadline(Duration::from_secs(5));
+    let store = RedisStore::new(config.credentials_provider(provider)).unwrap();
     let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(100));
     let count = |token: Option<&str>| {
         let known = token.map(|token| Credentials::new("limiter", token));
