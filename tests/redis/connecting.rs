@@ -409,8 +409,8 @@ async fn each_open_connection_renews_its_token_and_a_new_connection_gets_another
         seen.lock().unwrap().push(known);
         async move { Ok(Credentials::new("limiter", token)) }
     };
-    let config = support::config(&server.url()).credentials_provider(provider);
-    let store = RedisStore::new(config).unwrap();
+    let config = support::config(&server.url()).deadline(Duration::from_secs(5));
+    let store = RedisStore::new(config.credentials_provider(provider)).unwrap();
     let limiter = Limiter::new("default", store, Algorithm::FixedWindow, Quota::per_hour(100));
     let count = |token: Option<&str>| {
         let known = token.map(|token| Credentials::new("limiter", token));
@@ -427,6 +427,13 @@ async fn each_open_connection_renews_its_token_and_a_new_connection_gets_another
     }
     let _ = limiter.check("key").await.unwrap();
     assert!(count(None) > logins);
+    drop(limiter);
+    load::until("the connections end with the store", async || {
+        let mut admin = server.connection();
+        let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut admin).unwrap();
+        !clients.contains("user=limiter")
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -23,8 +23,8 @@ const DEFAULT_PREFIX: &str = "ratelimit";
 const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 
 /// The settings of a [`RedisStore`](crate::RedisStore): the addresses of Redis, which are one
-/// server, a master behind Sentinels, or a cluster; the login; the deadline, and what the process
-/// remembers.
+/// server, a master behind Sentinels, or a cluster; the login; certificates; the deadline, and what
+/// the process remembers.
 ///
 /// A URL has most of them as parameters: see [`store::connect`](crate::store::connect).
 ///
@@ -283,8 +283,8 @@ impl RedisConfig {
         self.with(|it| it.database = Some(database.into()))
     }
 
-    /// Connects to the servers by TLS, even if the URL begins with `redis://`, and trusts only these
-    /// root certificates, one or more in PEM format.
+    /// Connects to the servers by TLS, even if the URL begins with `redis://`, and trusts only
+    /// these root certificates, one or more in PEM format.
     ///
     /// Without this setting, connections to `rediss://` URLs trust the root certificates of the
     /// system, and with the feature `tls-rustls-webpki-roots` also those of the crate

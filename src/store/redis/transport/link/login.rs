@@ -130,13 +130,15 @@ pub(crate) fn erased(provider: impl CredentialsProvider) -> DynProvider {
     })
 }
 
+/// Called with the name of a server whose open connection keeps its old login. The error is the
+/// error of the provider; without one, the server has rejected the credentials.
+type OnFailure = dyn Fn(&str, Option<&(dyn Error + 'static)>) + Send + Sync;
+
 /// The logins of all connections to a server.
 #[derive(Clone)]
 pub(crate) struct Logins {
     pub(crate) provider: DynProvider,
-    /// Called with the name of a server whose open connection keeps its old login. The error is
-    /// the error of the provider; without one, the server has rejected the credentials.
-    pub(crate) on_failure: Arc<dyn Fn(&str, Option<&(dyn Error + 'static)>) + Send + Sync>,
+    pub(crate) on_failure: Arc<OnFailure>,
 }
 
 impl Logins {
