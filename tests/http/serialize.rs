@@ -43,9 +43,9 @@ fn settings_are_read_as_they_are_written() {
         assert_form(when_full, &json!(form));
     }
     for (headers, form) in [
-        (Headers::Draft11, "rate_limit"),
-        (Headers::Draft11All, "rate_limit_all"),
-        (Headers::Draft06, "triple"),
+        (Headers::Draft11, "draft11"),
+        (Headers::Draft11All, "draft11_all"),
+        (Headers::Draft06, "draft06"),
         (Headers::XRateLimit, "x_rate_limit"),
         (Headers::XRateLimitEpoch, "x_rate_limit_epoch"),
         (Headers::RetryAfter, "retry_after"),

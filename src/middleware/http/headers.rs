@@ -48,7 +48,7 @@ const X_TRIPLE: Triple = [
 /// For a request that has waited, the headers report the units that remained when its instant was
 /// reserved.
 ///
-/// With the feature `serde`, a dialect is read and written by its name, such as `"rate_limit"` or
+/// With the feature `serde`, a dialect is read and written by its name, such as `"draft11"` or
 /// `"x_rate_limit_epoch"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
