@@ -70,8 +70,13 @@ use crate::middleware::rejection::RequestError;
 
 /// An extractor of the key from the head of a request (`H`, for HTTP [`http::request::Parts`]).
 ///
-/// The module [`key`](crate::key) contains extractors, and closures are extractors, too. A tuple of
-/// up to four extractors combines their keys into one: `(key::PeerIp, key::Route)`.
+/// The module [`key`](crate::key) contains extractors. A tuple of up to four extractors combines
+/// their keys into one: `(key::PeerIp, key::Route)`.
+///
+/// A closure over the head is an extractor, too. It returns a [`Key`], text, bytes, an integer, an
+/// address, a [`HeaderValue`](http::HeaderValue), a `Uuid` (feature `uuid`), a tuple of up to four
+/// of them, or an `Option` or `Result<_, RequestError>` of one. With `None` or empty text, the key
+/// is missing. A closure converts other types into one of these.
 ///
 /// # Examples
 ///
