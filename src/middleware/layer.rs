@@ -690,7 +690,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// let tokens = limiter("tokens", Quota::per_hour(100_000));
     /// let rule = {
     ///     let (requests, tokens) = (requests.clone(), tokens.clone());
-    ///     move |_: &Parts| Ok(Charge::new_n(&requests, "alice", 1).also(&tokens))
+    ///     move |_: &Parts| Ok(Charge::new(&requests, "alice").cost(1).also(&tokens))
     /// };
     /// let layer = RateLimitLayer::by_rule(rule).cost(|_: &Parts| 500);
     ///
