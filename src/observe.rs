@@ -2,7 +2,7 @@
 //!
 //! | observer | what it does |
 //! |---|---|
-//! | [`Metrics`], with the feature `metrics` | counts for Prometheus and other systems |
+//! | [`metrics`](fn@metrics), with the feature `metrics` | counts for Prometheus and other systems |
 //! | [`TopDenied`] | lists the keys that are denied most |
 //! | a closure, or a type that implements [`Observer`] | feeds any other system |
 //!
@@ -58,7 +58,7 @@ mod observers;
 mod top_denied;
 
 #[cfg(feature = "metrics")]
-pub use self::metrics::Metrics;
+pub use self::metrics::{metrics, metrics_of};
 pub(crate) use self::observers::{LimiterObservers, Observers};
 pub use self::{
     event::Event,

@@ -21,6 +21,8 @@ use std::{fmt, future, pin::Pin, sync::Arc};
 
 use tokio::time::Instant;
 
+#[cfg(feature = "redis")]
+pub(crate) use self::health::Status;
 pub(crate) use self::names::Name;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::Deadline;
@@ -31,12 +33,12 @@ pub(crate) use self::redis::assert_written;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
-pub use self::redis::{Credentials, CredentialsProvider, KeyScan, RedisConfig, RedisStore};
+pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
 #[cfg(any(test, feature = "redisson"))]
 pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{
     connect::{connect, lazy},
-    health::{Health, Status},
+    health::Health,
     memory::{MemoryStore, WhenFull},
 };
 pub(crate) use self::{
@@ -325,10 +327,10 @@ impl AnyStore {
     /// # Examples
     ///
     /// ```
-    /// use tower_ratelimit::store::{self, Status};
+    /// use tower_ratelimit::store;
     ///
     /// let store = store::lazy("memory:")?;
-    /// assert_eq!(store.health().status, Status::Ready);
+    /// assert_eq!(store.health().status(), "ready");
     /// # Ok::<(), tower_ratelimit::store::StoreError>(())
     /// ```
     #[must_use]

@@ -11,7 +11,7 @@ use axum::{Router, routing::get};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{net::TcpListener, time::sleep};
 use tower_ratelimit::{
-    observe::{Metrics, TopDenied},
+    observe::{self, TopDenied},
     store::AnyStore,
 };
 
@@ -40,7 +40,7 @@ impl Admin {
     }
 
     pub fn observe(&self, store: &AnyStore) {
-        store.add_observer(Arc::new(Metrics::new()));
+        store.add_observer(Arc::new(observe::metrics()));
         store.add_observer(self.denied.clone());
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | key | extractor |
 //! |---|---|
-//! | the address of the peer, or of the client behind proxies | [`PeerIp`](struct@PeerIp), [`ClientIp`] |
+//! | the address of the peer, or of the client behind proxies | [`PeerIp`](PeerIp), [`ClientIp`] |
 //! | an API key or another header, a bearer token, a cookie | [`header()`], [`bearer()`], [`cookie()`] |
 //! | a parameter of the query | [`query()`] |
 //! | the route of axum, with the feature `axum` | `Route` |
@@ -45,7 +45,6 @@ mod global;
 mod header;
 mod into_key;
 mod networks;
-mod peer_ip;
 mod place;
 mod query;
 #[cfg(feature = "axum")]
@@ -57,11 +56,10 @@ pub(crate) use self::into_key::IntoKey;
 pub use self::route::Route;
 pub use self::{
     bearer::bearer,
-    client_ip::{ClientIp, ProxyHeader},
+    client_ip::{ClientIp, PeerIp, ProxyHeader},
     cookie::cookie,
     global::Global,
     header::header,
-    peer_ip::PeerIp,
     query::query,
     value::Value,
 };

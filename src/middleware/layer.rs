@@ -149,7 +149,7 @@ impl RateLimitLayer {
     /// Limits HTTP requests.
     ///
     /// The key extractor is, for example, [`key::header`](crate::key::header()),
-    /// [`key::PeerIp`](struct@crate::key::PeerIp), [`key::Global`](struct@crate::key::Global), a
+    /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](struct@crate::key::Global), a
     /// closure over the head of the request, or a tuple of extractors.
     pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
         Self::of(Http::new(Pricing::by_key(limiter, key)))
@@ -158,7 +158,7 @@ impl RateLimitLayer {
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
     /// The limiter is a token bucket over a new [`MemoryStore`], named `default`. Its key,
-    /// [`key::PeerIp`](struct@crate::key::PeerIp), needs the address of the peer: with axum 0.8,
+    /// [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with axum 0.8,
     /// serve the router with `into_make_service_with_connect_info::<SocketAddr>()`.
     ///
     /// **Behind a proxy, all clients would share one quota**: there, use
@@ -939,11 +939,11 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// use std::sync::Arc;
     /// use http::request::Parts;
     /// use tower_ratelimit::{
-    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, observe::Metrics,
+    ///     Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, observe,
     /// };
     ///
     /// # let quota = Quota::per_second(10);
-    /// let metrics = Arc::new(Metrics::new());
+    /// let metrics = Arc::new(observe::metrics());
     /// let store = MemoryStore::new();
     /// store.add_observer(metrics.clone());
     /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);

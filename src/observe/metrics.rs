@@ -41,7 +41,7 @@ const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 const REASONS: [&str; 7] =
     ["denied", "cost_above_quota", "missing_key", "invalid", "forbidden", "misconfigured", "store"];
 
-/// The observer that counts for the crate [`metrics`](https://docs.rs/metrics), for Prometheus and
+/// Returns an observer that counts for the crate [`metrics`](https://docs.rs/metrics), for Prometheus and
 /// other systems.
 ///
 /// The page on [monitoring](crate::guide::monitoring#metrics) lists the metrics and recommends
@@ -56,13 +56,13 @@ const REASONS: [&str; 7] =
 /// ```
 /// use std::sync::Arc;
 /// use metrics_exporter_prometheus::PrometheusBuilder;
-/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::Metrics};
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let exporter = PrometheusBuilder::new().install_recorder()?;
 /// let store = MemoryStore::new();
-/// store.add_observer(Arc::new(Metrics::new()));
+/// store.add_observer(Arc::new(observe::metrics()));
 /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
 /// limiter.check("alice").await?;
 /// let allowed = r#"decisions_total{limiter="api",outcome="allowed",source="store"} 1"#;
@@ -70,8 +70,20 @@ const REASONS: [&str; 7] =
 /// # Ok(())
 /// # }
 /// ```
+#[must_use]
+pub fn metrics() -> impl Observer {
+    Metrics::default()
+}
+
+/// Returns an observer as [`metrics`] does, whose metrics have a label `store` with this name: for
+/// several stores in one process.
+#[must_use]
+pub fn metrics_of(store: &str) -> impl Observer {
+    Metrics(Arc::new(Shared { store: Some(store.to_owned().into()), ..Shared::default() }))
+}
+
 #[derive(Default)]
-pub struct Metrics(Arc<Shared>);
+struct Metrics(Arc<Shared>);
 
 /// The metrics that are not of one limiter.
 #[derive(Default)]
@@ -126,22 +138,6 @@ struct LimiterHandles {
     /// Those of checks, by [`ErrorKind::ALL`]. Other operations are registered when they fail.
     store_errors: [Counter; ErrorKind::ALL.len()],
     batch_checks: Histogram,
-}
-
-impl Metrics {
-    /// Makes the observer. Its metrics are registered when they are first used.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds the label `store` with this value to each metric. It distinguishes several stores of a
-    /// process that have limiters of the same name.
-    #[must_use]
-    pub fn store(self, name: &str) -> Self {
-        let store = Some(name.to_owned().into());
-        Self(Arc::new(Shared { store, ..Shared::default() }))
-    }
 }
 
 impl Shared {

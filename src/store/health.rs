@@ -3,14 +3,14 @@
 use std::{fmt, sync::Arc, time::SystemTime};
 
 /// The state of a store, without a call to it. The counters start with the store; clones share
-/// them. A store in memory is always [`Ready`](Status::Ready), with counters of 0. With the feature
+/// them. A store in memory is always `ready`, with counters of 0. With the feature
 /// `serde`, it is [serialized](crate::guide::configuration#results-as-json).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Health {
-    /// What is known about the server, for a page such as `/health`.
-    pub status: Status,
+    /// Public as [`status`](Health::status).
+    pub(super) status: Status,
     /// True while decisions are sent to Redis (the circuit is closed). While it is false, decisions
     /// fail immediately, and the store sends one probe at a time until Redis answers again.
     ///
@@ -21,7 +21,7 @@ pub struct Health {
     ///   The probe contains a write command. Errors such as LOADING, BUSY or READONLY do not count.
     ///
     /// Without traffic it stays true, because only failed calls change it; before the first answer,
-    /// [`status`](Health::status) is [`Status::Unknown`]. To test whether Redis answers now, call
+    /// [`status`](Health::status) is `unknown`. To test whether Redis answers now, call
     /// [`ping`](crate::store::AnyStore::ping).
     ///
     /// An error that Redis sends is an answer, for example READONLY: `errors` and `last_error`
@@ -35,7 +35,7 @@ pub struct Health {
     pub consecutive_failures: u32,
     /// The number of calls of limiters that failed in the last minute, to 10 s, including calls
     /// that were not sent, and calls that this process sent or read too late. Above 0 while the
-    /// status is [`Ready`](Status::Ready), some calls fail: for example about one damaged key.
+    /// status is `ready`, some calls fail: for example about one damaged key.
     pub recent_failures: u64,
     /// The text of the last error that `timeouts`, `interrupted` and `errors` count. It stays when
     /// Redis answers again.
@@ -62,44 +62,24 @@ pub struct Health {
     pub outages: u64,
 }
 
-/// The state of a server, by the results of the store's own calls. In a cluster, the status is that
-/// of the node in the worst state. The variants are in order, from the best state to the worst.
-///
-/// When Redis becomes unavailable, the store opens another connection and sends a command that any
-/// server answers at once: so it tells a server that is stopped from one that hangs. Until the
-/// result is known, which can take some seconds, the status is
-/// [`Unavailable`](Status::Unavailable).
+/// The state of a server, as [`Health::status`] describes it. The variants are in order, from the
+/// best state to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Status {
-    /// The store decides.
+pub(crate) enum Status {
     Ready,
-    /// Redis has not answered yet: the store has not been used, or its first calls failed.
     Unknown,
-    /// Redis answers, but rejects decisions, all or some: [`last_error`](Health::last_error) has
-    /// the reason.
     Rejecting,
-    /// Redis does not answer, for another reason than those below.
     Unavailable,
-    /// Redis answers simple commands, but makes no decision in time: it is slow, or paused for
-    /// writes (`CLIENT PAUSE WRITE`).
     Slow,
-    /// Redis rejects the user or the password.
     LoginRejected,
-    /// Redis accepts connections, but does not answer: it hangs, or is paused.
     Silent,
-    /// The address refuses connections: the server is stopped, or the address is wrong.
     Refused,
-    /// No connection can be opened within the time: the host is down, or packets are dropped.
     Unreachable,
 }
 
 impl Status {
-    /// Returns the name: `ready`, `unknown`, `rejecting`, `unavailable`, `slow`, `login_rejected`,
-    /// `silent`, `refused` or `unreachable`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
             Self::Unknown => "unknown",
@@ -164,6 +144,31 @@ impl fmt::Display for Health {
 }
 
 impl Health {
+    /// Returns what is known about the server, by the results of the store's own calls, as a label:
+    ///
+    /// | status | meaning |
+    /// |---|---|
+    /// | `ready` | the store decides |
+    /// | `unknown` | Redis has not answered yet: the store has not been used, or its first calls failed |
+    /// | `rejecting` | Redis answers, but rejects decisions, all or some: [`last_error`](Health::last_error) has the reason |
+    /// | `unavailable` | Redis does not answer, for another reason than those below |
+    /// | `slow` | Redis answers simple commands, but makes no decision in time: it is slow, or paused for writes (`CLIENT PAUSE WRITE`) |
+    /// | `login_rejected` | Redis rejects the user or the password |
+    /// | `silent` | Redis accepts connections, but does not answer: it hangs, or is paused |
+    /// | `refused` | the address refuses connections: the server is stopped, or the address is wrong |
+    /// | `unreachable` | no connection can be opened within the time: the host is down, or packets are dropped |
+    ///
+    /// In a cluster, the status is that of the node in the worst state; the table is in order, from
+    /// the best state to the worst.
+    ///
+    /// When Redis becomes unavailable, the store opens another connection and sends a command that
+    /// any server answers at once: so it tells a server that is stopped from one that hangs. Until
+    /// the result is known, which can take some seconds, the status is `unavailable`.
+    #[must_use]
+    pub fn status(&self) -> &'static str {
+        self.status.as_str()
+    }
+
     /// Returns the state of a store without a server.
     pub(super) fn ready() -> Self {
         Self {

@@ -31,9 +31,4 @@ pub(crate) use self::script_text::assert_written;
 #[cfg(feature = "redisson")]
 pub(crate) use self::transport::Deadline;
 pub(super) use self::transport::{FORMS, scheme_error};
-pub use self::{
-    config::RedisConfig,
-    scan::KeyScan,
-    store::RedisStore,
-    transport::{Credentials, CredentialsProvider},
-};
+pub use self::{config::RedisConfig, scan::KeyScan, store::RedisStore, transport::Credentials};

@@ -54,7 +54,6 @@ implements! {
     store::Health: Clone, Display, Eq, Hash;
     store::KeyState: Clone, Eq, Hash;
     Source: Copy, Display, Eq, Hash;
-    store::Status: Copy, Display, Hash, Ord;
     store::WhenFull: Copy, Default, Eq, Hash;
 }
 
@@ -90,7 +89,6 @@ implements! {
     Reservation: ;
     layer::ResponseBody: Default;
     layer::TokenMeter: layer::Meter;
-    observe::Metrics: Default, observe::Observer;
     observe::TopDenied: observe::Observer;
     store::KeyScan: ;
 }
@@ -99,7 +97,6 @@ implements! {
 implements! {
     key::ClientIp: Clone;
     key::Global: Copy, Default;
-    key::PeerIp: Copy, Default;
     key::Route: Copy, Default;
     key::Value: Clone;
     layer::RateLimit<()>: Clone;

@@ -20,7 +20,7 @@ use tower_ratelimit::{
     config::Limits,
     key::{self, ClientIp, KeyExtractor, ProxyHeader},
     layer::{MissingKey, RequestError},
-    observe::{Event, Metrics, Observer, TopDenied},
+    observe::{self, Event, Observer, TopDenied},
 };
 
 use crate::support::{
@@ -419,7 +419,7 @@ async fn the_metrics_count_what_happened() {
     let handle = recorder.handle();
     let _guard = metrics::set_default_local_recorder(&recorder);
     let store =
-        observed_store(MemoryStore::with_max_keys(10), Arc::new(Metrics::new().store("main")));
+        observed_store(MemoryStore::with_max_keys(10), Arc::new(observe::metrics_of("main")));
     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_hour(1));
     let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
     for _ in 0..3 {

@@ -8,7 +8,7 @@ use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Limiter, MemoryStore, Quota,
     layer::Headers,
     observe::TopDenied,
-    store::{self, Status, WhenFull},
+    store::{self, WhenFull},
 };
 
 /// A value in a table, because TOML has no other values at its top.
@@ -174,7 +174,6 @@ async fn the_keys_that_are_denied_most_and_the_health_are_written_for_a_page() {
 
 #[test]
 fn the_status_of_a_store_is_written_as_its_name() {
-    for status in [Status::Ready, Status::LoginRejected, Status::Unreachable] {
-        assert_eq!(serde_json::to_value(status).unwrap(), json!(status.as_str()));
-    }
+    let health = store::lazy("memory:").unwrap().health();
+    assert_eq!(serde_json::to_value(&health).unwrap()["status"], json!(health.status()));
 }

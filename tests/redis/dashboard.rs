@@ -13,8 +13,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use serde_json::Value;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key, observe::Metrics,
-    store::Status,
+    Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, RedisStore, key, observe,
 };
 
 use crate::support::{counting, get, recorder::observed, server::RedisServer};
@@ -33,7 +32,7 @@ async fn exported() -> BTreeMap<String, BTreeSet<String>> {
         .unwrap()
         .build_recorder();
     let _guard = metrics::set_default_local_recorder(&recorder);
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(observe::metrics());
 
     let store = observed(MemoryStore::new(), metrics.clone());
     let quota = Quota::per_second(50).burst(1);
@@ -293,14 +292,7 @@ fn the_diagnosis_has_the_texts_of_all_warnings_and_states() {
     let source = sources(&src, ".rs");
     let warnings = warnings(&source);
     assert!(warnings.len() >= 9, "{warnings:?}");
-    let states = [
-        Status::Unavailable,
-        Status::Slow,
-        Status::LoginRejected,
-        Status::Silent,
-        Status::Refused,
-        Status::Unreachable,
-    ];
+    let states = ["unavailable", "slow", "login_rejected", "silent", "refused", "unreachable"];
     let states = states.map(|state| state.to_string());
     for text in warnings.into_iter().chain(states.iter().map(|state| &**state)) {
         assert!(page.contains(&format!("`{text}")), "{text:?} is not in the diagnosis");

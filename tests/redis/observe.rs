@@ -18,9 +18,9 @@ use tokio::{
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Key, Limiter, Quota, RateLimitLayer, RedisStore, key,
-    observe::Metrics,
+    observe,
     redisson::{RateLimiter, RateLimiterConfig},
-    store::{Credentials, RedisConfig, Source, Status},
+    store::{Credentials, RedisConfig, Source},
 };
 
 use crate::support::{
@@ -207,11 +207,11 @@ async fn a_missing_key_pattern_is_named_and_no_command_is_blamed() {
 }
 
 /// Uses the store until it knows this about its server.
-async fn until_status(store: &RedisStore, status: Status) {
+async fn until_status(store: &RedisStore, status: &str) {
     let limiter = once_per_hour(store.clone());
     until(&format!("the server is {status:?}"), async || {
         let _ = limiter.check("key").await;
-        store.health().status == status
+        store.health().status() == status
     })
     .await;
 }
@@ -221,16 +221,16 @@ async fn a_stopped_and_a_paused_server_are_told_apart() {
     let (log, _guard) = Log::start(tracing::Level::INFO);
     let mut server = RedisServer::start();
     let store = RedisStore::lazy(&server.url()).unwrap();
-    assert_eq!(store.health().status, Status::Unknown);
-    until_status(&store, Status::Ready).await;
+    assert_eq!(store.health().status(), "unknown");
+    until_status(&store, "ready").await;
     for (number, status, text) in [
-        (1, Status::Refused, "Redis refuses connections"),
-        (2, Status::Silent, "Redis accepts connections, but does not answer"),
-        (3, Status::Slow, "Redis answers, but makes no decision in time"),
+        (1, "refused", "Redis refuses connections"),
+        (2, "silent", "Redis accepts connections, but does not answer"),
+        (3, "slow", "Redis answers, but makes no decision in time"),
     ] {
         match status {
-            Status::Refused => server.kill(),
-            Status::Silent => server.freeze(),
+            "refused" => server.kill(),
+            "silent" => server.freeze(),
             _ => {
                 let pause = ["PAUSE", "600000", "WRITE"];
                 redis::cmd("CLIENT").arg(&pause).exec(&mut server.connection()).unwrap();
@@ -241,11 +241,11 @@ async fn a_stopped_and_a_paused_server_are_told_apart() {
         assert!(!health.is_available && health.outages >= number, "{health:?}");
         until("the log has it", async || log.text().contains(text)).await;
         match status {
-            Status::Refused => server.restart(),
-            Status::Silent => server.thaw(),
+            "refused" => server.restart(),
+            "silent" => server.thaw(),
             _ => redis::cmd("CLIENT").arg("UNPAUSE").exec(&mut server.connection()).unwrap(),
         }
-        until_status(&store, Status::Ready).await;
+        until_status(&store, "ready").await;
     }
 }
 
@@ -255,12 +255,12 @@ async fn a_server_whose_answers_are_all_late_is_slow() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
     let store = RedisStore::lazy(&proxy.url()).unwrap();
-    until_status(&store, Status::Ready).await;
+    until_status(&store, "ready").await;
     proxy.delay_replies(Duration::from_millis(150)); // beyond the deadline
-    until_status(&store, Status::Slow).await;
+    until_status(&store, "slow").await;
     until("the log has it", async || log.text().contains("makes no decision in time")).await;
     proxy.delay_replies(Duration::ZERO);
-    until_status(&store, Status::Ready).await;
+    until_status(&store, "ready").await;
 }
 
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn a_server_that_rejects_decisions_is_not_ready() {
     let store = redis_store(&server).await;
     let mut admin = server.connection();
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap();
-    until_status(&store, Status::Rejecting).await;
+    until_status(&store, "rejecting").await;
     let health = store.health();
     assert!(health.is_available && health.last_error.unwrap().contains(": OOM command not"));
 }
@@ -324,7 +324,7 @@ async fn a_state_that_was_counted_at_no_rate_is_an_error_of_its_key_alone() {
                 assert!(text.contains(&format!("the key {name} holds no state")), "{text}");
             }
         }
-        assert_eq!(store.health().status, Status::Ready); // it rejects only this key
+        assert_eq!(store.health().status(), "ready"); // it rejects only this key
         assert!(limiter.check("b").await.unwrap().is_allowed());
     }
 }
@@ -368,7 +368,7 @@ async fn single_failed_calls_show_in_the_health_of_a_store_that_decides() {
         assert!(limiter.check("ben").await.is_err());
     }
     let health = store.health();
-    assert_eq!((health.status, health.recent_failures), (Status::Ready, 2));
+    assert_eq!((health.status(), health.recent_failures), ("ready", 2));
     assert!(health.last_error_at.unwrap().elapsed().is_ok());
     let line = health.to_string();
     let parts = ["the store decides, but 2 calls failed in the last minute; last error, ", foreign];
@@ -390,7 +390,7 @@ async fn redis_decides_again_only_when_no_permission_is_missing() {
     for _ in 0..5 {
         assert!(limiter.peek("alice").await.is_err()); // a check needs another command
     }
-    assert_eq!(store.health().status, Status::Rejecting);
+    assert_eq!(store.health().status(), "rejecting");
     until("its ping has named the permission", async || log.text().contains("+getrange")).await;
     let errors = store.health().errors;
     until("the store has asked for a proof", async || {
@@ -399,14 +399,14 @@ async fn redis_decides_again_only_when_no_permission_is_missing() {
     })
     .await;
     assert!(!log.text().contains("decides again"), "{}", log.text());
-    assert_eq!(store.health().status, Status::Rejecting);
+    assert_eq!(store.health().status(), "rejecting");
     set(&["+getrange"]);
     until("the proof has succeeded", async || {
         let _ = limiter.check("alice").await.unwrap();
         log.text().contains("Redis decides again")
     })
     .await;
-    assert_eq!(store.health().status, Status::Ready);
+    assert_eq!(store.health().status(), "ready");
     // The failed proof, which came 5 s after the first failure, belongs to the outage.
     let text = log.text();
     let outage = text.split("outage=").nth(1).unwrap().split_whitespace().next().unwrap();
@@ -670,7 +670,7 @@ async fn the_metrics_of_redis_are_counted() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let mut server = RedisServer::start();
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let store = observed(store, Arc::new(Metrics::new()));
+    let store = observed(store, Arc::new(observe::metrics()));
     let limiter = once_per_hour(store.clone());
     for _ in 0..3 {
         let _ = limiter.check("alice").await.unwrap();

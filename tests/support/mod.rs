@@ -15,7 +15,9 @@ pub mod server;
 
 use std::{
     convert::Infallible,
+    error::Error,
     fmt::Debug,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -31,7 +33,7 @@ use tokio::sync::watch;
 use tower::{Service, service_fn};
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore, Quota, RedisStore,
-    store::{Credentials, CredentialsProvider, RedisConfig, StoreError, WhenFull},
+    store::{Credentials, RedisConfig, StoreError, WhenFull},
 };
 
 use self::server::RedisServer;
@@ -55,10 +57,17 @@ pub fn memory_store(max_keys: usize, when_full: WhenFull) -> MemoryStore {
 }
 
 /// A provider of credentials that a test replaces.
-pub fn latest(receiver: watch::Receiver<Credentials>) -> impl CredentialsProvider {
+pub fn latest(
+    receiver: watch::Receiver<Credentials>,
+) -> impl Fn(
+    Option<Credentials>,
+) -> Pin<Box<dyn Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send>> {
     move |known: Option<Credentials>| {
         let mut receiver = receiver.clone();
-        async move { Ok(receiver.wait_for(|latest| known.as_ref() != Some(latest)).await?.clone()) }
+        let latest = async move {
+            Ok(receiver.wait_for(|latest| known.as_ref() != Some(latest)).await?.clone())
+        };
+        Box::pin(latest)
     }
 }
 

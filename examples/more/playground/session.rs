@@ -512,8 +512,8 @@ impl Session {
             "arrived": self.arrived.take().ticks(),
             "lanes": lanes,
             "redis": health.map(|health| json!({
-                "status": health.status.as_str(),
-                "says": health.status.to_string(),
+                "status": health.status(),
+                "says": health.to_string(),
                 "available": health.is_available,
             })),
         })

@@ -1,5 +1,4 @@
-//! What the extractors of addresses share: the address of the peer, the key of an address, and the
-//! methods of `PeerIp` and `ClientIp`. Proxies are in `client_ip.rs`.
+//! The address of the peer, and the key of an address. Proxies are in `client_ip.rs`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,85 +6,6 @@ use http::{Extensions, HeaderMap, request::Parts};
 
 use super::Key;
 use crate::{keys::written, middleware::rejection::RequestError};
-
-/// The methods that all extractors of an address have. `address` finds it, and `key_of` makes its
-/// key.
-macro_rules! address_methods {
-    ($type:ident) => {
-        impl $type {
-            /// Returns the key of a client with this address, for
-            /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other
-            /// calls.
-            #[must_use]
-            pub fn key(&self, address: impl Into<IpAddr>) -> Key<'static> {
-                self.key_of(address.into())
-            }
-
-            /// Returns a closure that finds the requests of clients in these networks, for
-            /// [`forbid`](crate::RateLimitLayer::forbid) and
-            /// [`exempt`](crate::RateLimitLayer::exempt). A network is written as `10.0.0.0/8`,
-            /// `2001:db8::/32`, or as one address.
-            ///
-            /// An IPv6 address that represents an IPv4 client, as for the key, is also compared as
-            /// that IPv4 address. A request without an address is rejected with 500.
-            ///
-            /// # Panics
-            ///
-            /// If one of them is not a network. For networks that are not literals, use
-            #[doc = concat!("[`try_within`](", stringify!($type), "::try_within).")]
-            #[track_caller]
-            pub fn within<T: AsRef<str>>(
-                self,
-                networks: impl IntoIterator<Item = T>,
-            ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
-                self.matcher(Networks::literal(networks))
-            }
-
-            #[doc = concat!("Does the same as [`within`](", stringify!($type), "::within),")]
-            /// for networks that are not literals.
-            ///
-            /// # Errors
-            ///
-            /// If one of them is not a network.
-            pub fn try_within<T: AsRef<str>>(
-                self,
-                networks: impl IntoIterator<Item = T>,
-            ) -> Result<
-                impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static,
-                crate::quota::ConfigError,
-            > {
-                Ok(self.matcher(Networks::new(networks)?))
-            }
-
-            fn matcher(
-                self,
-                networks: Networks,
-            ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
-                move |head: &Parts| {
-                    let address = self.address(head)?.to_canonical();
-                    let client = crate::middleware::extractor::address::client(address);
-                    Ok(networks.contains(address) || networks.contains(client))
-                }
-            }
-        }
-
-        impl KeyExtractor<Parts> for $type {
-            fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-                Ok(self.key_of(self.address(head)?))
-            }
-
-            fn can_mistake(&self) -> bool {
-                true
-            }
-
-            fn mistake(&self, head: &Parts) -> Option<String> {
-                self.find_mistake(head)
-            }
-        }
-    };
-}
-
-pub(super) use address_methods;
 
 /// Returns the address of the peer from the place where the server stores it.
 pub(super) type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;

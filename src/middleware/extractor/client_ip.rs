@@ -1,4 +1,4 @@
-//! The address of the client as a key, behind trusted proxies.
+//! The address of the client as a key: that of the peer, or behind trusted proxies.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,7 @@ use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED, request::Parts}
 
 use super::{
     Key, KeyExtractor,
-    address::{self, PeerAddr, address_methods},
+    address::{self, PeerAddr},
     forwarded,
     networks::Networks,
 };
@@ -29,7 +29,7 @@ pub enum ProxyHeader {
 
 /// The address of the client behind trusted proxies. Clients cannot forge it.
 ///
-/// The peer of the connection, found as by [`PeerIp`](struct@super::PeerIp), is the client if it is
+/// The peer of the connection, found as by [`PeerIp`](PeerIp), is the client if it is
 /// not a trusted proxy. If the peer is a trusted proxy, the header is searched from the right: the
 /// first address that is not trusted belongs to the client. Entries left of it are ignored, because
 /// a client can forge them.
@@ -39,7 +39,7 @@ pub enum ProxyHeader {
 /// Entries can have ports and brackets.
 ///
 /// IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64, 6to4 and Teredo
-/// make the same key as with [`PeerIp`](struct@super::PeerIp). A proxy with one of those addresses
+/// make the same key as with [`PeerIp`](PeerIp). A proxy with one of those addresses
 /// is trusted only if a network contains the IPv6 address; its IPv4 address is not compared.
 ///
 /// `Forwarded` is read from its end by the grammar of RFC 7239. The search also ends at a malformed
@@ -69,6 +69,44 @@ pub struct ClientIp {
     ipv6_prefix: u8,
     peer_addr: Option<PeerAddr>,
 }
+
+/// The address of the peer of the connection: the client, or the last proxy in front of the
+/// service.
+///
+/// The extensions of the request contain the address: as a [`SocketAddr`], or, with the feature
+/// `axum`, as axum's `ConnectInfo<SocketAddr>`, and in tests as its `MockConnectInfo`. For other
+/// servers, such as tonic's, set [`peer_addr`](ClientIp::peer_addr).
+///
+/// The key contains the first 64 bits of an IPv6 address, because a host can choose the others. If
+/// an IPv6 address represents an IPv4 client, the key is the IPv4 address, because many of those
+/// clients have the same first 64 bits, or one of them has many:
+///
+/// * an IPv4 address that is mapped into IPv6 (`::ffff:0:0/96`)
+/// * the address of an IPv4 client behind a translator (NAT64, `64:ff9b::/96`)
+/// * a Teredo address (`2001::/32`) or a 6to4 address (`2002::/16`), of which a client can choose
+///   all parts except its IPv4 address
+///
+/// A translator with its own prefix, or in the local-use `64:ff9b:1::/48`, puts the IPv4 address at
+/// a place that only its operator knows: read the address from there in a closure.
+///
+/// A request without an address is rejected with 500. Otherwise all clients of a misconfigured
+/// service would share one quota. The types are those of axum 0.8: a server of another version
+/// stores the address elsewhere. So does a server on a Unix socket, [as the guide
+/// shows](crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address).
+///
+/// # Behind a proxy
+///
+/// Behind a proxy all requests come from the address of the proxy and share one quota. Use
+/// a [`ClientIp`] there, which trusts the proxy. A layer logs a warning, once, if 1,000 requests in a row
+/// have one key and a header that proxies write, such as `X-Forwarded-For`. It watches its first
+/// 100,000 requests.
+#[allow(non_upper_case_globals)]
+pub const PeerIp: ClientIp = ClientIp {
+    header: ProxyHeader::XForwardedFor,
+    trusted: Networks::NONE,
+    ipv6_prefix: address::IPV6_PREFIX,
+    peer_addr: None,
+};
 
 impl ClientIp {
     /// Trusts the header if it comes from a proxy in one of these networks. A network is written as
@@ -213,7 +251,75 @@ impl ClientIp {
     }
 }
 
-address_methods!(ClientIp);
+impl ClientIp {
+    /// Returns the key of a client with this address, for
+    /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other
+    /// calls.
+    #[must_use]
+    pub fn key(&self, address: impl Into<IpAddr>) -> Key<'static> {
+        self.key_of(address.into())
+    }
+
+    /// Returns a closure that finds the requests of clients in these networks, for
+    /// [`forbid`](crate::RateLimitLayer::forbid) and
+    /// [`exempt`](crate::RateLimitLayer::exempt). A network is written as `10.0.0.0/8`,
+    /// `2001:db8::/32`, or as one address.
+    ///
+    /// An IPv6 address that represents an IPv4 client, as for the key, is also compared as
+    /// that IPv4 address. A request without an address is rejected with 500.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is not a network. For networks that are not literals, use
+    /// [`try_within`](ClientIp::try_within).
+    #[track_caller]
+    pub fn within<T: AsRef<str>>(
+        self,
+        networks: impl IntoIterator<Item = T>,
+    ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
+        self.matcher(Networks::literal(networks))
+    }
+
+    /// Does the same as [`within`](ClientIp::within), for networks that are not literals.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not a network.
+    pub fn try_within<T: AsRef<str>>(
+        self,
+        networks: impl IntoIterator<Item = T>,
+    ) -> Result<
+        impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static,
+        ConfigError,
+    > {
+        Ok(self.matcher(Networks::new(networks)?))
+    }
+
+    fn matcher(
+        self,
+        networks: Networks,
+    ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
+        move |head: &Parts| {
+            let address = self.address(head)?.to_canonical();
+            let client = address::client(address);
+            Ok(networks.contains(address) || networks.contains(client))
+        }
+    }
+}
+
+impl KeyExtractor<Parts> for ClientIp {
+    fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
+        Ok(self.key_of(self.address(head)?))
+    }
+
+    fn can_mistake(&self) -> bool {
+        true
+    }
+
+    fn mistake(&self, head: &Parts) -> Option<String> {
+        self.find_mistake(head)
+    }
+}
 
 /// Parses a node of RFC 7239: an address, optionally with brackets and a port.
 fn node(text: &[u8]) -> Option<IpAddr> {

@@ -24,13 +24,20 @@ const NO_CLIENTS: [&str; 11] = [
 
 /// A list of networks.
 #[derive(Clone, Debug)]
-pub(super) struct Networks(Arc<[IpNet]>);
+pub(super) struct Networks(Option<Arc<[IpNet]>>);
 
 impl Networks {
+    pub(super) const NONE: Self = Self(None);
+
     pub(super) fn new<T: AsRef<str>>(
         networks: impl IntoIterator<Item = T>,
     ) -> Result<Self, ConfigError> {
-        networks.into_iter().map(|it| network(it.as_ref())).collect::<Result<_, _>>().map(Self)
+        let networks = networks.into_iter().map(|it| network(it.as_ref()));
+        Ok(Self(Some(networks.collect::<Result<_, _>>()?)))
+    }
+
+    fn networks(&self) -> &[IpNet] {
+        self.0.as_deref().unwrap_or_default()
     }
 
     /// Does the same as [`new`](Networks::new), for trusted proxies: not all clients can be some.
@@ -39,7 +46,7 @@ impl Networks {
     ) -> Result<Self, ConfigError> {
         let networks = Self::new(networks)?;
         let no_clients = NO_CLIENTS.iter().map(|it| it.parse().expect("a network"));
-        let known: Vec<_> = networks.0.iter().copied().chain(no_clients).collect();
+        let known: Vec<_> = networks.networks().iter().copied().chain(no_clients).collect();
         // With the addresses that no client has, the trusted ones are all.
         match IpNet::aggregate(&known).iter().find(|network| network.prefix_len() == 0) {
             Some(IpNet::V4(_)) => Err(ConfigError::AllTrusted { version: "IPv4" }),
@@ -58,11 +65,11 @@ impl Networks {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.networks().is_empty()
     }
 
     pub(super) fn contains(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|network| network.contains(&address))
+        self.networks().iter().any(|network| network.contains(&address))
     }
 }
 

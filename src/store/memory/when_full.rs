@@ -59,7 +59,7 @@
 /// * Count keys that clients can make up in a separate store, apart from keys such as accounts.
 /// * Set `max_keys` above the number of keys that can be in use at a time (a million keys take
 ///   about 140 MB).
-/// * Count IPv6 addresses by network, as [`key::PeerIp`](struct@crate::key::PeerIp) does, and
+/// * Count IPv6 addresses by network, as [`key::PeerIp`](crate::key::PeerIp) does, and
 ///   authenticate other keys before they are counted.
 ///
 /// With the feature `serde`, it is read and written as `"reject_new_keys"` or `"evict_soonest"`.

@@ -1,14 +1,14 @@
 //! The settings of a store in Redis: those of its connections, and those of its limiters. The
 //! parser of URLs is in `transport/url.rs`.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 #[cfg(feature = "redis-1")]
 use redis::aio::ConnectionLike;
 
 #[cfg(feature = "tls-rustls-no-provider")]
 use super::transport::TlsSettings;
-use super::transport::{CredentialsProvider, Parameters, TransportConfig, TransportError, erased};
+use super::transport::{Credentials, Parameters, TransportConfig, TransportError, login_provider};
 use crate::error::StoreError;
 
 /// The time that a request may lose to a Redis that does not answer. It is chosen, not measured:
@@ -236,6 +236,15 @@ impl RedisConfig {
     /// no request. Change the password at the server first, because a connection whose new login is
     /// rejected keeps the old one. Sentinels do not use the provider.
     ///
+    /// A new connection calls the closure without credentials, and logs in with the result. The
+    /// time limit of 900 ms for connecting includes this call. An open connection passes the
+    /// credentials that it has used last: the future completes when there are others. After each
+    /// answer, an open connection waits for a second before it calls again. So the closure may also
+    /// return the credentials that it got. The future must not block its thread.
+    ///
+    /// If the future fails, a new connection fails. An open connection keeps its login, and the
+    /// failure is an event of the feature `tracing`.
+    ///
     /// # Examples
     ///
     /// A token is valid for 15 minutes. Each connection gets a token of its own, and another one
@@ -271,10 +280,36 @@ impl RedisConfig {
     /// # }
     /// ```
     ///
-    /// [`CredentialsProvider`] shows a provider for passwords that the application replaces.
+    /// A task of the application replaces the credentials by `sender.send(..)`:
+    ///
+    /// ```
+    /// use tokio::sync::watch;
+    /// use tower_ratelimit::{
+    ///     RedisStore,
+    ///     store::{Credentials, RedisConfig},
+    /// };
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (sender, latest) = watch::channel(Credentials::new("shop", "secret"));
+    /// let config = RedisConfig::server("redis://redis.internal")?;
+    /// let config = config.credentials_provider(move |known: Option<Credentials>| {
+    ///     let mut latest = latest.clone();
+    ///     async move { Ok(latest.wait_for(|latest| known.as_ref() != Some(latest)).await?.clone()) }
+    /// });
+    /// let store = RedisStore::new(config)?;
+    /// # let _ = (store, sender);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
-    pub fn credentials_provider(self, provider: impl CredentialsProvider) -> Self {
-        self.with(|it| it.provider = Some(erased(provider)))
+    pub fn credentials_provider<R>(
+        self,
+        provider: impl Fn(Option<Credentials>) -> R + Send + Sync + 'static,
+    ) -> Self
+    where
+        R: Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send + 'static,
+    {
+        self.with(|it| it.provider = Some(login_provider(provider)))
     }
 
     /// Sets the number of the database, in place of the number in the URLs. The default is 0.

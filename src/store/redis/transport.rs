@@ -17,15 +17,15 @@ mod link;
 mod topology;
 mod url;
 
+pub use self::link::Credentials;
 pub(crate) use self::link::Deadline;
 #[cfg(feature = "tls-rustls-no-provider")]
 pub(super) use self::link::TlsSettings;
-pub use self::link::{Credentials, CredentialsProvider};
 pub(in super::super) use self::url::{FORMS, scheme_error};
 pub(super) use self::{
     config::TransportConfig,
     health::{Event, NodeHealth, Owner, Probe},
-    link::{ANSWER_TIMEOUT, Claim, Command, ServerState, TransportError, erased},
+    link::{ANSWER_TIMEOUT, Claim, Command, ServerState, TransportError, login_provider},
     topology::{Batch, Client, Item, Job},
     url::Parameters,
 };

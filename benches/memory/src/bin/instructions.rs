@@ -189,14 +189,14 @@ mod peers {
     };
     use metrics_exporter_prometheus::PrometheusBuilder;
     use tower_layer::Layer;
-    use tower_ratelimit::observe::Metrics;
+    use tower_ratelimit::observe;
 
     /// The metrics are registered in this thread, which has the recorder.
     pub(super) fn metrics(rows: &mut Rows) {
         let recorder = PrometheusBuilder::new().build_recorder();
         let _guard = metrics::set_default_local_recorder(&recorder);
-        let counted = observed(Arc::new(Metrics::new()));
-        rows.checks("check, with `Metrics`, admitted", &counted, true);
+        let counted = observed(Arc::new(observe::metrics()));
+        rows.checks("check, with `metrics`, admitted", &counted, true);
     }
 
     pub(super) fn rows(rows: &mut Rows) {

@@ -7,7 +7,7 @@ use super::link::TlsSettings;
 use super::{
     health::{Event, Owner},
     link::{
-        Connector, DynConnection, DynProvider, Endpoint, Header, Logins, Mapping, Place,
+        Connector, DynConnection, Endpoint, Header, Logins, Mapping, Place, Provider,
         TransportError,
     },
     topology::{Client, Cluster, Common, Sentinels, Server},
@@ -21,7 +21,7 @@ pub(crate) struct TransportConfig {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: Option<i64>,
-    pub(crate) provider: Option<DynProvider>,
+    pub(crate) provider: Option<Provider>,
     #[cfg(feature = "tls-rustls-no-provider")]
     pub(crate) tls: Option<TlsSettings>,
     #[cfg(feature = "tls-rustls-no-provider")]

@@ -23,7 +23,7 @@ mod silence;
 mod tls;
 mod traffic;
 
-pub use self::login::{Credentials, CredentialsProvider};
+pub use self::login::Credentials;
 #[cfg(feature = "tls-rustls-no-provider")]
 pub(crate) use self::tls::TlsSettings;
 pub(crate) use self::{
@@ -37,7 +37,7 @@ pub(crate) use self::{
     error::{TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection},
     header::Header,
     line::MAX_SILENCE,
-    login::{DynProvider, Logins, erased},
+    login::{Logins, Provider, login_provider},
     queue::CommandQueue,
     server_state::ServerState,
     session::Session,

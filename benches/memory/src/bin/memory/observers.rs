@@ -6,7 +6,7 @@ use memory::{ONE, QUICK, SLOW, check_all, ready, shuffled_keys};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tower_ratelimit::{
     Algorithm, Limiter, MemoryStore,
-    observe::{Event, Metrics, Observer, TopDenied},
+    observe::{self, Event, Observer, TopDenied},
 };
 
 use crate::{interleaved::interleaved, nanos};
@@ -24,7 +24,7 @@ pub(super) fn print_observers() {
             let observer: Option<Arc<dyn Observer>> = match which {
                 0 => None,
                 1 => Some(Arc::new(|_: &Event<'_>| ())),
-                2 => Some(Arc::new(Metrics::new())),
+                2 => Some(Arc::new(observe::metrics())),
                 _ => Some(Arc::new(TopDenied::new(1_000))),
             };
             let store = MemoryStore::new();

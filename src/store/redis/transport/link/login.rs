@@ -45,89 +45,19 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// A source of credentials that change, for `RedisConfig::credentials_provider`: passwords that are
-/// rotated, or tokens that expire.
-///
-/// Closures from `Option<Credentials>` to a future are providers, too.
-///
-/// # Examples
-///
-/// A task of the application replaces the credentials by `sender.send(..)`:
-///
-/// ```
-/// use std::error::Error;
-/// use tokio::sync::watch;
-/// use tower_ratelimit::{
-///     RedisStore,
-///     store::{Credentials, CredentialsProvider, RedisConfig},
-/// };
-///
-/// struct Rotated(watch::Receiver<Credentials>);
-///
-/// impl CredentialsProvider for Rotated {
-///     async fn credentials(
-///         &self,
-///         known: Option<Credentials>,
-///     ) -> Result<Credentials, Box<dyn Error + Send + Sync>> {
-///         let mut latest = self.0.clone();
-///         Ok(latest.wait_for(|latest| known.as_ref() != Some(latest)).await?.clone())
-///     }
-/// }
-///
-/// # fn main() -> Result<(), Box<dyn Error>> {
-/// let (sender, latest) = watch::channel(Credentials::new("shop", "secret"));
-/// let config = RedisConfig::server("redis://redis.internal")?;
-/// let store = RedisStore::new(config.credentials_provider(Rotated(latest)))?;
-/// # let _ = (store, sender);
-/// # Ok(())
-/// # }
-/// ```
-pub trait CredentialsProvider: Send + Sync + 'static {
-    /// Returns the credentials for a login.
-    ///
-    /// A new connection has no `known` credentials, and logs in with the result. The time limit of
-    /// 900 ms for connecting includes this call. An open connection passes the credentials that it
-    /// has used last: the future completes when there are others, and the connection logs in with
-    /// them.
-    ///
-    /// After each answer, an open connection waits for a second before it calls again. So a
-    /// provider may also return the known credentials. The future must not block its thread.
-    ///
-    /// # Errors
-    ///
-    /// A new connection fails. An open connection keeps its login, and the failure is an event of
-    /// the feature `tracing`.
-    fn credentials(
-        &self,
-        known: Option<Credentials>,
-    ) -> impl Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send;
-}
-
-impl<F, R> CredentialsProvider for F
-where
-    F: Fn(Option<Credentials>) -> R + Send + Sync + 'static,
-    R: Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send,
-{
-    fn credentials(
-        &self,
-        known: Option<Credentials>,
-    ) -> impl Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send {
-        self(known)
-    }
-}
-
 type Provided =
     Pin<Box<dyn Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send>>;
 
-/// A provider of any type.
-pub(crate) type DynProvider = Arc<dyn Fn(Option<Credentials>) -> Provided + Send + Sync>;
+/// A closure that returns credentials: see `RedisConfig::credentials_provider`.
+pub(crate) type Provider = Arc<dyn Fn(Option<Credentials>) -> Provided + Send + Sync>;
 
-pub(crate) fn erased(provider: impl CredentialsProvider) -> DynProvider {
-    let provider = Arc::new(provider);
-    Arc::new(move |known| {
-        let provider = provider.clone();
-        Box::pin(async move { provider.credentials(known).await })
-    })
+pub(crate) fn login_provider<R>(
+    provider: impl Fn(Option<Credentials>) -> R + Send + Sync + 'static,
+) -> Provider
+where
+    R: Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
+    Arc::new(move |known| Box::pin(provider(known)))
 }
 
 /// Called with the name of a server whose open connection keeps its old login. The error is the
@@ -137,7 +67,7 @@ type OnFailure = dyn Fn(&str, Option<&(dyn Error + 'static)>) + Send + Sync;
 /// The logins of all connections to a server.
 #[derive(Clone)]
 pub(crate) struct Logins {
-    pub(crate) provider: DynProvider,
+    pub(crate) provider: Provider,
     pub(crate) on_failure: Arc<OnFailure>,
 }
 
