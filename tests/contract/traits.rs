@@ -51,6 +51,7 @@ implements! {
     observe::Event<'_>: Copy, Eq;
     redisson::RateLimiterConfig: Copy, Eq, Hash;
     ErrorKind: Copy, Display, Eq, Hash;
+    store::Credentials: Clone, Eq;
     store::Health: Clone, Display, Eq, Hash;
     store::KeyState: Clone, Eq, Hash;
     Source: Copy, Display, Eq, Hash;

@@ -79,7 +79,7 @@ fn a_mistake_in_a_setting_names_the_values_that_are_valid() {
     let complaint = "unknown variant `evict`, expected `reject_new_keys` or `evict_soonest`";
     assert!(error.starts_with(complaint), "{error}");
     let error = serde_json::from_str::<Headers>(r#""draft""#).unwrap_err().to_string();
-    assert!(error.starts_with("unknown variant `draft`, expected one of `rate_limit`,"), "{error}");
+    assert!(error.starts_with("unknown variant `draft`, expected one of `draft11`,"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

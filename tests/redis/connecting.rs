@@ -17,7 +17,7 @@ use tokio::{sync::watch, task, time::sleep};
 use tower::BoxError;
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Algorithm, Charge, Error, Limiter, Quota, RedisStore,
+    Admission, Algorithm, Charge, Error, Limiter, Quota, RedisStore,
     redisson::{self, RateLimiterConfig},
     store::{self, Credentials, RedisConfig},
 };
@@ -51,10 +51,9 @@ async fn a_user_with_the_documented_permissions_can_use_every_operation() {
                 // The first reservation comes due.
                 tokio::time::sleep(Duration::from_millis(600)).await;
             }
-            let turn = limiter.reserve("key", 1, wait).await.unwrap().admitted().unwrap();
-            match turn.delay().is_zero() {
-                true => drop(turn.keep()),
-                false => reserved.push(turn),
+            match limiter.reserve("key", 1, wait).await.unwrap() {
+                Admission::Admitted(turn) if !turn.delay().is_zero() => reserved.push(turn),
+                admission => drop(admission.keep()),
             }
         }
         let _ = limiter.peek("key").await.unwrap();

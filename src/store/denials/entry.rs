@@ -71,8 +71,11 @@ impl Denial {
             // The request leaves when all of those before it have left: when nothing is left.
             let conforms = micros(denied.reset_after());
             (conforms, if wait > conforms - max_wait { wait } else { 0.0 })
-        } else {
+        } else if by_block {
             (wait + max_wait, 0.0)
+        } else {
+            // A count of another quota can be over before the request conforms by this one.
+            ((wait + max_wait).min(micros(denied.reset_after())).max(wait), 0.0)
         };
         let cost = if by_block { 0 } else { denied.cost() };
         let ends = sent + ttl.as_nanos() as u64;

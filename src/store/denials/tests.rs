@@ -959,6 +959,22 @@ fn a_remembered_denial_denies_only_what_the_engine_would_deny() {
     }
 }
 
+#[test]
+fn a_denial_of_a_request_that_may_wait_ends_when_the_count_of_another_quota_is_over() {
+    let mut world = World::new(Algorithm::token_bucket(), 1.0);
+    world.quota = 1; // 8 per window
+    for cost in [8, 3] {
+        world.step(Step::Other { action: Action::Spend, cost, max_wait: 0 });
+    }
+    world.step(Step::Pass(10_000));
+    world.quota = 0; // 5 per window: the count is over after 13.75 ms, as the other quota counts it
+    world.step(Step::Check { cost: 2, max_wait: 2, latency: 1, is_late: false });
+    assert!(world.allowed.is_none());
+    world.step(Step::Pass(3_751));
+    world.step(Step::Check { cost: 2, max_wait: 0, latency: 1, is_late: false });
+    assert!(world.allowed.is_some());
+}
+
 /// A request with several limits, in the model of their store.
 #[derive(Clone, Debug)]
 enum OfSeveral {
