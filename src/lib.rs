@@ -68,16 +68,18 @@
 //! | to | use |
 //! |---|---|
 //! | limit a service | [`RateLimitLayer`], [`key`]: which client a request is counted for |
-//! | limit anything else | [`Limiter`], [`Key`], [`Decision`], [`Reservation`], [`Error`] |
+//! | limit anything else | [`Limiter`], [`Key`], [`Decision`], [`Error`] |
 //! | say how much is allowed | [`Quota`], [`Algorithm`] |
 //! | charge several limits at once | [`Charge`] |
-//! | charge a cost that is known later | [`Limiter::hold`], [`Permit`] |
+//! | charge a cost that is known later | [`Limiter::hold`], [`Permit`] in an [`Admission`] |
+//! | wait yourself | [`Limiter::reserve`], [`Reservation`] in an [`Admission`] |
 //! | keep the counters | [`MemoryStore`], [`RedisStore`] |
 //! | adopt what a vendor says about its limit | [`Limiter::learn`], [`VendorState`] |
 //! | serve requests while Redis is down | [`FailurePolicy`] |
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`call`] | the futures of limiters and charges |
 //! | [`layer`] | headers, rejections and their responses, rules, settlement by responses |
 //! | [`store`] | a store that a URL chooses, health, the settings of Redis, errors of stores |
 //! | [`config`] | limits in a configuration file, errors of settings |
@@ -126,7 +128,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`key::PeerIp`](key::PeerIp) reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`](struct@key::Route) is its `MatchedPath`, and [`layer::Rejection`] is a response |
+//! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`](struct@key::Route) is its `MatchedPath`, and [`layer::Rejection`] is a response |
 //! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
 //! | `metrics` | [`observe::metrics`](fn@observe::metrics): counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |

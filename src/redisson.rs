@@ -397,7 +397,7 @@ impl RateLimiter {
     ///
     /// The new rate applies from the next call of any client on. If a lower rate leaves a debt,
     /// later requests wait until the debt is repaid. The [`keep_alive`](RateLimiter::keep_alive)
-    /// time stays as stored in Redis, unless this limiter has one.
+    /// time stays as stored in Redis, unless this limiter or `config` has one.
     ///
     /// # Errors
     ///

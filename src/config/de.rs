@@ -175,10 +175,11 @@ impl<'de> DeserializeSeed<'de> for Setting<'_> {
                 let set = |it| self.set(|settings| &mut settings.refill, it);
                 deserializer.deserialize_str(form.then(set))
             }
-            _ => deserializer.deserialize_u64(
+            "overdraft" => deserializer.deserialize_u64(
                 Spelling::number("`overdraft` to be a number of tokens, up to 2^46")
                     .then(|it| self.set(|settings| &mut settings.overdraft, it)),
             ),
+            other => unreachable!("{other} is no field"),
         }
     }
 }

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use super::limits::Limit;
 use crate::{
     algorithm::{Algorithm, Refill},
-    quota::{ConfigError, Quota},
+    quota::{ConfigError, MAX_UNITS, Quota},
 };
 
 pub(super) const FIELDS: &[&str] = &["algorithm", "quota", "buckets", "refill", "overdraft"];
@@ -56,6 +56,9 @@ impl Settings {
         if let Some(buckets) = self.buckets {
             let any = Quota::per_second(1);
             Limit::try_new(Algorithm::SlidingWindow { buckets }, any).map_err(text)?;
+        }
+        if self.overdraft > Some(MAX_UNITS) {
+            return Err(format!("`overdraft` is too large; the maximum is {MAX_UNITS}"));
         }
         if let (Some(algorithm), Some(quota)) = (algorithm, self.quota) {
             Limit::try_new(algorithm, quota).map_err(text)?;

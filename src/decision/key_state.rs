@@ -101,8 +101,8 @@ impl KeyState {
         self.0.blocked_for()
     }
 
-    /// Returns whether a request would be allowed now, with or without a delay: one of the cost that
-    /// was peeked for, by default 1.
+    /// Returns whether a request would be allowed now, with or without a delay: one of the cost
+    /// that was peeked for, by default 1.
     #[must_use]
     pub const fn allows(&self) -> bool {
         self.0.is_allowed()

@@ -129,13 +129,21 @@ impl Limiter {
 
 impl Charge {
     /// Spends the costs, and waits.
-    async fn acquire(self, max_wait: MaxWait, is_endless: bool) -> Result<Decision, Error> {
+    async fn wait(self, max_wait: MaxWait, is_endless: bool) -> Result<Decision, Error> {
         self.check_costs()?;
         if is_endless || self.retry_deadline(max_wait).is_some() {
             yield_to_queue(&self).await;
         }
         let answer = self.decide(Action::Check, max_wait);
-        Waiter::new(self, answer, max_wait).retries(is_endless).wait_or_recover().await
+        Waiter::new(self, answer, max_wait).retries(is_endless).check().await
+    }
+}
+
+impl Waiter {
+    /// Waits until the request may proceed or is denied, without a permit.
+    pub(super) async fn check(self) -> Result<Decision, Error> {
+        let (charge, outcome) = self.finish().await?;
+        charge.checked(outcome)
     }
 }
 
@@ -180,7 +188,7 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
                     return Poll::Ready(Ok(decision.clone()));
                 }
                 let waiter = Waiter::new(Charge::of_units(limiter, key, units), answer, max_wait);
-                return this.call.go_on(cx, waiter.wait_or_recover());
+                return this.call.go_on(cx, false, waiter.check());
             }
             Charge::of_units(limiter, key, units)
         } else if let Some(charge) = this.call.take_charge() {
@@ -188,6 +196,6 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
         } else {
             return this.call.poll_rest(cx);
         };
-        this.call.go_on(cx, charge.acquire(max_wait, is_endless))
+        this.call.go_on(cx, false, charge.wait(max_wait, is_endless))
     }
 }

@@ -84,7 +84,6 @@ impl<G> Admission<G> {
 
 impl<G: Guard> Admission<G> {
     /// Returns the decision: why the request is denied, and the state of its key.
-    #[must_use]
     pub fn decision(&self) -> &Decision {
         match self {
             Self::Admitted(guard) => guard.decision(),

@@ -16,7 +16,8 @@ use crate::{
     store::{Store, StoreFuture},
 };
 
-pub(super) const POLLED: &str = "polled after completion";
+const POLLED: &str = "polled after completion";
+pub(super) const BEGUN: &str = "a call is set before it is polled";
 
 /// The rest of a call. Boxed, so that the future of a check in memory is small.
 type Rest<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
@@ -35,22 +36,23 @@ impl<'a, K, T> Call<'a, K, T> {
     #[inline]
     pub(super) fn cost(&mut self, units: u64) {
         match self {
-            Self::Units(.., cost) => *cost = units,
+            Self::Units(_, Some(_), cost) => *cost = units,
             Self::Charge(_, cost) => *cost = Some(units),
-            Self::Waiting(_) | Self::Done => {}
+            _ => panic!("{BEGUN}"),
         }
     }
 
     /// Returns an error if a store may answer later.
     pub(super) fn check_immediate(&self) -> Result<(), Error> {
         let name = match self {
-            Self::Units(limiter, ..) if !limiter.store().is_immediate() => limiter.name(),
+            Self::Units(limiter, Some(_), _) if limiter.store().is_immediate() => return Ok(()),
+            Self::Units(limiter, Some(_), _) => limiter.name(),
             Self::Charge(charge, _) => {
                 let later = charge.limiters().find(|limiter| !limiter.is_immediate());
                 let Some(later) = later else { return Ok(()) };
                 later.name()
             }
-            _ => return Ok(()),
+            _ => panic!("{BEGUN}"),
         };
         Err(Error::NotImmediate { limiter: name.to_owned().into() })
     }
@@ -69,14 +71,16 @@ impl<'a, K, T> Call<'a, K, T> {
         Some(charge.with_cost(cost))
     }
 
-    /// Sets the rest of the call, and polls it.
+    /// Sets the rest of the call, and polls it, unless it `is_pending` already: an answer that fails
+    /// at once lets other tasks run first.
     pub(super) fn go_on(
         &mut self,
         cx: &mut Context<'_>,
+        is_pending: bool,
         rest: impl Future<Output = Result<T, Error>> + Send + 'a,
     ) -> Poll<Result<T, Error>> {
         *self = Self::Waiting(Box::pin(rest));
-        self.poll_rest(cx)
+        if is_pending { Poll::Pending } else { self.poll_rest(cx) }
     }
 
     pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, Error>> {
@@ -97,18 +101,17 @@ impl<K, T> fmt::Debug for Call<'_, K, T> {
     }
 }
 
-/// Returns the outcome, if it is there and no error. The future has the answer otherwise.
+/// Polls an answer. `None` is an error, which the future then still has.
 #[inline]
 pub(super) fn poll_outcome(
     answer: &mut StoreFuture<Outcome>,
     cx: &mut Context<'_>,
-) -> Option<Outcome> {
-    match Pin::new(&mut *answer).poll(cx) {
-        Poll::Ready(Ok(outcome)) => Some(outcome),
-        Poll::Ready(Err(error)) => {
+) -> Poll<Option<Outcome>> {
+    Poll::Ready(match ready!(Pin::new(&mut *answer).poll(cx)) {
+        Ok(outcome) => Some(outcome),
+        Err(error) => {
             *answer = StoreFuture::ready(Err(error));
             None
         }
-        Poll::Pending => None,
-    }
+    })
 }

@@ -1,4 +1,5 @@
-//! `Charge`: the limits, keys and costs of one request. Its calls are in `check.rs` and `hold.rs`.
+//! `Charge`: the limits, keys and costs of one request. Its checks and holds are in `check.rs` and
+//! `hold.rs`.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -163,7 +164,8 @@ impl Charge {
     }
 
     /// Sets the cost of the limit that was added last, in a layer in place of the
-    /// [cost](crate::RateLimitLayer::cost) that the layer computes. An exempt charge stays exempt.
+    /// [cost](crate::RateLimitLayer::cost) that the layer computes. It replaces an
+    /// [estimate](Charge::estimate). An exempt charge stays exempt.
     pub fn cost(mut self, units: u64) -> Self {
         if let Some(last) = self.last_mut() {
             (last.cost, last.is_estimate) = (Some(units), false);
@@ -180,8 +182,8 @@ impl Charge {
     }
 
     /// Makes the cost of the limit that was added last an estimate of `n` units. They are held, and
-    /// not spent, until their [`Permit`](crate::Permit) ends: call [`hold`](Charge::hold) instead of
-    /// [`check`](Charge::check). An exempt charge stays exempt.
+    /// not spent, until their [`Permit`](crate::Permit) ends: call [`hold`](Charge::hold) instead
+    /// of [`check`](Charge::check). An exempt charge stays exempt.
     ///
     /// The other limits are spent at once: a hold of everything would keep the place of a request
     /// for as long as it is served.
@@ -221,7 +223,8 @@ impl Charge {
 
     /// Returns the part of the charge to the limiter of this name; exempt if there is none. For
     /// [`spend`](Charge::spend) and [`refund`](Charge::refund) of another number of units than the
-    /// request costs, set its [`cost`](Charge::cost).
+    /// request costs, set its [`cost`](Charge::cost): of several keys of this limiter, that of the
+    /// last one.
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
         Self::of_parts(parts.cloned(), self.has_one_key())
@@ -239,7 +242,7 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// As for [`check`](Charge::check), and [`Error::Redisson`] if Redisson shares the limiter.
+    /// As for [`Check::peek`](crate::call::Check::peek).
     ///
     /// # Cancel safety
     ///
@@ -327,9 +330,10 @@ impl Charge {
         Some(Self::of_parts(parts.into_iter(), self.has_one_key()))
     }
 
-    /// Returns whether no cost is above what its limit can ever grant.
+    /// Returns whether the costs are such that all limits can grant them.
     pub(super) fn can_be_granted(&self) -> bool {
-        self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
+        self.own_parts().all(|(limiter, _, cost)| (1..=limiter.max_cost()).contains(&cost))
+            && self.parts().all(|part| !part.holds() || part.limiter.can_hold())
     }
 
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.

@@ -1,5 +1,5 @@
-//! `Check`: the check of a limiter or a charge, a future. Waiting is in `acquire.rs`, and
-//! reservations are in `reservation.rs`.
+//! `Check`: the check of a limiter or a charge, a future. `acquire.rs` and `hold.rs` have the calls
+//! that wait and hold, and `reservation.rs` the call that reserves.
 
 use std::{
     pin::{Pin, pin},
@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     acquire::Acquire,
-    call::{Call, POLLED, poll_outcome},
+    call::{BEGUN, Call, poll_outcome},
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
@@ -107,7 +107,7 @@ impl Charge {
     }
 
     /// Returns the decision of a check, which has no permit.
-    fn checked(&self, outcome: Outcome) -> Result<Decision, Error> {
+    pub(super) fn checked(&self, outcome: Outcome) -> Result<Decision, Error> {
         if let Err(error) = self.check_spent(&outcome.receipts) {
             self.release_in_background(&outcome.receipts);
             return Err(error);
@@ -142,7 +142,7 @@ impl Charge {
 /// | decide in code that cannot await | [`check(key).now()`](Check::now) |
 /// | know what it would decide | [`check(key).peek()`](Check::peek)`.await` |
 ///
-/// Nothing happens before the first poll.
+/// Nothing happens before the first poll. After it, the methods panic.
 #[derive(Debug)]
 #[must_use = "a check does nothing until it is awaited"]
 pub struct Check<'a, K> {
@@ -153,7 +153,8 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// Sets the units that the check spends. The default is 1, or the costs of the charge: then it
     /// is that of the limit that was added last, as for [`Charge::cost`].
     ///
-    /// A cost of 0, or above the largest that the quota can grant, is an error of the check.
+    /// A cost of 0, or above the largest that the quota can grant, is an error of the check. In a
+    /// charge, it replaces an estimate.
     #[inline]
     pub fn cost(mut self, units: u64) -> Self {
         self.call.cost(units);
@@ -161,8 +162,9 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     }
 
     /// Waits until the request may proceed, if that is within `max_wait`: see
-    /// [`Limiter::try_acquire`]. With [`Duration::MAX`], it waits as long as necessary: see
-    /// [`Limiter::acquire`].
+    /// [`Limiter::try_acquire`], also for errors, cancel safety and panics. With [`Duration::MAX`],
+    /// it waits as long as necessary: see [`Limiter::acquire`]. For limits on different keys, see
+    /// [`Charge`](crate::Charge#waiting).
     ///
     /// # Examples
     ///
@@ -199,7 +201,8 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     ///
     /// # Errors
     ///
-    /// As for [`Limiter::check`], and [`Error::NotImmediate`] if a store answers later, such as a
+    /// As for [`Limiter::check`] or [`Charge::check`], and [`Error::NotImmediate`] if a store answers
+    /// later, such as a
     /// `RedisStore`, immediately and without spending.
     ///
     /// # Examples
@@ -228,7 +231,8 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     ///
     /// # Errors
     ///
-    /// As for [`Limiter::check`], and `Error::Redisson` if Redisson shares the limiter.
+    /// As for [`Limiter::check`] or [`Charge::check`], without [`Error::HasEstimate`] and
+    /// [`Error::OnlyHolds`], and `Error::Redisson` if Redisson shares the limiter.
     ///
     /// # Cancel safety
     ///
@@ -254,7 +258,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
         let answer = match self.call.take_charge() {
             Some(charge) => charge.decide(action, max_wait),
             None => {
-                let (limiter, key, units) = self.call.take_units().expect(POLLED);
+                let (limiter, key, units) = self.call.take_units().expect(BEGUN);
                 limiter.decide(action, &key.into(), units, max_wait)
             }
         };
@@ -274,11 +278,13 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             return Poll::Ready(Ok(outcome.decision));
         }
         let mut answer = limiter.decide_in_store(Action::Check, &key, units, MaxWait::DEFAULT);
-        if let Some(outcome) = poll_outcome(&mut answer, cx) {
+        let polled = poll_outcome(&mut answer, cx);
+        let is_pending = polled.is_pending();
+        if let Poll::Ready(Some(outcome)) = polled {
             return Poll::Ready(Ok(outcome.decision));
         }
         let key = key.into_owned();
-        self.call.go_on(cx, async move {
+        self.call.go_on(cx, is_pending, async move {
             match answer.await {
                 Ok(outcome) => Ok(outcome.decision),
                 Err(error) => {
@@ -297,9 +303,11 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             return Poll::Ready(Err(error));
         }
         let mut answer = charge.decide(Action::Check, MaxWait::DEFAULT);
-        match poll_outcome(&mut answer, cx) {
-            Some(outcome) => Poll::Ready(charge.checked(outcome)),
-            None => self.call.go_on(cx, async move { charge.finish_check(answer).await }),
+        let polled = poll_outcome(&mut answer, cx);
+        let is_pending = polled.is_pending();
+        match polled {
+            Poll::Ready(Some(outcome)) => Poll::Ready(charge.checked(outcome)),
+            _ => self.call.go_on(cx, is_pending, async move { charge.finish_check(answer).await }),
         }
     }
 }

@@ -21,7 +21,7 @@
 /// `{"local": {"share": 0.25}}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum FailurePolicy {
     /// Rejects the request: 503 and `Retry-After`, or `UNAVAILABLE` for gRPC. A limiter without a
@@ -38,9 +38,6 @@ pub enum FailurePolicy {
     ///
     /// It outlasts errors of every kind, such as a missing permission or a damaged key: the log
     /// names them. [`acquire`](crate::Limiter::acquire) waits without a bound.
-    ///
-    /// It is the only policy that also applies to a [`Charge`](crate::Charge): if all of its
-    /// limiters have it.
     Wait,
     /// Lets the request proceed uncounted. The [source](crate::Decision::source) of its
     /// [`Decision`](crate::Decision) reports that there was no decision of the store. A request

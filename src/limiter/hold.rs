@@ -2,7 +2,6 @@
 //! the waiting in `waiter.rs` and `retry.rs`.
 
 use std::{
-    future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -15,7 +14,6 @@ use super::{
     handle::Limiter,
     max_wait::MaxWait,
     permit::Permit,
-    recovery::Recovered,
     waiter::Waiter,
 };
 use crate::{
@@ -38,7 +36,7 @@ impl Limiter {
     ///
     /// While units are held, a denied request may not know its [`retry_after`]: then it is `None`.
     ///
-    /// [`retry_after`]: Decision::retry_after
+    /// [`retry_after`]: crate::Decision::retry_after
     ///
     /// The [failure policy](Limiter::on_failure) applies: under `Open` the permit counts nothing,
     /// under `Local` it holds units in memory.
@@ -133,9 +131,10 @@ impl Charge {
     /// Returns the admission of a request that does not wait.
     fn admission(&self, outcome: Outcome) -> Admission<Permit> {
         let Outcome { decision, receipts } = outcome;
-        match decision.is_allowed() {
-            true => Admission::Admitted(self.permit(decision, &receipts)),
-            false => Admission::Denied(decision),
+        if decision.is_allowed() {
+            Admission::Admitted(self.permit(decision, &receipts))
+        } else {
+            Admission::Denied(decision)
         }
     }
 
@@ -156,7 +155,8 @@ pub struct Hold<'a, K> {
 }
 
 impl<'a, K> Hold<'a, K> {
-    /// Waits for the units for up to `max_wait`. The default is not to wait.
+    /// Waits for the units for up to `max_wait`, but no longer than a
+    /// [reservation](Limiter::reserve) can be away. The default is not to wait.
     ///
     /// A hold reserves no instant. A denied call checks again when units are restored, and when a
     /// permit of this process ends. While holds have to end first, it also checks every 25 to 50
@@ -207,9 +207,14 @@ impl<'a, K> Hold<'a, K> {
         charge: Charge,
         mut answer: StoreFuture<Outcome>,
     ) -> Poll<Result<Admission<Permit>, Error>> {
-        match poll_outcome(&mut answer, cx) {
-            Some(outcome) => Poll::Ready(Ok(charge.admission(outcome))),
-            None => self.call.go_on(cx, Waiter::new(charge, answer, MaxWait::NONE).hold()),
+        let polled = poll_outcome(&mut answer, cx);
+        let is_pending = polled.is_pending();
+        match polled {
+            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(charge.admission(outcome))),
+            _ => {
+                let waiter = Waiter::new(charge, answer, MaxWait::NONE);
+                self.call.go_on(cx, is_pending, waiter.hold())
+            }
         }
     }
 }
@@ -245,7 +250,7 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         }
         if waits {
             let max_wait = MaxWait::UpTo(micros(this.max_wait));
-            return this.call.go_on(cx, Waiter::begin(charge, max_wait).hold());
+            return this.call.go_on(cx, false, Waiter::begin(charge, max_wait).hold());
         }
         let answer = charge.decide(Action::Check, MaxWait::NONE);
         this.decide(cx, charge, answer)
@@ -253,25 +258,9 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
 }
 
 impl Waiter {
-    /// Waits until the request may proceed, applies the failure policy of the limiters if their
-    /// store fails, and returns the permit.
-    async fn hold(mut self) -> Result<Admission<Permit>, Error> {
-        let result = poll_fn(|cx| self.poll(cx)).await;
-        let rest = self.max_wait().at_most(self.remaining_wait());
-        let (charge, receipts) = self.disarm();
-        let error = match result {
-            Ok(decision) => return Ok(charge.admission(Outcome { decision, receipts })),
-            Err(error) => error,
-        };
-        match charge.recover_by_limiter(error)? {
-            Recovered::Uncounted(decision) => Ok(Admission::Admitted(Permit::uncounted(decision))),
-            Recovered::Fallback(charge) => {
-                charge.check_estimate()?;
-                let mut waiter = Self::begin(charge, rest);
-                let decision = poll_fn(|cx| waiter.poll(cx)).await?;
-                let (charge, receipts) = waiter.disarm();
-                Ok(charge.admission(Outcome { decision, receipts }))
-            }
-        }
+    /// Waits until the request may proceed or is denied, and returns its permit.
+    async fn hold(self) -> Result<Admission<Permit>, Error> {
+        let (charge, outcome) = self.finish().await?;
+        Ok(charge.admission(outcome))
     }
 }

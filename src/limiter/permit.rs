@@ -17,8 +17,8 @@ use crate::{
     keys::Key,
 };
 
-/// Units that are held, for a cost that is known later. Dropped, it counts as used: a call that is
-/// cut off has used its units.
+/// Units that are held, for a cost that is known later. A permit that is dropped counts as used: a
+/// call that is cut off has used its units.
 ///
 /// A permit ends once, in one of these ways:
 ///
@@ -190,11 +190,6 @@ impl Permit {
         let holds = Holds::of_one(limiter, key, units, &receipts);
         Admission::Admitted(Self { decision, holds })
     }
-
-    /// Returns the permit of a request that proceeds uncounted.
-    pub(super) fn uncounted(decision: Decision) -> Self {
-        Self { decision, holds: Holds::default() }
-    }
 }
 
 impl Guard for Permit {
@@ -226,7 +221,7 @@ impl Charge {
             let Receipt::Hold(receipt, algorithm) = *receipts.get(index) else { return None };
             Some(HeldUnits::new(limiter, key.clone(), units, receipt, algorithm))
         });
-        Holds::new(held, true)
+        Holds::new(held, !self.is_exempt())
     }
 }
 

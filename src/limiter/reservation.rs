@@ -1,5 +1,5 @@
-//! `Reservation`: an admission whose delay the caller sleeps, and that releases what it has reserved
-//! if it is dropped. The waiting itself is in `waiter.rs`.
+//! `Reservation`: what a request has reserved, and releases if it is dropped. The caller sleeps for
+//! its delay; the waiting itself is in `waiter.rs`.
 
 use std::{future::poll_fn, mem, time::Duration};
 
@@ -94,19 +94,19 @@ impl Waiter {
     /// Waits for the decision, and leaves the delay to the caller.
     async fn reserve(mut self) -> Result<Admission<Reservation>, Error> {
         let decision = poll_fn(|cx| self.poll_decision(cx)).await?;
-        self.check_spent()?;
         let (max_wait, deadline) = (self.max_wait(), self.deadline());
-        let (charge, receipts) = self.disarm();
-        if !decision.is_allowed() {
-            return Ok(Admission::Denied(decision));
+        let (charge, outcome) = self.outcome(decision);
+        if !outcome.decision.is_allowed() {
+            return Ok(Admission::Denied(outcome.decision));
         }
-        let outcome = Outcome { decision, receipts };
-        Ok(Admission::Admitted(Reservation::new(charge, outcome, max_wait, deadline)))
+        let reservation = Reservation::new(charge, outcome, max_wait, deadline);
+        reservation.charge.check_spent(&reservation.outcome.receipts)?; // or the drop releases
+        Ok(Admission::Admitted(reservation))
     }
 }
 
-/// Units that an admitted request has spent or reserved, made by [`Limiter::reserve`]. Dropped, it
-/// is released: a turn that was not taken has used nothing.
+/// Units that an admitted request has spent or reserved, made by [`Limiter::reserve`]. A reservation
+/// that is dropped is released: a turn that was not taken has used nothing.
 ///
 /// - [`ready`](Reservation::ready) waits until the request may proceed.
 /// - [`keep`](Reservation::keep) leaves the wait to the caller; the units stay spent.
@@ -163,7 +163,6 @@ impl Reservation {
     }
 
     /// Returns the decision that admitted the request.
-    #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.outcome.decision
     }
@@ -176,7 +175,7 @@ impl Reservation {
 
     /// Waits until the request may proceed, and returns the decision.
     ///
-    /// If the reserved instant was missed by more than 50 ms, because the process was stopped, or
+    /// If a request had to wait, and its reserved instant was missed by more than 50 ms, because the process was stopped, or
     /// because this was called late, the reservation is released, and the request checks once more
     /// with the rest of `max_wait`, as [`try_acquire`](Limiter::try_acquire) does. It then
     /// proceeds, waits again behind the others, or is denied. The decision is the last one.
@@ -195,7 +194,7 @@ impl Reservation {
     pub async fn ready(mut self) -> Result<Decision, Error> {
         let (charge, outcome) = (self.take_charge(), self.outcome.clone());
         let waiter = Waiter::until(charge, outcome, self.due, self.max_wait, self.deadline);
-        waiter.wait_or_recover().await
+        waiter.check().await
     }
 
     /// Keeps the units spent, whatever happens later, and returns the decision. The caller waits

@@ -1,5 +1,5 @@
 //! Retries of denied requests for which no instant can be reserved: limits on several keys, and a
-//! leaky bucket that is full. Waiting for a reserved instant is in `acquire.rs`.
+//! leaky bucket that is full. Waiting for a reserved instant is in `waiter.rs`.
 //!
 //! The store keeps no order among these requests, so each process has a queue for each limiter and
 //! key: see `retry_queue.rs`. Within a process, requests are served in order, and each checks about

@@ -137,25 +137,24 @@ impl Waiter {
     /// Begins a request. One that holds units, and may wait, first waits for those that wait
     /// already: it would take the units that are returned to them.
     pub(crate) fn begin(charge: Charge, max_wait: MaxWait) -> Self {
-        if !charge.holds_units() || charge.retry_deadline(max_wait).is_none() {
-            let answer = charge.decide(Action::Check, max_wait);
-            return Self::new(charge, answer, max_wait);
-        }
-        let mut acquire = Self::new(charge, StoreFuture::Ready(None), max_wait);
-        if acquire.retry.get_or_insert_default().join(&acquire.charge) {
-            acquire.phase = Phase::Queued;
-            acquire.wait = acquire.charge.begin_queued_wait();
+        let joins = charge.holds_units()
+            && charge.can_be_granted()
+            && charge.retry_deadline(max_wait).is_some();
+        let mut waiter = Self::new(charge, StoreFuture::Ready(None), max_wait);
+        if joins && waiter.retry.get_or_insert_default().join(&waiter.charge) {
+            waiter.phase = Phase::Queued;
+            waiter.wait = waiter.charge.begin_queued_wait();
         } else {
-            acquire.phase = Phase::Deciding(acquire.charge.decide(Action::Check, max_wait));
+            waiter.phase = Phase::Deciding(waiter.charge.decide(Action::Check, max_wait));
         }
-        acquire
+        waiter
     }
 
     /// Returns an admitted request, which waits only for the service.
     pub(crate) fn admitted(charge: Charge, outcome: Outcome) -> Self {
-        let mut acquire = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
-        acquire.phase = Phase::Admitted(outcome, None);
-        acquire
+        let mut waiter = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
+        waiter.phase = Phase::Admitted(outcome, None);
+        waiter
     }
 
     /// Keeps what the admitted request holds, as its service may not be ready for long: without
@@ -482,36 +481,28 @@ impl Waiter {
         waiter
     }
 
-    /// Returns an error if an admitted request, which has no permit, holds units. The drop returns
-    /// what it has taken.
-    pub(super) fn check_spent(&self) -> Result<(), Error> {
-        match &self.phase {
-            Phase::Admitted(outcome, _) => self.charge.check_spent(&outcome.receipts),
-            _ => Ok(()),
+    /// Waits until the request may proceed or is denied, and applies the failure policy of the
+    /// limiters if their store fails. Returns what the request has taken, and of which charge.
+    pub(super) async fn finish(mut self) -> Result<(Charge, Outcome), Error> {
+        let error = match poll_fn(|cx| self.poll(cx)).await {
+            Ok(decision) => return Ok(self.outcome(decision)),
+            Err(error) => error,
+        };
+        let (rest, retries) = (self.max_wait.at_most(self.remaining_wait()), self.retries);
+        match self.disarm().0.recover_by_limiter(error)? {
+            Recovered::Uncounted(decision) => Ok((Charge::exempt(), Outcome::of_nothing(decision))),
+            Recovered::Fallback(charge) => {
+                let mut waiter = Self::begin(charge, rest).retries(retries);
+                let decision = poll_fn(|cx| waiter.poll(cx)).await?;
+                Ok(waiter.outcome(decision))
+            }
         }
     }
 
-    /// Waits, and applies the failure policy of the limiter if its store fails.
-    pub(super) async fn wait_or_recover(mut self) -> Result<Decision, Error> {
-        let result = poll_fn(|cx| self.poll(cx)).await;
-        self.check_spent()?;
-        let (rest, retries) = (self.max_wait.at_most(self.remaining_wait()), self.retries);
-        let (charge, _) = self.disarm();
-        match result {
-            Err(error) => match charge.recover_by_limiter(error)? {
-                Recovered::Uncounted(decision) => Ok(decision),
-                Recovered::Fallback(charge) => {
-                    charge.check_costs()?;
-                    let answer = charge.decide(Action::Check, rest);
-                    let mut fallback = Self::new(charge, answer, rest).retries(retries);
-                    let decision = poll_fn(|cx| fallback.poll(cx)).await?;
-                    fallback.check_spent()?;
-                    drop(fallback.disarm());
-                    Ok(decision)
-                }
-            },
-            answer => answer,
-        }
+    /// Returns the charge of a request with this decision, and what it has taken.
+    pub(super) fn outcome(&mut self, decision: Decision) -> (Charge, Outcome) {
+        let (charge, receipts) = self.disarm();
+        (charge, Outcome { decision, receipts })
     }
 
     /// Ends the wait, so that the drop releases nothing. Returns the charge of the request, and the

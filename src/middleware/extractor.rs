@@ -2,7 +2,7 @@
 //!
 //! | key | extractor |
 //! |---|---|
-//! | the address of the peer, or of the client behind proxies | [`PeerIp`](PeerIp), [`ClientIp`] |
+//! | the address of the peer, or of the client behind proxies | [`PeerIp`], [`ClientIp`] |
 //! | an API key or another header, a bearer token, a cookie | [`header()`], [`bearer()`], [`cookie()`] |
 //! | a parameter of the query | [`query()`] |
 //! | the route of axum, with the feature `axum` | `Route` |

@@ -83,6 +83,46 @@ async fn costs_that_no_quota_grants_are_errors_of_every_call() {
     assert_eq!(remaining(&api).await, 10);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_no_quota_grants_is_an_error_at_once_whoever_waits() {
+    let store = MemoryStore::new();
+    let places =
+        Limiter::new("places", store.clone(), Algorithm::concurrency(), Quota::concurrent(2));
+    let bucket =
+        Limiter::new("bucket", store.clone(), Algorithm::leaky_bucket(), Quota::per_day(10));
+    let api = limiter(&store, "api");
+    let _held = [places.hold("alice", 2).await.unwrap(), api.hold("alice", 10).await.unwrap()];
+    let (mut first, mut other) = (
+        Box::pin(places.hold("alice", 1).max_wait(HOUR)),
+        Box::pin(api.hold("alice", 1).max_wait(HOUR)),
+    );
+    tokio::select! {
+        biased;
+        _ = &mut first => panic!("no place is free"),
+        _ = &mut other => panic!("no unit is left"),
+        () = std::future::ready(()) => {}
+    }
+    let start = tokio::time::Instant::now();
+    for cost in [0, 11, u64::MAX] {
+        for limiter in [&places, &api] {
+            let error = limiter.hold("alice", cost).max_wait(HOUR).await.unwrap_err();
+            assert!(matches!(error, Error::ZeroCost | Error::CostAboveQuota { .. }), "{error}");
+        }
+    }
+    let error = bucket.hold("alice", 1).max_wait(HOUR).await.unwrap_err();
+    assert!(matches!(error, Error::CannotHold { .. }), "{error}");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test]
+#[should_panic = "a call is set before it is polled"]
+async fn a_call_that_was_polled_is_not_set() {
+    let api = limiter(&MemoryStore::new(), "api");
+    let mut check = api.check("alice");
+    assert!((&mut check).await.unwrap().is_allowed());
+    let _ = check.cost(2);
+}
+
 #[tokio::test]
 async fn an_admission_has_a_guard_or_the_decision_of_a_denied_request() {
     let api = limiter(&MemoryStore::new(), "api");

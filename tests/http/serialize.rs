@@ -38,17 +38,17 @@ fn settings_are_read_as_they_are_written() {
         assert_form(policy, &form);
     }
     for (when_full, form) in
-        [(WhenFull::RejectNewKeys, "reject_new_keys"), (WhenFull::EvictSoonest, "evict_soonest")]
+        [(WhenFull::RejectNewKeys, "reject-new-keys"), (WhenFull::EvictSoonest, "evict-soonest")]
     {
         assert_form(when_full, &json!(form));
     }
     for (headers, form) in [
         (Headers::Draft11, "draft11"),
-        (Headers::Draft11All, "draft11_all"),
+        (Headers::Draft11All, "draft11-all"),
         (Headers::Draft06, "draft06"),
-        (Headers::XRateLimit, "x_rate_limit"),
-        (Headers::XRateLimitEpoch, "x_rate_limit_epoch"),
-        (Headers::RetryAfter, "retry_after"),
+        (Headers::XRateLimit, "x-rate-limit"),
+        (Headers::XRateLimitEpoch, "x-rate-limit-epoch"),
+        (Headers::RetryAfter, "retry-after"),
     ] {
         assert_form(headers, &json!(form));
     }
@@ -76,7 +76,7 @@ fn a_mistake_in_a_setting_names_the_values_that_are_valid() {
         assert_eq!(error.line(), 1, "{error}");
     }
     let error = serde_json::from_str::<WhenFull>(r#""evict""#).unwrap_err().to_string();
-    let complaint = "unknown variant `evict`, expected `reject_new_keys` or `evict_soonest`";
+    let complaint = "unknown variant `evict`, expected `reject-new-keys` or `evict-soonest`";
     assert!(error.starts_with(complaint), "{error}");
     let error = serde_json::from_str::<Headers>(r#""draft""#).unwrap_err().to_string();
     assert!(error.starts_with("unknown variant `draft`, expected one of `draft11`,"), "{error}");

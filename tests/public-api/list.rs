@@ -286,6 +286,21 @@ fn public_enums_and_variants_with_fields_can_get_more() {
     }
 }
 
+/// `tests/contract/traits.rs` says which traits a type implements.
+#[test]
+fn each_public_type_has_a_row_in_the_table_of_traits() {
+    let traits = fs::read_to_string(root().join("tests/contract/traits.rs")).unwrap();
+    let (_, rows) = traits.split_once("\nimplements! {").unwrap();
+    let (rows, _) = rows.split_once("\n#[tokio::test]").unwrap();
+    let words: BTreeSet<_> = rows.split(|c: char| !c.is_alphanumeric()).collect();
+    for line in listed().lines() {
+        let item = line.split_once("pub struct ").or_else(|| line.split_once("pub enum "));
+        let Some((_, path)) = item else { continue };
+        let name = path.split(['<', '(']).next().unwrap().rsplit("::").next().unwrap();
+        assert!(words.contains(name), "{path} has no row");
+    }
+}
+
 /// With `use tower_ratelimit::*`, a module would hide a crate of its name.
 #[test]
 fn no_public_module_has_the_name_of_a_crate_that_users_of_this_one_have() {

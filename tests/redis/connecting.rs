@@ -235,7 +235,7 @@ fn invalid_addresses_are_rejected_immediately() {
             "`localhost` has no scheme; write redis://HOST:PORT, rediss://HOST:PORT",
         ),
         (RedisStore::lazy("redis://:secret@host/x"), "redis://***@host/x: Invalid database number"),
-        (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::tls`"),
+        (RedisStore::lazy("rediss://localhost/#insecure"), "`RedisConfig::ca_certificates`"),
         (RedisStore::lazy("redis://:secret:localhost:1"), "the Redis URL redis://***: "),
         (RedisStore::lazy("redis://secret@localhost"), "there is a user but no password"),
         (RedisStore::lazy("redis://localhost/-1"), "the database must be a number"),

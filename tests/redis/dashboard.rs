@@ -292,8 +292,14 @@ fn the_diagnosis_has_the_texts_of_all_warnings_and_states() {
     let source = sources(&src, ".rs");
     let warnings = warnings(&source);
     assert!(warnings.len() >= 9, "{warnings:?}");
-    let states = ["unavailable", "slow", "login_rejected", "silent", "refused", "unreachable"];
-    let states = states.map(|state| state.to_string());
+    let health = fs::read_to_string(src.join("store/health.rs")).unwrap();
+    let states: Vec<_> = health
+        .lines()
+        .filter_map(|line| Some(line.split_once("=> \"Redis ")?.1.split_once('"')?.0))
+        .filter(|state| !state.starts_with("has not") && !state.starts_with("rejects decisions"))
+        .map(|state| format!("Redis {state}"))
+        .collect();
+    assert_eq!(states.len(), 6, "{states:?}");
     for text in warnings.into_iter().chain(states.iter().map(|state| &**state)) {
         assert!(page.contains(&format!("`{text}")), "{text:?} is not in the diagnosis");
     }

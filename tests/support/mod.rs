@@ -56,18 +56,17 @@ pub fn memory_store(max_keys: usize, when_full: WhenFull) -> MemoryStore {
     store
 }
 
+type Login = Result<Credentials, Box<dyn Error + Send + Sync>>;
+
 /// A provider of credentials that a test replaces.
 pub fn latest(
     receiver: watch::Receiver<Credentials>,
-) -> impl Fn(
-    Option<Credentials>,
-) -> Pin<Box<dyn Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send>> {
+) -> impl Fn(Option<Credentials>) -> Pin<Box<dyn Future<Output = Login> + Send>> {
     move |known: Option<Credentials>| {
         let mut receiver = receiver.clone();
-        let latest = async move {
+        Box::pin(async move {
             Ok(receiver.wait_for(|latest| known.as_ref() != Some(latest)).await?.clone())
-        };
-        Box::pin(latest)
+        })
     }
 }
 

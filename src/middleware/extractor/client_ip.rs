@@ -29,7 +29,7 @@ pub enum ProxyHeader {
 
 /// The address of the client behind trusted proxies. Clients cannot forge it.
 ///
-/// The peer of the connection, found as by [`PeerIp`](PeerIp), is the client if it is
+/// The peer of the connection, found as by [`PeerIp`], is the client if it is
 /// not a trusted proxy. If the peer is a trusted proxy, the header is searched from the right: the
 /// first address that is not trusted belongs to the client. Entries left of it are ignored, because
 /// a client can forge them.
@@ -39,7 +39,7 @@ pub enum ProxyHeader {
 /// Entries can have ports and brackets.
 ///
 /// IPv4 addresses that are mapped into IPv6 are IPv4 addresses. Addresses of NAT64, 6to4 and Teredo
-/// make the same key as with [`PeerIp`](PeerIp). A proxy with one of those addresses
+/// make the same key as with [`PeerIp`]. A proxy with one of those addresses
 /// is trusted only if a network contains the IPv6 address; its IPv4 address is not compared.
 ///
 /// `Forwarded` is read from its end by the grammar of RFC 7239. The search also ends at a malformed
@@ -97,9 +97,9 @@ pub struct ClientIp {
 /// # Behind a proxy
 ///
 /// Behind a proxy all requests come from the address of the proxy and share one quota. Use
-/// a [`ClientIp`] there, which trusts the proxy. A layer logs a warning, once, if 1,000 requests in a row
-/// have one key and a header that proxies write, such as `X-Forwarded-For`. It watches its first
-/// 100,000 requests.
+/// a [`ClientIp`] there, which trusts the proxy. A layer logs a warning, once, if 1,000 requests in
+/// a row have one key and a header that proxies write, such as `X-Forwarded-For`. It watches its
+/// first 100,000 requests.
 #[allow(non_upper_case_globals)]
 pub const PeerIp: ClientIp = ClientIp {
     header: ProxyHeader::XForwardedFor,

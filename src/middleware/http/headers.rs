@@ -49,10 +49,10 @@ const X_TRIPLE: Triple = [
 /// reserved.
 ///
 /// With the feature `serde`, a dialect is read and written by its name, such as `"draft11"` or
-/// `"x_rate_limit_epoch"`.
+/// `"x-rate-limit-epoch"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. A later draft

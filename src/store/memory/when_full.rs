@@ -62,7 +62,7 @@
 /// * Count IPv6 addresses by network, as [`key::PeerIp`](crate::key::PeerIp) does, and
 ///   authenticate other keys before they are counted.
 ///
-/// With the feature `serde`, it is read and written as `"reject_new_keys"` or `"evict_soonest"`.
+/// With the feature `serde`, it is read and written as `"reject-new-keys"` or `"evict-soonest"`.
 ///
 /// # Examples
 ///
@@ -74,7 +74,7 @@
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum WhenFull {
     /// Returns [`ErrorKind::Full`](crate::store::ErrorKind::Full) for the new key. The

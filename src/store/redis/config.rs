@@ -237,10 +237,12 @@ impl RedisConfig {
     /// rejected keeps the old one. Sentinels do not use the provider.
     ///
     /// A new connection calls the closure without credentials, and logs in with the result. The
-    /// time limit of 900 ms for connecting includes this call. An open connection passes the
+    /// time limit of 900 ms for connecting includes this call: if that is too short, a task fetches the
+    /// credentials, as in the second example. An open connection passes the
     /// credentials that it has used last: the future completes when there are others. After each
     /// answer, an open connection waits for a second before it calls again. So the closure may also
-    /// return the credentials that it got. The future must not block its thread.
+    /// return the credentials that it got. The future must not block its thread, nor
+    /// panic.
     ///
     /// If the future fails, a new connection fails. An open connection keeps its login, and the
     /// failure is an event of the feature `tracing`.
@@ -248,7 +250,7 @@ impl RedisConfig {
     /// # Examples
     ///
     /// A token is valid for 15 minutes. Each connection gets a token of its own, and another one
-    /// after 10 minutes:
+    /// every 5 minutes, so that there is time for two more if one cannot be fetched:
     ///
     /// ```
     /// use std::{io, time::Duration};
@@ -270,7 +272,7 @@ impl RedisConfig {
     /// let config = RedisConfig::server("rediss://redis.internal")?;
     /// let config = config.credentials_provider(|known: Option<Credentials>| async move {
     ///     if known.is_some() {
-    ///         sleep(Duration::from_secs(600)).await;
+    ///         sleep(Duration::from_secs(280)).await;
     ///     }
     ///     Ok(Credentials::new("limiter", token().await?))
     /// });
@@ -294,7 +296,10 @@ impl RedisConfig {
     /// let config = RedisConfig::server("redis://redis.internal")?;
     /// let config = config.credentials_provider(move |known: Option<Credentials>| {
     ///     let mut latest = latest.clone();
-    ///     async move { Ok(latest.wait_for(|latest| known.as_ref() != Some(latest)).await?.clone()) }
+    ///     async move {
+    ///         let others = latest.wait_for(|latest| known.as_ref() != Some(latest)).await?;
+    ///         Ok(others.clone())
+    ///     }
     /// });
     /// let store = RedisStore::new(config)?;
     /// # let _ = (store, sender);

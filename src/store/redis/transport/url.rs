@@ -250,7 +250,7 @@ impl Url {
         if plain.is_some() && url.ends_with("#insecure") {
             return Err(invalid(
                 "certificates are always checked; remove `#insecure`, and give the CA \
-                 certificates to `RedisConfig::tls`",
+                 certificates to `RedisConfig::ca_certificates`",
             ));
         }
         let is_tls = plain.is_some();

@@ -115,7 +115,7 @@ impl Logins {
                     known = next;
                 }
                 Err(error) if error.is_connection_dropped() => return,
-                Err(_) => {} // the server has not answered in time: once more
+                Err(_) => {} // such as an error of the socket: once more
             }
         }
     }
