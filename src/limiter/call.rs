@@ -71,8 +71,8 @@ impl<'a, K, T> Call<'a, K, T> {
         Some(charge.with_cost(cost))
     }
 
-    /// Sets the rest of the call, and polls it, unless it `is_pending` already: an answer that fails
-    /// at once lets other tasks run first.
+    /// Sets the rest of the call, and polls it, unless it `is_pending` already: an answer that
+    /// fails at once lets other tasks run first.
     pub(super) fn go_on(
         &mut self,
         cx: &mut Context<'_>,

@@ -201,9 +201,8 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     ///
     /// # Errors
     ///
-    /// As for [`Limiter::check`] or [`Charge::check`], and [`Error::NotImmediate`] if a store answers
-    /// later, such as a
-    /// `RedisStore`, immediately and without spending.
+    /// As for [`Limiter::check`] or [`Charge::check`], and [`Error::NotImmediate`] if a store
+    /// answers later, such as a `RedisStore`, immediately and without spending.
     ///
     /// # Examples
     ///

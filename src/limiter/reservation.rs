@@ -105,8 +105,8 @@ impl Waiter {
     }
 }
 
-/// Units that an admitted request has spent or reserved, made by [`Limiter::reserve`]. A reservation
-/// that is dropped is released: a turn that was not taken has used nothing.
+/// Units that an admitted request has spent or reserved, made by [`Limiter::reserve`]. A
+/// reservation that is dropped is released: a turn that was not taken has used nothing.
 ///
 /// - [`ready`](Reservation::ready) waits until the request may proceed.
 /// - [`keep`](Reservation::keep) leaves the wait to the caller; the units stay spent.
@@ -175,10 +175,11 @@ impl Reservation {
 
     /// Waits until the request may proceed, and returns the decision.
     ///
-    /// If a request had to wait, and its reserved instant was missed by more than 50 ms, because the process was stopped, or
-    /// because this was called late, the reservation is released, and the request checks once more
-    /// with the rest of `max_wait`, as [`try_acquire`](Limiter::try_acquire) does. It then
-    /// proceeds, waits again behind the others, or is denied. The decision is the last one.
+    /// If a request had to wait, and its reserved instant was missed by more than 50 ms, because
+    /// the process was stopped, or because this was called late, the reservation is released, and
+    /// the request checks once more with the rest of `max_wait`, as
+    /// [`try_acquire`](Limiter::try_acquire) does. It then proceeds, waits again behind the others,
+    /// or is denied. The decision is the last one.
     ///
     /// # Errors
     ///

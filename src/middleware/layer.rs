@@ -808,7 +808,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// Sets which requests are rejected with 403, before they are counted. If this method is called
     /// several times, each closure forbids requests.
     ///
-    /// The closure returns a `bool`. The closures of [`within`](crate::key::PeerIp::within) and
+    /// The closure returns a `bool`. The closures of [`within`](crate::key::ClientIp::within) and
     /// [`one_of`](crate::key::Value::one_of) return a `Result<bool, RequestError>`: a request that
     /// they cannot read is rejected.
     ///

@@ -75,8 +75,8 @@ pub fn metrics() -> impl Observer {
     Metrics::default()
 }
 
-/// Returns an observer as [`metrics`](fn@metrics) does, whose metrics have a label `store` with this name: for
-/// several stores in one process.
+/// Returns an observer as [`metrics`](fn@metrics) does, whose metrics have a label `store` with
+/// this name: for several stores in one process.
 #[must_use]
 pub fn metrics_of(store: &str) -> impl Observer {
     Metrics(Arc::new(Shared { store: Some(store.to_owned().into()), ..Shared::default() }))

@@ -18,9 +18,9 @@ use super::event::Event;
 /// with the answer. If the future is dropped before that answer:
 ///
 /// * [`check`](crate::Limiter::check) has no event
-/// * [`try_acquire`](crate::Limiter::try_acquire), `acquire`, `reserve`, `hold` and layers await the
-///   answer in the background, which is [`Event::Decided`], and then [`Event::Released`] if units
-///   were spent, reserved or held
+/// * [`try_acquire`](crate::Limiter::try_acquire), `acquire`, `reserve`, `hold` and layers await
+///   the answer in the background, which is [`Event::Decided`], and then [`Event::Released`] if
+///   units were spent, reserved or held
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not observe events",
     label = "not an observer",

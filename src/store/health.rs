@@ -66,6 +66,7 @@ pub struct Health {
 /// best state to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "a store in memory is always ready"))]
 pub(crate) enum Status {
     Ready,
     Unknown,

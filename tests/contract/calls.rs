@@ -120,7 +120,7 @@ async fn a_call_that_was_polled_is_not_set() {
     let api = limiter(&MemoryStore::new(), "api");
     let mut check = api.check("alice");
     assert!((&mut check).await.unwrap().is_allowed());
-    let _ = check.cost(2);
+    drop(check.cost(2));
 }
 
 #[tokio::test]

@@ -237,12 +237,11 @@ impl RedisConfig {
     /// rejected keeps the old one. Sentinels do not use the provider.
     ///
     /// A new connection calls the closure without credentials, and logs in with the result. The
-    /// time limit of 900 ms for connecting includes this call: if that is too short, a task fetches the
-    /// credentials, as in the second example. An open connection passes the
-    /// credentials that it has used last: the future completes when there are others. After each
-    /// answer, an open connection waits for a second before it calls again. So the closure may also
-    /// return the credentials that it got. The future must not block its thread, nor
-    /// panic.
+    /// time limit of 900 ms for connecting includes this call: if that is too short, a task fetches
+    /// the credentials, as in the second example. An open connection passes the credentials that it
+    /// has used last: the future completes when there are others. After each answer, an open
+    /// connection waits for a second before it calls again. So the closure may also return the
+    /// credentials that it got. The future must not block its thread, nor panic.
     ///
     /// If the future fails, a new connection fails. An open connection keeps its login, and the
     /// failure is an event of the feature `tracing`.
