@@ -1,7 +1,7 @@
 -- available_permits of a limiter in Redisson's format.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- ARGS, redisson/limits.lua, redisson/rate.lua, redisson/log.lua, redisson/available_permits.lua
--- EVALSHA names the text below this line bc32faf08e196bb7626d901c60e93bfe7de1cdcc
+-- EVALSHA names the text below this line 4c38dd3db4d411a1dd425d2d8e846588cbea0d78
 local ARGS = 0
 local SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000
 local MAX_PERMITS, MAX_EXACT, CENTURY = 2147483647, 2 ^ 53, 36525 * 86400000
@@ -174,6 +174,7 @@ local function read_log(writes)
     newest, size, changed = now_ceil, 1, true
     local permits = math.min(rate - left, MAX_PERMITS)
     redis.call('ZADD', log, newest, entry_of(string.rep('\0', 16), permits))
+    redis.call('DEL', tally_key)
   end
   expired, tally = 0, {}
   if size > 0 then

@@ -1,7 +1,7 @@
 -- set_rate of a limiter in Redisson's format.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- ARGS, redisson/limits.lua, redisson/rate.lua, redisson/log.lua, redisson/set_rate.lua
--- EVALSHA names the text below this line aea8a4547fcd0ed010fa324beaf15f306f790520
+-- EVALSHA names the text below this line 18ad4d97f9fa07ac7a7f9e1b555969f198d04183
 local ARGS = 5
 local SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000
 local MAX_PERMITS, MAX_EXACT, CENTURY = 2147483647, 2 ^ 53, 36525 * 86400000
@@ -174,6 +174,7 @@ local function read_log(writes)
     newest, size, changed = now_ceil, 1, true
     local permits = math.min(rate - left, MAX_PERMITS)
     redis.call('ZADD', log, newest, entry_of(string.rep('\0', 16), permits))
+    redis.call('DEL', tally_key)
   end
   expired, tally = 0, {}
   if size > 0 then
