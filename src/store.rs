@@ -28,12 +28,12 @@ pub(crate) use self::names::Name;
 pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::ScriptText;
-#[cfg(all(test, feature = "redisson"))]
-pub(crate) use self::redis::assert_written;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
 pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
+#[cfg(all(test, feature = "redisson"))]
+pub(crate) use self::redis::{assert_written, write};
 #[cfg(any(test, feature = "redisson"))]
 pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{

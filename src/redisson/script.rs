@@ -132,7 +132,7 @@ impl FromRedisValue for AcquireReply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::assert_written;
+    use crate::store::{assert_written, write};
 
     #[test]
     fn the_scripts_are_in_the_repo_as_they_are_sent() {
@@ -144,11 +144,11 @@ mod tests {
             ("expire", &EXPIRE),
             ("config", &CONFIG),
         ];
-        for (name, script) in scripts {
+        assert_written(scripts.map(|(name, script)| {
             let purpose = format!("{name} of a limiter in Redisson's format.");
             let files = script.files.iter().map(|file| format!("redisson/{file}.lua"));
             let files = format!("ARGS, {}", files.collect::<Vec<_>>().join(", "));
-            assert_written(&format!("redisson_{name}"), &purpose, &files, script.sent());
-        }
+            write(&format!("redisson_{name}"), &purpose, &files, script.sent())
+        }));
     }
 }

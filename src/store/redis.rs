@@ -27,7 +27,7 @@ mod transport;
 #[cfg(feature = "redisson")]
 pub(crate) use self::script_text::ScriptText;
 #[cfg(all(test, feature = "redisson"))]
-pub(crate) use self::script_text::assert_written;
+pub(crate) use self::script_text::{assert_written, write};
 #[cfg(feature = "redisson")]
 pub(crate) use self::transport::Deadline;
 pub(super) use self::transport::{FORMS, scheme_error};

@@ -44,13 +44,16 @@ fn of_key(key: &[u8]) -> Probe {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::script_text::assert_written, *};
+    use super::{
+        super::script_text::{assert_written, write},
+        *,
+    };
 
     #[test]
     fn the_script_of_the_probe_is_in_the_repo_as_it_is_sent() {
         let purpose =
             "Finds out whether a server decides: changes nothing, and needs all commands.";
-        assert_written("probe", purpose, "probe.lua", &SCRIPT);
+        assert_written([write("probe", purpose, "probe.lua", &SCRIPT)]);
     }
 
     #[test]

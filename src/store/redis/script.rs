@@ -422,7 +422,10 @@ fn malformed() -> RedisError {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::script_text::assert_written, *};
+    use super::{
+        super::script_text::{assert_written, write},
+        *,
+    };
 
     /// The files of an algorithm in the order of their texts.
     fn files(source: &ScriptSource) -> Vec<String> {
@@ -440,12 +443,12 @@ mod tests {
 
     #[test]
     fn the_script_of_each_algorithm_is_in_the_repo_as_it_is_sent() {
-        for (index, source) in SOURCES.iter().enumerate() {
+        assert_written(SOURCES.iter().enumerate().map(|(index, source)| {
             let purpose = format!("Decides about keys of a {} limiter, one by one.", source.name);
             let files = files(source).join(", ");
             let files = format!("prelude.lua, fast.lua, each.lua with {files}");
-            assert_written(source.name, &purpose, &files, script([index].into_iter()));
-        }
+            write(source.name, &purpose, &files, script([index].into_iter()))
+        }));
     }
 
     #[test]
@@ -456,6 +459,6 @@ mod tests {
         let files = files(&SOURCES[index]).join(", ");
         let files = format!("prelude.lua, fast.lua, algorithm.lua with {files}, combine.lua");
         let script = script([index, index].into_iter());
-        assert_written("several_token_buckets", purpose, &files, script);
+        assert_written([write("several_token_buckets", purpose, &files, script)]);
     }
 }

@@ -54,10 +54,10 @@ fn comment_start(line: &str) -> usize {
     line.len()
 }
 
-/// Writes the text that is sent to a file of `scripts/sent`, and fails if the file had another one:
-/// what a server runs can be read in one piece, and a review sees each change of it.
+/// Writes the text that is sent to a file of `scripts/sent`, and returns the name if the file had
+/// another one: what a server runs can be read in one piece, and a review sees each change of it.
 #[cfg(test)]
-pub(crate) fn assert_written(name: &str, purpose: &str, files: &str, script: &ScriptText) {
+pub(crate) fn write(name: &str, purpose: &str, files: &str, script: &ScriptText) -> Option<String> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/sent");
     let path = folder.join(name).with_extension("lua");
     let text = format!(
@@ -65,11 +65,23 @@ pub(crate) fn assert_written(name: &str, purpose: &str, files: &str, script: &Sc
          are not sent:\n-- {files}\n-- EVALSHA names the text below this line {}\n{}",
         script.hash, script.text
     );
-    if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
-        std::fs::create_dir_all(folder).unwrap();
-        std::fs::write(path, text).unwrap();
-        panic!("scripts/sent/{name}.lua was not what is sent: commit it as it is written now");
+    if std::fs::read_to_string(&path).ok().as_ref() == Some(&text) {
+        return None;
     }
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(path, text).unwrap();
+    Some(name.to_owned())
+}
+
+/// Fails if texts were not what is sent.
+#[cfg(test)]
+pub(crate) fn assert_written(changed: impl IntoIterator<Item = Option<String>>) {
+    let changed: Vec<_> = changed.into_iter().flatten().collect();
+    assert!(
+        changed.is_empty(),
+        "these files of scripts/sent were not what is sent: commit them as they are written now: \
+         {changed:?}"
+    );
 }
 
 #[cfg(test)]
