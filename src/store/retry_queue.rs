@@ -265,7 +265,7 @@ impl RetryQueues {
         // the map, then the queue.
         let wakers = {
             let mut queue = lock(&queue);
-            queue.update_group(group, max_units, |units| units.saturating_add(cost));
+            queue.update_group(group, max_units, |units| units + cost);
             queue.push(arrival, cost, forecast)
         };
         drop(queues);
@@ -353,7 +353,7 @@ impl Queue {
             let cost = first.get().cost;
             // Not only the first one: if a window ends, its whole quota is there, and checks one
             // after the other would take a round trip each.
-            let fits = self.units_checking.saturating_add(cost) <= forecast.available;
+            let fits = self.units_checking + cost <= forecast.available;
             if !fits && self.checking.values().any(|checking| checking.is_polled(now)) {
                 break;
             }
