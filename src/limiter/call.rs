@@ -26,7 +26,7 @@ type Rest<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 pub(super) enum Call<'a, K, T> {
     /// Units of one limiter. The first poll takes and converts the key: no poll moves the call.
     Units(&'a Limiter, Option<K>, u64),
-    /// The costs of a charge; `Some` replaces that of the limit that was added last.
+    /// The costs of a charge; `Some` replaces the cost of the limit that was added last.
     Charge(&'a Charge, Option<u64>),
     Waiting(Rest<'a, T>),
     Done,

@@ -223,8 +223,8 @@ impl Charge {
 
     /// Returns the part of the charge to the limiter of this name; exempt if there is none. For
     /// [`spend`](Charge::spend) and [`refund`](Charge::refund) of another number of units than the
-    /// request costs, set its [`cost`](Charge::cost): of several keys of this limiter, that of the
-    /// last one.
+    /// request costs, set its [`cost`](Charge::cost): of several keys of this limiter, only the
+    /// last one gets it.
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
         Self::of_parts(parts.cloned(), self.has_one_key())

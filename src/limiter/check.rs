@@ -151,7 +151,7 @@ pub struct Check<'a, K> {
 
 impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// Sets the units that the check spends. The default is 1, or the costs of the charge: then it
-    /// is that of the limit that was added last, as for [`Charge::cost`].
+    /// is the cost of the limit that was added last, as for [`Charge::cost`].
     ///
     /// A cost of 0, or above the largest that the quota can grant, is an error of the check. In a
     /// charge, it replaces an estimate.

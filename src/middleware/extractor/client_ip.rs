@@ -1,4 +1,4 @@
-//! The address of the client as a key: that of the peer, or behind trusted proxies.
+//! The address of the client as a key: the address of the peer, or the one behind trusted proxies.
 
 use std::net::{IpAddr, SocketAddr};
 
