@@ -269,6 +269,8 @@ async fn a_missing_permission_to_subscribe_is_reported_once() {
         watched.denied_commands() == [1; 3]
     })
     .await;
+    // The thread of the background reads these answers later.
+    until("a denial is reported", async || log.text().contains("+subscribe")).await;
     let lines = log.text();
     assert_eq!(lines.matches("+subscribe").count(), 1, "{lines}");
     assert_eq!(lines.lines().count(), 1, "{lines}");
