@@ -101,10 +101,9 @@ const fn is_share(share: f64) -> bool {
 #[cfg(feature = "serde")]
 fn valid_share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let share = serde::Deserialize::deserialize(deserializer)?;
-    match is_share(share) {
-        true => Ok(share),
-        false => Err(serde::de::Error::custom(format_args!(
-            "a share must be above 0 and at most 1, not {share}"
-        ))),
+    if !is_share(share) {
+        let text = format_args!("a share must be above 0 and at most 1, not {share}");
+        return Err(serde::de::Error::custom(text));
     }
+    Ok(share)
 }
