@@ -102,7 +102,7 @@ const fn is_share(share: f64) -> bool {
 fn valid_share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let share = serde::Deserialize::deserialize(deserializer)?;
     if !is_share(share) {
-        let text = format_args!("a share must be above 0 and at most 1, not {share}");
+        let text = format!("a share must be above 0 and at most 1, not {share}");
         return Err(serde::de::Error::custom(text));
     }
     Ok(share)
