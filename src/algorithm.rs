@@ -9,14 +9,12 @@ mod bucket;
 mod combine;
 mod concurrency;
 mod counts;
-mod debt;
 mod engine;
 mod fixed_window;
 mod hold;
 mod holding;
 mod leaky_bucket;
 mod model;
-mod packed;
 mod request;
 mod reservations;
 mod sliding_log;
@@ -35,9 +33,9 @@ pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::combine,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    packed::{FastReport, FastStep, INITIAL, Packed},
+    model::Core,
     request::{Action, EngineReply, EngineRequest, Release, units},
-    table::{Fast, Kind, Params, State},
+    table::{Kind, Params, State},
 };
 use crate::quota::{ConfigError, Quota};
 

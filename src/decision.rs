@@ -16,7 +16,7 @@ pub use self::{
 };
 
 use crate::{
-    algorithm::{EngineReply, FastReport, FastStep, Kind},
+    algorithm::{EngineReply, Kind},
     quota::Quota,
 };
 
@@ -100,7 +100,7 @@ pub(crate) struct Count {
 impl Count {
     pub(crate) fn new(limiter: &'static str, reply: &EngineReply) -> Self {
         let EngineReply { remaining, replenish, .. } = *reply;
-        Self { limiter, remaining: integer(remaining), replenish: integer(replenish) }
+        Self { limiter, remaining: remaining as u64, replenish: replenish as u64 }
     }
 
     pub(crate) const fn remaining(&self) -> u64 {
@@ -180,8 +180,8 @@ impl Status {
 
 impl Rare {
     #[cold]
-    fn new(blocked: f64, held: f64, quota: Option<Quota>) -> Option<Arc<Self>> {
-        let (blocked, held) = (integer(blocked), integer(held));
+    fn new(blocked: i64, held: i64, quota: Option<Quota>) -> Option<Arc<Self>> {
+        let (blocked, held) = (blocked as u64, held as u64);
         Self { blocked, held, quota, counts: Box::default() }.shared()
     }
 
@@ -197,36 +197,26 @@ impl Decision {
         let Policy { limit, quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, hold, .. } = reply;
         // Only a denied request, which may wait for holds to end, and calls other than a hold ask.
-        let held = if hold.is_some() { 0.0 } else { reply.held };
+        let held = if hold.is_some() { 0 } else { reply.held };
         let quota = (quota != limit.quota).then_some(quota);
-        let is_rare = blocked > 0.0 || held > 0.0 || quota.is_some();
+        let is_rare = blocked > 0 || held > 0 || quota.is_some();
         Self {
             limit,
             cost,
-            wait: integer(wait),
-            remaining: integer(remaining),
-            replenish: integer(replenish),
-            reset: integer(reset),
+            wait: wait.map_or(UNKNOWN, |wait| wait as u64),
+            remaining: remaining as u64,
+            replenish: replenish as u64,
+            reset: reset as u64,
             age: age as u32,
             status: Status::new(source, admitted),
             rare: if is_rare { Rare::new(blocked, held, quota) } else { None },
         }
     }
 
-    /// Returns the decision of the fast path about a limit in memory.
-    #[inline]
-    pub(crate) fn of_fast(limit: Policy, step: &FastStep, report: FastReport) -> Self {
-        let Policy { limit, cost, source, .. } = limit;
-        let FastStep { admitted, wait, .. } = *step;
-        let FastReport { remaining, replenish, reset } = report;
-        let status = Status::new(source, admitted);
-        Self { limit, cost, wait, remaining, replenish, reset, age: 0, status, rare: None }
-    }
-
     /// Returns the decision of a request that proceeds uncounted, because the store did not decide.
     pub(crate) fn uncounted(limit: Policy) -> Self {
         let limit = Policy { source: Source::Open, ..limit };
-        Self::new(limit, EngineReply::uncounted(0.0), 0.0)
+        Self::new(limit, EngineReply::uncounted(0), 0.0)
     }
 
     /// Returns a denial of a request of this cost and wait, which describes its key as this
@@ -439,13 +429,6 @@ impl fmt::Debug for Decision {
     }
 }
 
-/// Returns the integer of a reply. The engine counts in doubles that hold integers from 0 on, and
-/// processors convert signed integers faster.
-#[inline]
-fn integer(number: f64) -> u64 {
-    number as i64 as u64
-}
-
 /// Rounds up, to at least 1: a client that retries immediately would be denied again.
 pub(crate) const fn whole_seconds(time: Duration) -> u64 {
     let seconds = time.as_secs() + (time.subsec_nanos() > 0) as u64;
@@ -463,7 +446,7 @@ mod tests {
         let decide = |quota| {
             let (algorithm, source) = (None, Source::Store);
             let policy = Policy { limit, algorithm, quota, cost: 1, source };
-            Decision::new(policy, EngineReply::uncounted(0.0), 0.0)
+            Decision::new(policy, EngineReply::uncounted(0), 0.0)
         };
         assert_eq!(quotas.map(|quota| decide(quota).quota()), quotas);
         assert_ne!(decide(quotas[0]), decide(quotas[1]));

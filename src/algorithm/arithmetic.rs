@@ -1,10 +1,10 @@
-//! Exact arithmetic: integers below 2^53 in doubles, as Lua counts, and rates as fractions. No
+//! Exact arithmetic: integers below 2^53, as Lua counts in doubles, and rates as fractions. No
 //! algorithm.
 
 use crate::quota::{MAX_PER_MICRO, Quota};
 
 /// Doubles hold every integer up to here.
-pub(super) const EXACT: f64 = (1_u64 << 53) as f64;
+pub(super) const EXACT: i64 = 1 << 53;
 
 /// The rate of a bucket as a fraction: `unit` parts to a unit of the quota, `tick` parts per
 /// microsecond.
@@ -14,8 +14,8 @@ pub(super) const EXACT: f64 = (1_u64 << 53) as f64;
 /// most as many parts.
 #[derive(Debug, PartialEq)]
 pub(super) struct Rate {
-    pub(super) unit: f64,
-    pub(super) tick: f64,
+    pub(super) unit: i64,
+    pub(super) tick: i64,
 }
 
 impl Rate {
@@ -24,7 +24,7 @@ impl Rate {
         let (window, limit) = (quota.window_us().into(), quota.limit().into());
         let max = [(1 << 52) / u128::from(size), MAX_PER_MICRO.into()];
         let [unit, tick] = closest_above([window, limit], max);
-        Self { unit: unit as f64, tick: tick as f64 }
+        Self { unit: unit as i64, tick: tick as i64 }
     }
 }
 
@@ -58,83 +58,22 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
     of(0).min(of(1))
 }
 
-/// `math.floor(a * b / c)` of integers, within the bounds of [`divide`].
+/// The quotient of `dividend / divisor`, rounded down. Avoids the division in the most common case,
+/// a divisor of 1.
 #[inline]
-pub(super) fn mul_div(a: f64, b: f64, c: f64) -> f64 {
-    if a * b < EXACT { floor(a * b / c) } else { long_divide(a, b, c)[0] }
+pub(super) fn floor_div(dividend: i64, divisor: i64) -> i64 {
+    if divisor == 1 { dividend } else { dividend.div_euclid(divisor) }
 }
 
-/// The quotient and the rest of `a * b / c`, of integers with `a` up to 2^53, and `b` and `c` up to
-/// 2^46. A quotient above 2^53 is not exact.
-pub(super) fn divide(a: f64, b: f64, c: f64) -> [f64; 2] {
-    let product = a * b;
-    if product >= EXACT {
-        return long_divide(a, b, c);
-    }
-    let quotient = floor(product / c);
-    [quotient, product - quotient * c]
-}
-
-/// A long division with digits of base 64: the numbers in it are up to 127 x 2^46, which is exact.
-#[cold]
-fn long_divide(mut a: f64, b: f64, c: f64) -> [f64; 2] {
-    let (mut quotient, mut rest) = (0.0, 0.0);
-    let mut unit = (1_u64 << 48) as f64;
-    while unit >= 1.0 {
-        let digit = (a / unit).floor();
-        a -= digit * unit;
-        let part = rest * 64.0 + digit * b;
-        let whole = (part / c).floor();
-        (quotient, rest) = (quotient * 64.0 + whole, part - whole * c);
-        unit /= 64.0;
-    }
-    [quotient, rest]
-}
-
-/// `math.max`. Faster than `f64::max`, which also handles NaN.
+/// The quotient of a positive `dividend / divisor`, rounded up.
 #[inline]
-pub(super) fn max(a: f64, b: f64) -> f64 {
-    if a > b { a } else { b }
-}
-
-/// `math.min`.
-#[inline]
-pub(super) fn min(a: f64, b: f64) -> f64 {
-    if a < b { a } else { b }
-}
-
-/// `math.floor(dividend / divisor)` of integers. Avoids the division in the most common case, a
-/// divisor of 1.
-#[inline]
-pub(super) fn floor_div(dividend: f64, divisor: f64) -> f64 {
-    if divisor == 1.0 { dividend } else { floor(dividend / divisor) }
-}
-
-/// `math.ceil(dividend / divisor)` of integers.
-#[inline]
-pub(super) fn ceil_div(dividend: f64, divisor: f64) -> f64 {
-    if divisor == 1.0 { dividend } else { ceil(dividend / divisor) }
-}
-
-/// `f64::floor` for numbers within an `i64`. The standard one is a call, unless the build is for
-/// processors with an instruction for it.
-#[inline]
-pub(super) fn floor(number: f64) -> f64 {
-    let truncated = number as i64 as f64;
-    if truncated > number { truncated - 1.0 } else { truncated }
-}
-
-/// `f64::ceil` for numbers within an `i64`.
-#[inline]
-pub(super) fn ceil(number: f64) -> f64 {
-    let truncated = number as i64 as f64;
-    if truncated < number { truncated + 1.0 } else { truncated }
+pub(super) fn ceil_div(dividend: i64, divisor: i64) -> i64 {
+    if divisor == 1 { dividend } else { (dividend as u64).div_ceil(divisor as u64) as i64 }
 }
 
 /// The exponent of the power of two that is at most `time`, or 0: the scripts round expiries up to
 /// multiples of that power. Computed here, as Lua 5.4 has no `math.frexp`.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub(super) fn grain_exponent(time: f64) -> f64 {
-    let biased = time.max(1.0).to_bits() >> 52;
-    biased as f64 - 1023.0
+pub(super) fn grain_exponent(time: i64) -> f64 {
+    time.max(1).ilog2().into()
 }

@@ -32,7 +32,7 @@ pub(crate) fn combine(
 struct Resolved {
     admission: Admission,
     /// The wait of each limit.
-    waits: Vec<f64>,
+    waits: Vec<i64>,
     /// The limit that denies longest, if one denies.
     binding: usize,
 }
@@ -42,21 +42,26 @@ fn resolve(
     requests: &[EngineRequest],
     step: &mut impl FnMut(usize, &EngineRequest) -> EngineReply,
 ) -> Resolved {
-    let (mut wait, mut excess, mut binding) = (0.0, 0.0, 0);
-    let mut waits = vec![0.0; requests.len()];
+    let (mut wait, mut excess, mut binding) = (0, Some(0), 0);
+    let mut waits = vec![0; requests.len()];
     for (limit, request) in requests.iter().enumerate() {
         if !request.action.can_be_denied() {
             continue; // units that are spent for one limit do not wait for another
         }
         let peek = step(limit, &EngineRequest { action: Action::Peek, ..*request });
         if peek.admitted {
-            waits[limit] = peek.wait;
-            wait = peek.wait.max(wait);
-        } else if peek.wait > excess {
+            waits[limit] = peek.wait.unwrap_or(0);
+            wait = waits[limit].max(wait);
+        } else if is_longer(peek.wait, excess) {
             (excess, binding) = (peek.wait, limit);
         }
     }
-    let admitted = excess == 0.0;
-    let admission = Admission { admitted, wait: if admitted { wait } else { excess } };
+    let admitted = excess == Some(0);
+    let admission = Admission { admitted, wait: if admitted { Some(wait) } else { excess } };
     Resolved { admission, waits, binding }
+}
+
+/// Returns whether a wait is longer than another one. One that is unknown is the longest.
+fn is_longer(wait: Option<i64>, other: Option<i64>) -> bool {
+    other.is_some_and(|other| wait.is_none_or(|wait| wait > other))
 }

@@ -1,11 +1,10 @@
 //! The counts of the sub-windows of a sliding window: in four bytes each, or in eight once one of
 //! them does not fit. Does not know where the sub-windows are.
 
-use super::arithmetic::{max, min};
 use crate::quota::MAX_UNITS;
 
 /// The largest count. Units spent may exceed the quota; the sum of all counts stays exact.
-const MAX_COUNT: f64 = MAX_UNITS as f64;
+const MAX_COUNT: i64 = MAX_UNITS as i64;
 
 /// Counts, newest first. Not smaller again until the key is counted anew: in Redis, too, a key
 /// stays in one form.
@@ -13,7 +12,7 @@ const MAX_COUNT: f64 = MAX_UNITS as f64;
 pub(crate) enum Counts {
     Narrow(Box<[u32]>),
     /// Boxed twice, so that the type is not larger than a narrow one.
-    Wide(Box<Box<[f64]>>),
+    Wide(Box<Box<[i64]>>),
 }
 
 const _: () = assert!(size_of::<Counts>() == size_of::<Box<[u32]>>());
@@ -33,34 +32,34 @@ impl Counts {
 
     /// Returns a count; 0 if there is none.
     #[inline]
-    pub(super) fn get(&self, i: usize) -> f64 {
+    pub(super) fn get(&self, i: usize) -> i64 {
         match self {
             Self::Narrow(counts) => counts.get(i).copied().unwrap_or(0).into(),
-            Self::Wide(counts) => counts.get(i).copied().unwrap_or(0.0),
+            Self::Wide(counts) => counts.get(i).copied().unwrap_or(0),
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = f64> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = i64> {
         (0..self.len()).map(|i| self.get(i))
     }
 
     /// Adds units to a count.
     #[inline]
-    pub(super) fn add(&mut self, i: usize, units: f64) {
-        self.set(i, min(self.get(i) + units, MAX_COUNT));
+    pub(super) fn add(&mut self, i: usize, units: i64) {
+        self.set(i, (self.get(i) + units).min(MAX_COUNT));
     }
 
     /// Removes up to this number of units from a count, if it exists. Returns how many.
-    pub(super) fn remove(&mut self, i: usize, units: f64) -> f64 {
+    pub(super) fn remove(&mut self, i: usize, units: i64) -> i64 {
         let count = self.get(i);
         if i < self.len() {
-            self.set(i, max(count - units, 0.0));
+            self.set(i, (count - units).max(0));
         }
-        min(count, units)
+        count.min(units)
     }
 
     #[inline]
-    fn set(&mut self, i: usize, count: f64) {
+    fn set(&mut self, i: usize, count: i64) {
         match self {
             Self::Narrow(counts) if count <= u32::MAX.into() => counts[i] = count as u32,
             Self::Narrow(_) => {
@@ -81,15 +80,15 @@ impl Counts {
             }
             Self::Wide(counts) => {
                 counts.rotate_right(by);
-                counts[..by].fill(0.0);
+                counts[..by].fill(0);
             }
         }
     }
 }
 
-impl FromIterator<f64> for Counts {
-    fn from_iter<T: IntoIterator<Item = f64>>(counts: T) -> Self {
-        let counts: Box<[f64]> = counts.into_iter().collect();
+impl FromIterator<i64> for Counts {
+    fn from_iter<T: IntoIterator<Item = i64>>(counts: T) -> Self {
+        let counts: Box<[i64]> = counts.into_iter().collect();
         match counts.iter().all(|count| *count <= u32::MAX.into()) {
             true => Self::Narrow(counts.iter().map(|count| *count as u32).collect()),
             false => Self::Wide(Box::new(counts)),

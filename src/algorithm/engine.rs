@@ -2,77 +2,86 @@
 //! state contains. Its Lua twin is `scripts/engine.lua`, which `scripts/finish.lua` ends.
 
 use super::{
-    arithmetic::{max, min},
-    model::{Earliest, Model, Report},
+    model::{Core, Earliest, Model, Report},
     request::{Admission, EngineReply, EngineRequest, Release},
     reservations::{Reservation, Reserved},
 };
 
-/// Decides, and stores the state after the decision.
+/// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
+/// stepped back. Returns whether the state is counted by these parameters from now on, too.
 #[inline]
 pub(super) fn step<M: Model>(
-    stored: &mut Option<Reserved<M>>,
+    reserved: &mut Reserved<M>,
     request: &EngineRequest,
     params: &M::Params,
-) -> EngineReply {
+) -> (EngineReply, bool) {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
-    let found = stored.is_some();
-    let reserved = stored.get_or_insert_with(|| Reserved::new(M::initial(now, params)));
     let state = &mut reserved.state;
     let mut saved = state.save();
     // Whether another clock or quota has counted the state, and when that state is over.
-    let (mut stale, mut over) = (false, f64::INFINITY);
-    if found {
-        stale = state.step_back(now);
-        if let Some(time) = state.adopt(now, params, &mut saved) {
-            stale = true;
-            // The memory of denials infers from the times of a shaper how full it was.
-            over = if M::SHAPES { over } else { time };
-        }
+    let (mut stale, mut over) = (state.step_back(now), i64::MAX);
+    if let Some(time) = state.adopt(now, params, &mut saved) {
+        stale = true;
+        // The memory of denials infers from the times of a shaper how full it was.
+        over = if M::shapes(params) { over } else { time };
     }
 
     let earliest = state.earliest(now, request.needed(), params);
     let Earliest { wait, full } = earliest.after(request.blocked);
-    let excess = min(max(wait - max_wait, full), over);
+    let excess = (wait - max_wait).max(full).min(over);
     let Admission { admitted, wait } = request.admission(wait, excess);
-    let instant = now + wait;
+    let delay = wait.unwrap_or(0);
+    let instant = now + delay;
     let admits = action.commits() && admitted;
     let mut before = None;
     if admits {
-        before = (wait > 0.0 && M::RESERVES).then(|| state.clone());
+        before = (delay > 0 && M::RESERVES).then(|| state.clone());
         state.commit(instant, cost, params);
     }
 
     let mut reset = state.reset_after(now);
     let Report { remaining, mut replenish } = state.report(now, reset, params);
-    if admits || admitted && action.inserts() && stale {
+    let counts = admits || admitted && action.inserts() && stale;
+    if counts {
         let reservation = admits.then_some(Reservation { instant, cost });
         reserved.waiting.update(stale, now, reservation, before, params);
-        if reset == 0.0 {
-            *stored = None;
-        }
-    } else if found {
-        (reset, replenish) = (min(reset, over), min(replenish, over));
+    } else {
+        (reset, replenish) = (reset.min(over), replenish.min(over));
         state.restore(saved);
         if action.inserts() {
             reserved.follow_clock(now);
         }
-    } else {
-        *stored = None;
     }
-    EngineReply { admitted, wait, remaining, replenish, reset, ..EngineReply::uncounted(instant) }
+    let reply = EngineReply::uncounted(instant);
+    (EngineReply { admitted, wait, remaining, replenish, reset, ..reply }, counts)
+}
+
+/// Decides about a state that lies in a core. `None` if no core represents the state after the
+/// decision: nothing is changed then.
+#[inline]
+pub(super) fn step_core<M: Model>(
+    core: &mut Core,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> Option<EngineReply> {
+    let mut reserved = Reserved::new(M::open(*core, params)?);
+    let (reply, _) = step(&mut reserved, request, params);
+    if !reserved.waiting.is_empty() {
+        return None;
+    }
+    *core = reserved.state.close(request.now, params)?;
+    Some(reply)
 }
 
 /// Returns units to the state. Units of an instant to come are only returned if their reservation
 /// is found: the state may have been lost, and other requests may have spent since. Reservations
 /// that stay keep their instants.
 pub(super) fn return_units<M: Model>(
-    stored: &mut Option<Reserved<M>>,
-    now: f64,
+    reserved: &mut Reserved<M>,
+    now: i64,
     releases: &[Release],
     params: &M::Params,
 ) {
-    let Some(reserved) = stored else { return };
     reserved.follow_clock(now);
     let Reserved { state, waiting } = reserved;
     waiting.0.take_if(|reservations| reservations.are_over(now));
@@ -97,8 +106,5 @@ pub(super) fn return_units<M: Model>(
                 }
             }
         }
-    }
-    if state.reset_after(now) == 0.0 {
-        *stored = None;
     }
 }

@@ -8,18 +8,24 @@
 #[cfg(feature = "redis")]
 use super::state_bytes::Reader;
 use super::{
-    arithmetic::{EXACT, max, min},
-    packed::Packed,
+    arithmetic::{EXACT, ceil_div},
+    model::Core,
 };
 
 /// The most slots of a key: those of one lifetime, whose grid is at least an eighth of it.
 pub(super) const MAX_SLOTS: usize = 9;
 
-/// What is held of a key, and the state beside it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Held<S> {
-    pub(super) slots: Slots,
-    pub(super) state: S,
+/// The end of a hold that does not expire.
+const NEVER: i64 = i64::MAX;
+
+/// The units of a key that are held.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum Held {
+    #[default]
+    None,
+    /// In memory: their holds do not expire. The core of a key whose units are only held.
+    Endless(Core),
+    Expiring(Box<Slots>),
 }
 
 /// The units that are held, by the instants at which their holds expire.
@@ -27,39 +33,39 @@ pub(crate) struct Held<S> {
 pub(crate) struct Slots {
     /// The instant at which the first of the units was held. A hold with another epoch has lost
     /// its units, because the state was lost: these are others.
-    pub(super) epoch: f64,
+    pub(super) epoch: i64,
     /// The time of the slots at their last change: that of the clock, and `skew`, which keeps it
     /// from following a clock that stepped back.
-    pub(super) at: f64,
-    pub(super) skew: f64,
+    pub(super) at: i64,
+    pub(super) skew: i64,
     /// The end of the last slot that another one has joined, or 0. Only holds whose slots end by
     /// then can have their units in another slot.
-    pub(super) joined: f64,
+    pub(super) joined: i64,
     /// In the order of their ends, by the time of the slots.
     pub(super) slots: Vec<Slot>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Slot {
-    pub(super) ends: f64,
-    pub(super) units: f64,
+    pub(super) ends: i64,
+    pub(super) units: i64,
 }
 
 /// How long a hold lives, in microseconds, before it has to be renewed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lifetime {
-    pub(crate) time: f64,
+    pub(crate) time: i64,
     /// The ends of slots are multiples of this: the smallest power of two that is at least an
     /// eighth of the lifetime. So grids of several lifetimes nest.
-    pub(crate) grid: f64,
+    pub(crate) grid: i64,
 }
 
 /// The evidence by which a store finds the units of a hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HoldReceipt {
-    pub(crate) epoch: f64,
+    pub(crate) epoch: i64,
     /// The end of its slot. After it, the hold has expired.
-    pub(crate) ends: f64,
+    pub(crate) ends: i64,
 }
 
 /// A change of a hold.
@@ -67,14 +73,14 @@ pub struct HoldReceipt {
 pub struct HoldChange {
     pub(crate) receipt: HoldReceipt,
     /// The units of the hold.
-    pub(crate) units: f64,
+    pub(crate) units: i64,
     pub(crate) action: HoldAction,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HoldAction {
     /// Ends the hold: this many units were used, perhaps more than it holds.
-    End { used: f64 },
+    End { used: i64 },
     /// Holds the units for another lifetime.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Renew(Lifetime),
@@ -95,18 +101,101 @@ pub enum HoldReply {
 
 impl Lifetime {
     /// The lifetime of holds whose end cannot be missed.
-    pub(crate) const ENDLESS: Self = Self { time: f64::INFINITY, grid: 1.0 };
+    pub(crate) const ENDLESS: Self = Self { time: NEVER, grid: 1 };
 
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn new(micros: u64) -> Self {
         let grid = micros.div_ceil(8).next_power_of_two();
-        Self { time: micros as f64, grid: grid as f64 }
+        Self { time: micros as i64, grid: grid as i64 }
     }
 
     /// Returns the end of the slot of a hold that begins at `time`.
-    fn end(self, time: f64) -> f64 {
-        let ends = time + self.time;
-        if ends.is_finite() { (ends / self.grid).ceil() * self.grid } else { ends }
+    fn end(self, time: i64) -> i64 {
+        match self.time {
+            NEVER => NEVER,
+            lifetime => ceil_div(time + lifetime, self.grid) * self.grid,
+        }
+    }
+}
+
+impl Held {
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Endless(core) => core.amount == 0,
+            Self::Expiring(slots) => slots.is_empty(),
+        }
+    }
+
+    /// The sum of all units.
+    pub(super) fn total(&self) -> i64 {
+        match self {
+            Self::None => 0,
+            Self::Endless(core) => core.amount,
+            Self::Expiring(slots) => slots.total(),
+        }
+    }
+
+    /// Returns the slots, if there are any.
+    pub(super) fn slots(&self) -> Option<&Slots> {
+        if let Self::Expiring(slots) = self { Some(slots) } else { None }
+    }
+
+    pub(super) fn slots_mut(&mut self) -> Option<&mut Slots> {
+        if let Self::Expiring(slots) = self { Some(slots) } else { None }
+    }
+
+    /// Returns the time of the slots.
+    pub(super) fn time(&self, now: i64) -> i64 {
+        self.slots().map_or(now, |slots| slots.time(now))
+    }
+
+    /// Holds units. `epoch` is that of the first ones.
+    pub(super) fn hold(
+        &mut self,
+        now: i64,
+        units: i64,
+        lifetime: Lifetime,
+        epoch: i64,
+    ) -> HoldReceipt {
+        if self.is_empty() {
+            *self = match lifetime.time {
+                NEVER => Self::Endless(Core { at: epoch, amount: 0 }),
+                _ => Self::Expiring(Box::new(Slots { epoch, at: now, ..Slots::default() })),
+            };
+        }
+        self.hold_more(now, units, lifetime)
+    }
+
+    /// Holds units of the same epoch, also if none are held at the moment: a hold that is renewed.
+    pub(super) fn hold_more(&mut self, now: i64, units: i64, lifetime: Lifetime) -> HoldReceipt {
+        match self {
+            Self::Expiring(slots) => slots.hold_more(now, units, lifetime),
+            Self::Endless(core) => {
+                core.amount = (core.amount + units).min(EXACT);
+                HoldReceipt { epoch: core.at, ends: NEVER }
+            }
+            Self::None => self.hold(now, units, lifetime, now),
+        }
+    }
+
+    /// Returns whether the units of a hold are held that has not expired.
+    pub(super) fn knows(&self, receipt: HoldReceipt) -> bool {
+        let epoch = match self {
+            Self::None => return false,
+            Self::Endless(core) => core.at,
+            Self::Expiring(slots) => slots.epoch,
+        };
+        epoch == receipt.epoch && !self.is_empty()
+    }
+
+    /// Removes units of a hold that is known.
+    pub(super) fn take(&mut self, now: i64, receipt: HoldReceipt, units: i64) {
+        match self {
+            Self::None => {}
+            Self::Endless(core) => core.amount = (core.amount - units).max(0),
+            Self::Expiring(slots) => slots.take(now, receipt, units),
+        }
     }
 }
 
@@ -115,28 +204,13 @@ impl Slots {
         self.slots.is_empty()
     }
 
-    /// Returns the slots of units whose holds never expire.
-    pub(super) fn endless([epoch, units]: Packed) -> Self {
-        let slot = Slot { ends: f64::INFINITY, units: units as f64 };
-        Self { epoch: epoch as f64, slots: vec![slot], ..Self::default() }
-    }
-
-    /// Returns the two numbers that [`endless`](Self::endless) takes, if no hold expires.
-    pub(super) fn pack(&self) -> Option<Packed> {
-        match *self.slots {
-            [Slot { ends: f64::INFINITY, units }] => Some([self.epoch as i64, units as i64]),
-            _ => None,
-        }
-    }
-
     /// The sum of all units.
-    pub(super) fn total(&self) -> f64 {
-        // From 0, as the sum of no floats is -0.
-        min(self.slots.iter().fold(0.0, |sum, slot| sum + slot.units), EXACT)
+    fn total(&self) -> i64 {
+        self.slots.iter().map(|slot| slot.units).sum::<i64>().min(EXACT)
     }
 
     /// Returns the skew of the slots at a time of the clock.
-    fn skew_at(&self, now: f64) -> f64 {
+    fn skew_at(&self, now: i64) -> i64 {
         match now + self.skew < self.at {
             true => self.at - now,
             false => self.skew,
@@ -144,64 +218,54 @@ impl Slots {
     }
 
     /// Returns the time of the slots.
-    pub(super) fn time(&self, now: f64) -> f64 {
+    pub(super) fn time(&self, now: i64) -> i64 {
         now + self.skew_at(now)
     }
 
     /// Returns whether the clock has stepped back since the last change. Unless the skew is stored
     /// then, the time of the slots stands still until the clock has caught up (law 8).
-    pub(super) fn is_stale(&self, now: f64) -> bool {
+    pub(super) fn is_stale(&self, now: i64) -> bool {
         !self.is_empty() && now + self.skew < self.at
     }
 
+    /// Returns whether the slots change before a decision.
+    pub(super) fn is_due(&self, now: i64) -> bool {
+        self.is_stale(now) || self.has_ended(now)
+    }
+
     /// Follows the clock, before a change.
-    pub(super) fn touch(&mut self, now: f64) {
+    pub(super) fn touch(&mut self, now: i64) {
         self.skew = self.skew_at(now);
         self.at = now + self.skew;
     }
 
     /// Returns whether a slot has ended, and its units are still held.
-    pub(super) fn has_ended(&self, now: f64) -> bool {
+    pub(super) fn has_ended(&self, now: i64) -> bool {
         self.slots.first().is_some_and(|slot| slot.ends <= self.time(now))
     }
 
     /// Removes the first slot, if it has ended. Returns its units, and the instant by the clock.
-    pub(super) fn expire(&mut self, now: f64) -> Option<(f64, f64)> {
+    pub(super) fn expire(&mut self, now: i64) -> Option<(i64, i64)> {
         if self.has_ended(now) { self.expire_next(now) } else { None }
     }
 
     /// Removes the first slot, and returns the same.
-    pub(super) fn expire_next(&mut self, now: f64) -> Option<(f64, f64)> {
+    pub(super) fn expire_next(&mut self, now: i64) -> Option<(i64, i64)> {
         self.touch(now);
         let Slot { ends, units } = *self.slots.first()?;
         self.slots.remove(0);
         if ends == self.joined {
-            self.joined = 0.0;
+            self.joined = 0;
         }
         Some((units, ends - self.skew))
     }
 
     /// Returns whether the holds expire if they are not renewed.
     pub(super) fn have_ends(&self) -> bool {
-        self.slots.last().is_none_or(|slot| slot.ends.is_finite())
+        self.slots.last().is_none_or(|slot| slot.ends < NEVER)
     }
 
-    /// Holds units. `epoch` is that of the first ones.
-    pub(super) fn hold(
-        &mut self,
-        now: f64,
-        units: f64,
-        lifetime: Lifetime,
-        epoch: f64,
-    ) -> HoldReceipt {
-        if self.is_empty() {
-            *self = Self { epoch, at: now, ..Self::default() };
-        }
-        self.hold_more(now, units, lifetime)
-    }
-
-    /// Holds units of the same epoch, also if none are held at the moment: a hold that is renewed.
-    pub(super) fn hold_more(&mut self, now: f64, units: f64, lifetime: Lifetime) -> HoldReceipt {
+    fn hold_more(&mut self, now: i64, units: i64, lifetime: Lifetime) -> HoldReceipt {
         self.touch(now);
         let ends = lifetime.end(self.at);
         self.add(Slot { ends, units });
@@ -226,30 +290,25 @@ impl Slots {
             }
             let Slot { units, .. } = self.slots.remove(nearest);
             self.slots[nearest].units += units;
-            self.joined = max(self.joined, self.slots[nearest].ends);
+            self.joined = self.joined.max(self.slots[nearest].ends);
         }
-    }
-
-    /// Returns whether the slots contain the units of a hold that has not expired.
-    pub(super) fn knows(&self, receipt: HoldReceipt) -> bool {
-        !self.is_empty() && self.epoch == receipt.epoch
     }
 
     /// Removes units, from the slot that the receipt names, or the later ones that it may have
     /// joined. If they are not there, those of other holds stay: after a failover, the state can be
     /// older than the hold, although its epoch is the same.
-    pub(super) fn take(&mut self, now: f64, receipt: HoldReceipt, mut units: f64) {
+    fn take(&mut self, now: i64, receipt: HoldReceipt, mut units: i64) {
         self.touch(now);
-        let last = max(receipt.ends, self.joined);
+        let last = receipt.ends.max(self.joined);
         let of_hold = |slot: &&mut Slot| slot.ends >= receipt.ends && slot.ends <= last;
         for slot in self.slots.iter_mut().filter(of_hold) {
-            let taken = min(slot.units, units);
+            let taken = slot.units.min(units);
             slot.units -= taken;
-            units = max(units - taken, 0.0);
+            units -= taken;
         }
-        self.slots.retain(|slot| slot.units > 0.0);
+        self.slots.retain(|slot| slot.units > 0);
         let joined = self.slots.iter().rfind(|slot| slot.ends <= self.joined);
-        self.joined = joined.map_or(0.0, |slot| slot.ends);
+        self.joined = joined.map_or(0, |slot| slot.ends);
     }
 }
 
@@ -259,7 +318,7 @@ pub(super) const FORM: u8 = b'H';
 
 /// Reads what is held of a key, in front of the bytes of the state, which it returns, too.
 #[cfg(feature = "redis")]
-pub(super) fn decode(bytes: &[u8]) -> Option<(Slots, &[u8])> {
+pub(super) fn decode(bytes: &[u8]) -> Option<(Held, &[u8])> {
     let mut reader = Reader::new(bytes, FORM)?;
     let counts = reader.integer(1)? as usize;
     let [epoch, at, skew] = reader.integers([7; 3])?;
@@ -267,12 +326,14 @@ pub(super) fn decode(bytes: &[u8]) -> Option<(Slots, &[u8])> {
     for _ in 0..counts % 16 {
         let [ends, units] = reader.integers([7; 2])?;
         // An unused slot keeps its place, because the scripts cannot shorten a value.
-        if units > 0.0 {
+        if units > 0 {
             slots.push(Slot { ends, units });
         }
     }
     reader.integers([1; 2])?; // the count and the letter again, to be read from the end
     let last = (counts / 16).checked_sub(1);
-    let joined = last.and_then(|last| slots.get(last)).map_or(0.0, |slot: &Slot| slot.ends);
-    Some((Slots { epoch, at, skew, joined, slots }, reader.rest()))
+    let joined = last.and_then(|last| slots.get(last)).map_or(0, |slot: &Slot| slot.ends);
+    let slots = Slots { epoch, at, skew, joined, slots };
+    let held = if slots.is_empty() { Held::None } else { Held::Expiring(Box::new(slots)) };
+    Some((held, reader.rest()))
 }

@@ -2,11 +2,11 @@
 //! left; a request that would not fit into the bucket is denied. Its model is in `bucket.rs`: the
 //! debt is the content.
 
-use super::bucket::{Bucket, BucketParams};
+use super::bucket::BucketParams;
 use crate::quota::Quota;
 
-pub(crate) type LeakyBucketState = Bucket<true>;
+pub(crate) use super::bucket::Bucket as LeakyBucketState;
 
 pub(super) fn params(quota: Quota) -> BucketParams {
-    BucketParams::continuous(quota, 0)
+    BucketParams { shapes: true, ..BucketParams::continuous(quota, 0) }
 }

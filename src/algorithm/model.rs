@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::{arithmetic::max, packed::Packed, request::Release};
+use super::request::Release;
 use crate::quota::LONGEST_REFILL;
 
 /// The state of a key under one algorithm. [`engine`](super::engine) decides with it.
@@ -21,13 +21,6 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// True if the engine keeps the reservations of waiting requests. A log contains them itself.
     const RESERVES: bool = true;
 
-    /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
-    /// request can be denied for lack of room, too, whatever it may wait.
-    const SHAPES: bool = false;
-
-    /// True if units can be held: their use must not have an instant of its own.
-    const HOLDS: bool = true;
-
     /// False if units are only held.
     const SPENDS: bool = true;
 
@@ -36,10 +29,23 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     fn args(params: &Self::Params) -> Vec<f64>;
 
     /// The largest cost that a check can be granted.
-    fn max_cost(params: &Self::Params) -> f64;
+    fn max_cost(params: &Self::Params) -> i64;
 
     /// The parameters of a quota that is smaller by the units that are held.
-    fn beside(params: &Self::Params, held: f64) -> Self::Params;
+    fn beside(params: &Self::Params, held: i64) -> Self::Params;
+
+    /// The units that a key without requests has left.
+    fn full(params: &Self::Params) -> i64;
+
+    /// The time until units, spent now of a key without requests, do not count any more.
+    fn drain(units: i64, params: &Self::Params) -> i64;
+
+    /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
+    /// request can be denied for lack of room, too, whatever it may wait. Its units cannot be held:
+    /// they are departures, each of which has an instant of its own.
+    fn shapes(_: &Self::Params) -> bool {
+        false
+    }
 
     /// True if units are restored one by one, false if the units of a window may all be restored at
     /// one instant.
@@ -48,17 +54,17 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     }
 
     /// The longest wait of a check that does not specify one.
-    fn default_wait(_: &Self::Params) -> f64 {
-        0.0
+    fn default_wait(_: &Self::Params) -> i64 {
+        0
     }
 
     /// The longest wait that can be reserved.
-    fn max_reservable(_: &Self::Params) -> f64 {
-        LONGEST_REFILL as f64
+    fn max_reservable(_: &Self::Params) -> i64 {
+        LONGEST_REFILL as i64
     }
 
     /// The state of a key without requests.
-    fn initial(now: f64, params: &Self::Params) -> Self;
+    fn initial(now: i64, params: &Self::Params) -> Self;
 
     /// Reads the state that a script found.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
@@ -71,78 +77,88 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     fn restore(&mut self, saved: Self::Saved);
 
     /// Follows a clock that stepped back. Returns true if it did.
-    fn step_back(&mut self, now: f64) -> bool;
+    fn step_back(&mut self, now: i64) -> bool;
 
     /// Lets time pass until `now`.
-    fn advance(&mut self, now: f64);
+    fn advance(&mut self, now: i64);
 
     /// Lets time pass until `now`, and converts a state of other parameters. From the last request
     /// that it counts on, units are restored at the new rate, whenever this is called: so a denied
     /// request need not store the result. Returns the time until the state is over as it was
     /// counted, if the parameters are others; by then, it is over for all.
-    fn adopt(&mut self, now: f64, params: &Self::Params, saved: &mut Self::Saved) -> Option<f64>;
+    fn adopt(&mut self, now: i64, params: &Self::Params, saved: &mut Self::Saved) -> Option<i64>;
 
-    /// The wait until `needed` units are left.
-    fn earliest(&self, now: f64, needed: f64, params: &Self::Params) -> Earliest;
+    /// The wait until `needed` units are left, or for requests that wait, if none are needed.
+    fn earliest(&self, now: i64, needed: Option<i64>, params: &Self::Params) -> Earliest;
 
     /// Counts a request that proceeds at `instant`.
-    fn commit(&mut self, instant: f64, cost: f64, params: &Self::Params);
+    fn commit(&mut self, instant: i64, cost: i64, params: &Self::Params);
 
     /// Returns units that still count: those of one request, or of any requests.
-    fn refund(&mut self, now: f64, release: &Release, params: &Self::Params);
+    fn refund(&mut self, now: i64, release: &Release, params: &Self::Params);
 
     /// The time until the state is the initial one; 0 if it is.
-    fn reset_after(&self, now: f64) -> f64;
+    fn reset_after(&self, now: i64) -> i64;
 
     /// The units that are left, and the time until there are more; `reset` is the result of
     /// [`reset_after`](Model::reset_after).
-    fn report(&self, now: f64, reset: f64, params: &Self::Params) -> Report;
+    fn report(&self, now: i64, reset: i64, params: &Self::Params) -> Report;
 
     /// The instant of the last waiting request, if the state itself contains it.
-    fn waits_until(&self, _now: f64) -> Option<f64> {
+    fn waits_until(&self, _now: i64) -> Option<i64> {
         None
     }
 
-    /// The two numbers that represent the state under these parameters, if two do.
-    fn pack(&self, _now: f64, _params: &Self::Params) -> Option<Packed> {
+    /// The state that lies in a core, if one can.
+    fn open(_: Core, _: &Self::Params) -> Option<Self> {
         None
     }
 
-    /// The state that two numbers represent.
-    fn unpack(_: Packed, _: &Self::Params) -> Option<Self> {
+    /// The core that represents the state under these parameters, if one does.
+    fn close(&self, _now: i64, _: &Self::Params) -> Option<Core> {
         None
     }
+}
+
+/// A state in memory, as most keys have it: no request waits, and nothing is held beside it. It is
+/// the position and the debt of a bucket, the opening and the count of a window, or for units at a
+/// time the epoch and the units that are held. The rest follows from the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Core {
+    pub(crate) at: i64,
+    /// 0 in the initial state.
+    pub(crate) amount: i64,
 }
 
 /// The earliest instant at which a request can proceed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Earliest {
     /// The time until that instant.
-    pub(crate) wait: f64,
+    pub(crate) wait: i64,
     /// The time until there is room for it to wait.
-    pub(crate) full: f64,
+    pub(crate) full: i64,
 }
 
 impl Earliest {
     /// The same for a request that proceeds after a block.
     #[inline]
-    pub(super) fn after(self, block: f64) -> Self {
-        let full = if self.full > block { self.full } else { 0.0 };
-        Self { wait: max(self.wait, block), full }
+    pub(super) fn after(self, block: i64) -> Self {
+        let full = if self.full > block { self.full } else { 0 };
+        Self { wait: self.wait.max(block), full }
     }
 }
 
-impl From<f64> for Earliest {
+impl From<i64> for Earliest {
     /// A wait that may begin immediately.
     #[inline]
-    fn from(wait: f64) -> Self {
-        Self { wait, full: 0.0 }
+    fn from(wait: i64) -> Self {
+        Self { wait, full: 0 }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
-    pub(crate) remaining: f64,
+    pub(crate) remaining: i64,
     /// The time until `remaining` grows; 0 when it cannot.
-    pub(crate) replenish: f64,
+    pub(crate) replenish: i64,
 }

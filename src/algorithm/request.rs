@@ -1,9 +1,6 @@
 //! The requests to an algorithm, and its replies. Times are in microseconds.
 
-use super::{
-    arithmetic::max,
-    hold::{HoldReceipt, Lifetime},
-};
+use super::hold::{HoldReceipt, Lifetime};
 
 /// The action of a request on the state of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,11 +14,11 @@ pub enum Action {
     Hold {
         lifetime: Lifetime,
         /// That of the first hold of a key; the instant, if there is none.
-        epoch: Option<u64>,
+        epoch: Option<i64>,
     },
     /// Denies the key for a time in microseconds, without a change of its count.
     Block {
-        duration: u64,
+        duration: i64,
     },
     /// Ends a block.
     Unblock,
@@ -63,6 +60,18 @@ impl Action {
         self.commits() || matches!(self, Self::Hold { .. })
     }
 
+    /// Returns true if the action changes the state of a key, if it is not denied.
+    pub(crate) fn writes(self) -> bool {
+        !matches!(self, Self::Peek | Self::Observe)
+    }
+
+    /// Returns true if the action is decided about like a check: it holds no units, returns none,
+    /// and neither begins nor ends a block.
+    #[inline]
+    pub(crate) fn is_plain(self) -> bool {
+        matches!(self, Self::Check | Self::Peek | Self::Spend | Self::Observe)
+    }
+
     /// Returns true if the action begins or ends a block.
     pub(crate) fn blocks(self) -> bool {
         matches!(self, Self::Block { .. } | Self::Unblock)
@@ -71,47 +80,50 @@ impl Action {
 
 /// Converts units of the API into those of the engine, which counts up to 2^53: a quota is smaller.
 #[inline]
-pub(crate) fn units(units: u64) -> f64 {
-    units.min(1 << 53) as f64
+pub(crate) fn units(units: u64) -> i64 {
+    units.min(1 << 53) as i64
 }
 
 /// A request to one limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineRequest {
     pub(crate) action: Action,
-    pub(crate) cost: f64,
-    pub(crate) max_wait: f64,
-    pub(crate) now: f64,
+    pub(crate) cost: i64,
+    pub(crate) max_wait: i64,
+    pub(crate) now: i64,
     /// The admission by all limits of the request, once it is resolved.
     pub(crate) admission: Option<Admission>,
     /// The time until the block of the key ends.
-    pub(crate) blocked: f64,
+    pub(crate) blocked: i64,
 }
 
 /// The result of a decision: admitted or denied, and the time to wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Admission {
     pub(crate) admitted: bool,
-    /// The delay of an admitted request, the retry-after of a denied one.
-    pub(crate) wait: f64,
+    /// The delay of an admitted request, the retry-after of a denied one: none if it is unknown,
+    /// because holds have to end first.
+    pub(crate) wait: Option<i64>,
 }
 
 impl EngineRequest {
-    pub(crate) const fn observe(now: f64) -> Self {
+    pub(crate) const fn observe(now: i64) -> Self {
         let action = Action::Observe;
-        Self { action, cost: 0.0, max_wait: 0.0, now, admission: None, blocked: 0.0 }
+        Self { action, cost: 0, max_wait: 0, now, admission: None, blocked: 0 }
     }
 
     /// The units that must be left.
-    pub(super) fn needed(&self) -> f64 {
-        if self.action.can_be_denied() { self.cost } else { f64::NEG_INFINITY }
+    #[inline]
+    pub(super) fn needed(&self) -> Option<i64> {
+        self.action.can_be_denied().then_some(self.cost)
     }
 
     /// Resolves the admission of a request whose wait exceeds the longest one by `excess`.
-    pub(super) fn admission(&self, wait: f64, excess: f64) -> Admission {
+    #[inline]
+    pub(super) fn admission(&self, wait: i64, excess: i64) -> Admission {
         self.admission.unwrap_or_else(|| {
-            let admitted = excess == 0.0 || !self.action.can_be_denied();
-            Admission { admitted, wait: if admitted { wait } else { excess } }
+            let admitted = excess <= 0 || !self.action.can_be_denied();
+            Admission { admitted, wait: Some(if admitted { wait } else { excess }) }
         })
     }
 }
@@ -120,52 +132,53 @@ impl EngineRequest {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EngineReply {
     pub(crate) admitted: bool,
-    /// The delay of an admitted request, the retry-after of a denied one: infinite if it is
-    /// unknown, because holds have to end first.
-    pub(crate) wait: f64,
-    pub(crate) remaining: f64,
+    /// The delay of an admitted request, the retry-after of a denied one: none if it is unknown,
+    /// because holds have to end first.
+    pub(crate) wait: Option<i64>,
+    pub(crate) remaining: i64,
     /// The time until `remaining` grows; 0 when it cannot.
-    pub(crate) replenish: f64,
-    pub(crate) reset: f64,
+    pub(crate) replenish: i64,
+    pub(crate) reset: i64,
     /// The instant at which the request proceeds, or could, by the clock of the store.
-    pub(crate) instant: f64,
+    pub(crate) instant: i64,
     /// The time until the block of the key ends; 0 without one.
-    pub(crate) blocked: f64,
+    pub(crate) blocked: i64,
     /// The units of the key that are held.
-    pub(crate) held: f64,
+    pub(crate) held: i64,
     /// The hold that an admitted request has now.
     pub(crate) hold: Option<HoldReceipt>,
 }
 
 impl EngineReply {
     /// The reply to a request that proceeds at `instant`, without a statement about its limit.
-    pub(crate) const fn uncounted(instant: f64) -> Self {
+    pub(crate) const fn uncounted(instant: i64) -> Self {
         Self {
             admitted: true,
-            wait: 0.0,
-            remaining: 0.0,
-            replenish: 0.0,
-            reset: 0.0,
+            wait: Some(0),
+            remaining: 0,
+            replenish: 0,
+            reset: 0,
             instant,
-            blocked: 0.0,
-            held: 0.0,
+            blocked: 0,
+            held: 0,
             hold: None,
         }
     }
 
     /// The reply to a request that may not wait until the block of its key ends. It depends on the
     /// block alone.
-    pub(super) fn denied_by_block(request: &EngineRequest, rest: f64) -> Self {
+    pub(super) fn denied_by_block(request: &EngineRequest, rest: i64) -> Self {
         let EngineRequest { max_wait, now, admission, .. } = *request;
-        let wait = admission.map_or(rest - max_wait, |all| all.wait);
-        Self { admitted: false, wait, ..Self::uncounted(now + wait).blocked(rest) }
+        let wait = admission.map_or(Some(rest - max_wait), |all| all.wait);
+        let instant = now + wait.unwrap_or(0);
+        Self { admitted: false, wait, ..Self::uncounted(instant).blocked(rest) }
     }
 
     /// Returns the reply about a key whose block ends after `rest`.
-    pub(super) fn blocked(self, rest: f64) -> Self {
+    pub(super) fn blocked(self, rest: i64) -> Self {
         let Self { remaining, replenish, reset, .. } = self;
-        let replenish = if remaining > 0.0 { rest } else { max(replenish, rest) };
-        Self { remaining: 0.0, replenish, reset: max(reset, rest), blocked: rest, ..self }
+        let replenish = if remaining > 0 { rest } else { replenish.max(rest) };
+        Self { remaining: 0, replenish, reset: reset.max(rest), blocked: rest, ..self }
     }
 }
 
@@ -173,13 +186,13 @@ impl EngineReply {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Release {
     /// The instant at which the request proceeded, or would have; none for units of any request.
-    pub(crate) instant: Option<f64>,
-    pub(crate) units: f64,
+    pub(crate) instant: Option<i64>,
+    pub(crate) units: i64,
 }
 
 impl Release {
     /// Units of any request.
-    pub(crate) fn grant(units: f64) -> Self {
+    pub(crate) fn grant(units: i64) -> Self {
         Self { instant: None, units }
     }
 }

@@ -27,8 +27,8 @@ pub(crate) struct Reservations<S> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Reservation {
-    pub(super) instant: f64,
-    pub(super) cost: f64,
+    pub(super) instant: i64,
+    pub(super) cost: i64,
 }
 
 impl<S> Reserved<S> {
@@ -40,7 +40,7 @@ impl<S> Reserved<S> {
 impl<S: Model> Reserved<S> {
     /// Follows a clock that has stepped back. Reservations by another clock stay counted, and
     /// cannot be released.
-    pub(super) fn follow_clock(&mut self, now: f64) {
+    pub(super) fn follow_clock(&mut self, now: i64) {
         if self.state.step_back(now) {
             self.waiting.0 = None;
         }
@@ -49,7 +49,7 @@ impl<S: Model> Reserved<S> {
 
 impl<S: Model> Reservations<S> {
     /// Makes the entries whose instant has passed, up to `max` of them, part of the base.
-    pub(super) fn fold(&mut self, now: f64, max: usize, params: &S::Params) {
+    pub(super) fn fold(&mut self, now: i64, max: usize, params: &S::Params) {
         let passed = self.entries.partition_point(|entry| entry.instant <= now);
         for Reservation { instant, cost } in self.entries.drain(..passed.min(max)) {
             self.base.advance(instant);
@@ -59,7 +59,7 @@ impl<S: Model> Reservations<S> {
 
     /// Lowers the cost of the entry at the instant of the release, if there is one; returns units
     /// of the past to the base.
-    pub(super) fn lower(&mut self, now: f64, release: &Release, params: &S::Params) {
+    pub(super) fn lower(&mut self, now: i64, release: &Release, params: &S::Params) {
         let Release { instant, units, .. } = *release;
         let Some(instant) = instant.filter(|instant| *instant > now) else {
             return self.base.refund(now, release, params);
@@ -67,7 +67,7 @@ impl<S: Model> Reservations<S> {
         let index = self.entries.partition_point(|entry| entry.instant < instant);
         if let Some(entry) = self.entries.get_mut(index).filter(|entry| entry.instant == instant) {
             entry.cost -= units.min(entry.cost);
-            if entry.cost == 0.0 {
+            if entry.cost == 0 {
                 self.entries.remove(index);
             }
         }
@@ -75,14 +75,14 @@ impl<S: Model> Reservations<S> {
 }
 
 impl<S> Reservations<S> {
-    pub(super) fn are_over(&self, now: f64) -> bool {
+    pub(super) fn are_over(&self, now: i64) -> bool {
         self.entries.back().is_none_or(|newest| newest.instant <= now)
     }
 }
 
 impl<S: Model> Waiting<S> {
     /// Inserts a reservation; `before` is the state without it.
-    fn insert(&mut self, now: f64, reservation: Reservation, before: S, params: &S::Params) {
+    fn insert(&mut self, now: i64, reservation: Reservation, before: S, params: &S::Params) {
         let new = || Box::new(Reservations { base: before, entries: VecDeque::new() });
         let reservations = self.0.get_or_insert_with(new);
         reservations.fold(now, 2, params); // more than are added
@@ -101,7 +101,7 @@ impl<S: Model> Waiting<S> {
     pub(super) fn update(
         &mut self,
         stale: bool,
-        now: f64,
+        now: i64,
         admitted: Option<Reservation>,
         before: Option<S>,
         params: &S::Params,
@@ -123,13 +123,18 @@ impl<S: Model> Waiting<S> {
 }
 
 impl<S> Waiting<S> {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// Returns true if no request waits any more.
-    pub(super) fn is_over(&self, now: f64) -> bool {
+    pub(super) fn is_over(&self, now: i64) -> bool {
         self.0.as_ref().is_none_or(|reservations| reservations.are_over(now))
     }
 
     /// The instant of the last request that waits.
-    pub(super) fn until(&self) -> Option<f64> {
+    pub(super) fn until(&self) -> Option<i64> {
         Some(self.0.as_ref()?.entries.back()?.instant)
     }
 }

@@ -7,7 +7,6 @@
 use std::mem;
 
 use super::{
-    arithmetic::{ceil, floor, max, mul_div},
     counts::Counts,
     model::{Earliest, Model, Report},
     request::Release,
@@ -15,13 +14,18 @@ use super::{
 };
 use crate::quota::{ConfigError, Quota};
 
+fn mul_div(a: i64, b: i64, c: i64) -> i64 {
+    (a as i128 * b as i128 / c as i128) as i64
+}
+
+
 const MAX_BUCKETS: u32 = 100;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlidingWindowParams {
-    limit: f64,
-    window: f64,
-    buckets: f64,
+    limit: i64,
+    window: i64,
+    buckets: i64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,16 +38,16 @@ pub(crate) struct SlidingWindowState {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Grid {
-    pub(super) at: f64,
-    pub(super) start: f64,
+    pub(super) at: i64,
+    pub(super) start: i64,
     /// The parts of a sub-window: the window in microseconds.
-    pub(super) length: f64,
+    pub(super) length: i64,
     /// The instant of the newest admitted request.
-    pub(super) last: f64,
+    pub(super) last: i64,
     /// The number of the sub-window of `last`, from `start`.
-    pub(super) index: f64,
+    pub(super) index: i64,
     /// The parts of a microsecond: the sub-windows of a window.
-    pub(super) parts: f64,
+    pub(super) parts: i64,
 }
 
 impl SlidingWindowParams {
@@ -51,7 +55,7 @@ impl SlidingWindowParams {
         if !(1..=MAX_BUCKETS).contains(&buckets) {
             return Err(ConfigError::Buckets { buckets });
         }
-        let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
+        let (limit, window) = (quota.limit() as i64, quota.window_us() as i64);
         Ok(Self { limit, window, buckets: buckets.into() })
     }
 }
@@ -61,25 +65,25 @@ impl SlidingWindowState {
         self.grid.length != params.window || self.grid.parts != params.buckets
     }
 
-    fn count(&self, slot: f64) -> f64 {
+    fn count(&self, slot: i64) -> i64 {
         let i = self.grid.index - slot;
-        if i < 0.0 { 0.0 } else { self.counts.get(i as usize) }
+        if i < 0 { 0 } else { self.counts.get(i as usize) }
     }
 
-    fn slot_of(&self, instant: f64) -> f64 {
-        floor((instant - self.grid.start) * self.grid.parts / self.grid.length)
+    fn slot_of(&self, instant: i64) -> i64 {
+        ((instant - self.grid.start) * self.grid.parts).div_euclid(self.grid.length)
     }
 
-    fn opening(&self, slot: f64) -> f64 {
-        self.grid.start + ceil(slot * self.grid.length / self.grid.parts)
+    fn opening(&self, slot: i64) -> i64 {
+        self.grid.start - (-slot * self.grid.length).div_euclid(self.grid.parts)
     }
 
-    fn count_inside(&self, slot: f64) -> f64 {
-        (0..self.grid.parts as u32).map(|i| self.count(slot - f64::from(i))).sum()
+    fn count_inside(&self, slot: i64) -> i64 {
+        (0..self.grid.parts as u32).map(|i| self.count(slot - i as i64)).sum()
     }
 
     /// The part of the count of the oldest sub-window that its overlap weights, rounded up.
-    fn weight(&self, slot: f64, instant: f64) -> f64 {
+    fn weight(&self, slot: i64, instant: i64) -> i64 {
         let Grid { start, length, parts, .. } = self.grid;
         let passed = (instant - start) * parts - slot * length;
         let count = self.count(slot - parts);
@@ -87,25 +91,25 @@ impl SlidingWindowState {
     }
 
     /// The instant from which the weight of the oldest sub-window is at most `free`.
-    fn light(&self, slot: f64, oldest: f64, free: f64) -> f64 {
+    fn light(&self, slot: i64, oldest: i64, free: i64) -> i64 {
         let Grid { start, length, parts, .. } = self.grid;
         let overlap = mul_div(length, free, oldest);
-        start + ceil(((slot + 1.0) * length - overlap) / parts)
+        start - (overlap - (slot + 1) * length).div_euclid(parts)
     }
 
     /// The newest sub-window with a count; none if it has left the window.
-    fn newest(&self, now: f64) -> Option<f64> {
-        let i = self.counts.iter().position(|count| count > 0.0)?;
-        let slot = self.grid.index - i as f64;
+    fn newest(&self, now: i64) -> Option<i64> {
+        let i = self.counts.iter().position(|count| count > 0)?;
+        let slot = self.grid.index - i as i64;
         (self.slot_of(now) <= slot + self.grid.parts).then_some(slot)
     }
 
     fn first_instant(
         &self,
-        now: f64,
-        needed: f64,
+        now: i64,
+        needed: i64,
         SlidingWindowParams { limit, .. }: SlidingWindowParams,
-    ) -> f64 {
+    ) -> i64 {
         let mut instant = now.max(self.grid.last);
         let mut slot = self.slot_of(instant);
         let mut inside = self.count_inside(slot);
@@ -116,13 +120,13 @@ impl SlidingWindowState {
             if free >= oldest {
                 return instant;
             }
-            if free >= 0.0 {
+            if free >= 0 {
                 let light = self.light(slot, oldest, free);
-                if light < self.opening(slot + 1.0) {
+                if light < self.opening(slot + 1) {
                     return instant.max(light);
                 }
             }
-            slot += 1.0;
+            slot += 1;
             inside -= self.count(slot - self.grid.parts);
             instant = self.opening(slot);
         }
@@ -134,20 +138,20 @@ impl SlidingWindowState {
     /// of the time.
     fn regrid(
         &mut self,
-        now: f64,
+        now: i64,
         SlidingWindowParams { window, buckets, .. }: SlidingWindowParams,
     ) -> Counts {
         let Grid { start, last, .. } = self.grid;
         let mut moved = Counts::zeros(buckets as usize + 1);
-        let newest = ((last - start) * buckets / window).floor();
+        let newest = ((last - start) * buckets).div_euclid(window);
         for (i, count) in self.counts.iter().enumerate() {
-            let slot = self.grid.index - i as f64;
-            let (opening, closing) = (self.opening(slot), self.opening(slot + 1.0));
-            let end = last.min(closing - 1.0);
-            let middle = ((opening + closing) / 2.0).floor();
+            let slot = self.grid.index - i as i64;
+            let (opening, closing) = (self.opening(slot), self.opening(slot + 1));
+            let end = last.min(closing - 1);
+            let middle = (opening + closing).div_euclid(2);
             let instant = if end > now { end } else { opening.max(middle.min(last)) };
-            let i = newest - ((instant - start) * buckets / window).floor();
-            if i >= 0.0 && (i as usize) < moved.len() {
+            let i = newest - ((instant - start) * buckets).div_euclid(window);
+            if i >= 0 && (i as usize) < moved.len() {
                 moved.add(i as usize, count);
             }
         }
@@ -161,25 +165,34 @@ impl Model for SlidingWindowState {
     type Saved = (Grid, Option<Counts>);
 
     fn args(params: &SlidingWindowParams) -> Vec<f64> {
-        vec![params.limit, params.window, params.buckets]
+        vec![params.limit as f64, params.window as f64, params.buckets as f64]
     }
 
-    fn max_cost(params: &SlidingWindowParams) -> f64 {
+    fn max_cost(params: &SlidingWindowParams) -> i64 {
         params.limit
     }
 
-    fn beside(params: &SlidingWindowParams, held: f64) -> SlidingWindowParams {
+    fn full(params: &SlidingWindowParams) -> i64 {
+        params.limit
+    }
+
+    fn drain(units: i64, params: &SlidingWindowParams) -> i64 {
+        let SlidingWindowParams { window, buckets, .. } = *params;
+        if units > 0 { ((buckets + 1) * window + buckets - 1) / buckets } else { 0 }
+    }
+
+    fn beside(params: &SlidingWindowParams, held: i64) -> SlidingWindowParams {
         SlidingWindowParams { limit: params.limit - held, ..*params }
     }
 
     #[inline]
     fn initial(
-        now: f64,
+        now: i64,
         &SlidingWindowParams { window, buckets, .. }: &SlidingWindowParams,
     ) -> Self {
         let counts = Counts::zeros(buckets as usize + 1);
         let grid =
-            Grid { at: now, start: now, length: window, last: now, index: 0.0, parts: buckets };
+            Grid { at: now, start: now, length: window, last: now, index: 0, parts: buckets };
         Self { grid, counts }
     }
 
@@ -192,7 +205,7 @@ impl Model for SlidingWindowState {
         let at = reader.integer(7)?;
         let last = reader.signed(7)?;
         reader.integer(sum_size)?; // of the counts
-        let index = ((last - start) * parts / length).floor();
+        let index = ((last - start) * parts).div_euclid(length);
         let counts = (0..=parts as usize).map(|_| reader.integer(size));
         let counts = counts.collect::<Option<_>>()?;
         Some(Self { grid: Grid { at, start, length, last, index, parts }, counts })
@@ -212,30 +225,30 @@ impl Model for SlidingWindowState {
     }
 
     #[inline]
-    fn step_back(&mut self, now: f64) -> bool {
+    fn step_back(&mut self, now: i64) -> bool {
         let Grid { at, start, last, .. } = &mut self.grid;
         let back = *at - now;
-        if back > 0.0 {
+        if back > 0 {
             (*at, *start, *last) = (now, *start - back, *last - back);
         }
-        back > 0.0
+        back > 0
     }
 
     #[inline]
-    fn advance(&mut self, now: f64) {
+    fn advance(&mut self, now: i64) {
         self.grid.at = now;
     }
 
     #[inline]
     fn adopt(
         &mut self,
-        now: f64,
+        now: i64,
         params: &SlidingWindowParams,
         saved: &mut Self::Saved,
-    ) -> Option<f64> {
+    ) -> Option<i64> {
         self.advance(now);
         let over = self.is_foreign_to(params).then(|| self.reset_after(now));
-        if over.is_some_and(|over| over > 0.0) {
+        if over.is_some_and(|over| over > 0) {
             let moved = self.regrid(now, *params);
             saved.1 = Some(mem::replace(&mut self.counts, moved));
         }
@@ -248,23 +261,24 @@ impl Model for SlidingWindowState {
     }
 
     #[inline]
-    fn earliest(&self, now: f64, needed: f64, params: &SlidingWindowParams) -> Earliest {
-        (self.first_instant(now, needed.min(params.limit), *params) - now).into()
+    fn earliest(&self, now: i64, needed: Option<i64>, params: &SlidingWindowParams) -> Earliest {
+        let needed = needed.map_or(-(1 << 60), |needed| needed.min(params.limit));
+        (self.first_instant(now, needed, *params) - now).into()
     }
 
     #[inline]
-    fn commit(&mut self, instant: f64, cost: f64, _: &SlidingWindowParams) {
+    fn commit(&mut self, instant: i64, cost: i64, _: &SlidingWindowParams) {
         let slot = self.slot_of(instant);
-        let by = (slot - self.grid.index).min(self.counts.len() as f64) as usize;
+        let by = (slot - self.grid.index).min(self.counts.len() as i64) as usize;
         self.counts.shift(by);
         self.counts.add(0, cost);
         let Grid { start, length, last, index, parts, .. } = &mut self.grid;
-        let cycles = floor(slot / *parts); // `start` moves by whole windows
+        let cycles = slot.div_euclid(*parts); // `start` moves by whole windows
         *start += cycles * *length;
         (*last, *index) = (instant, slot - cycles * *parts);
     }
 
-    fn refund(&mut self, now: f64, release: &Release, params: &SlidingWindowParams) {
+    fn refund(&mut self, now: i64, release: &Release, params: &SlidingWindowParams) {
         let Release { instant, mut units } = *release;
         if let Some(instant) = instant {
             if self.is_foreign_to(params) {
@@ -272,38 +286,38 @@ impl Model for SlidingWindowState {
             }
             let i = self.grid.index - self.slot_of(instant);
             // An older sub-window does not count any more.
-            if i >= 0.0 {
+            if i >= 0 {
                 self.counts.remove(i as usize, units);
             }
             return;
         }
         // Requests that wait keep theirs: their sub-windows may have replaced some that count now.
         let ahead = self.grid.index - self.slot_of(now);
-        let inside = ahead.min(0.0) + self.grid.parts + 1.0;
-        for i in (ahead.max(0.0) as usize..inside as usize).rev() {
+        let inside = ahead.min(0) + self.grid.parts + 1;
+        for i in (ahead.max(0) as usize..inside as usize).rev() {
             units -= self.counts.remove(i, units);
         }
     }
 
     #[inline]
-    fn reset_after(&self, now: f64) -> f64 {
-        let end = |newest| self.opening(newest + self.grid.parts + 1.0) - now;
-        self.newest(now).map_or(0.0, end)
+    fn reset_after(&self, now: i64) -> i64 {
+        let end = |newest| self.opening(newest + self.grid.parts + 1) - now;
+        self.newest(now).map_or(0, end)
     }
 
     #[inline]
-    fn report(&self, now: f64, reset: f64, params: &SlidingWindowParams) -> Report {
+    fn report(&self, now: i64, reset: i64, params: &SlidingWindowParams) -> Report {
         let SlidingWindowParams { limit, .. } = *params;
-        if reset == 0.0 {
-            return Report { remaining: limit, replenish: 0.0 };
+        if reset == 0 {
+            return Report { remaining: limit, replenish: 0 };
         }
-        let mut remaining = 0.0;
+        let mut remaining = 0;
         if self.grid.last <= now {
             let slot = self.slot_of(now);
             let inside = self.count_inside(slot);
-            remaining = max(limit - inside - self.weight(slot, now), 0.0);
+            remaining = (limit - inside - self.weight(slot, now)).max(0);
         }
-        let replenish = self.first_instant(now, remaining + 1.0, *params) - now;
+        let replenish = self.first_instant(now, remaining + 1, *params) - now;
         Report { remaining, replenish }
     }
 }

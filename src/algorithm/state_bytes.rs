@@ -18,19 +18,19 @@ impl<'a> Reader<'a> {
     }
 
     /// An unsigned integer of `size` bytes.
-    pub(super) fn integer(&mut self, size: usize) -> Option<f64> {
-        Some(self.bits(size)? as f64)
+    pub(super) fn integer(&mut self, size: usize) -> Option<i64> {
+        Some(self.bits(size)? as i64)
     }
 
     /// A signed integer of `size` bytes.
-    pub(super) fn signed(&mut self, size: usize) -> Option<f64> {
+    pub(super) fn signed(&mut self, size: usize) -> Option<i64> {
         let unused = 64 - 8 * size;
-        Some(((self.bits(size)? << unused) as i64 >> unused) as f64)
+        Some((self.bits(size)? << unused) as i64 >> unused)
     }
 
     /// Unsigned integers of these sizes, in bytes.
-    pub(super) fn integers<const N: usize>(&mut self, sizes: [usize; N]) -> Option<[f64; N]> {
-        let mut numbers = [0.0; N];
+    pub(super) fn integers<const N: usize>(&mut self, sizes: [usize; N]) -> Option<[i64; N]> {
+        let mut numbers = [0; N];
         for (number, size) in numbers.iter_mut().zip(sizes) {
             *number = self.integer(size)?;
         }

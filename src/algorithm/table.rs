@@ -1,22 +1,17 @@
-//! The table of the algorithms: the only list of their models and scripts. Holds no logic of its
-//! own.
+//! The table of the algorithms, the only list of their models and scripts, and the state of a key
+//! under one of them.
 
-use std::mem::take;
-
-#[cfg(feature = "redis")]
-use super::hold;
 use super::{
-    Algorithm,
-    block::{self, Block},
-    concurrency, engine, fixed_window,
+    Algorithm, concurrency, engine, fixed_window,
     hold::Held,
     leaky_bucket,
-    model::Model,
-    packed::{FastReport, FastStep, INITIAL, Packed},
+    model::{Core, Model},
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
 };
+#[cfg(feature = "redis")]
+use super::{block, hold};
 use crate::quota::{ConfigError, Quota};
 
 /// The Lua text that decides by one algorithm.
@@ -38,15 +33,12 @@ macro_rules! algorithms {
         $variant:ident $module:ident::$state:ident $form:literal [$($part:literal),*]
             $storage:literal
     ),* $(,)?) => {
-        /// The state of one key.
+        /// What was spent of a key, as an algorithm counts it.
         #[derive(Clone, Debug, Default, PartialEq)]
-        pub(crate) enum State {
-            /// The state of a key without requests, under any algorithm.
+        pub(crate) enum Spent {
             #[default]
-            Initial,
-            Blocked(Box<Block<State>>),
-            Held(Box<Held<State>>),
-            $($variant(Option<Reserved<$module::$state>>),)*
+            Nothing,
+            $($variant(Reserved<$module::$state>),)*
         }
 
         /// An algorithm with a quota, ready to decide.
@@ -73,83 +65,25 @@ macro_rules! algorithms {
             fast: include_str!(concat!("../../scripts/", stringify!($module), "/fast.lua")),
         },)*];
 
-        impl State {
-            #[inline]
-            pub(crate) fn is_initial(&self) -> bool {
+        impl Spent {
+            /// Follows a clock that has stepped back.
+            fn follow_clock(&mut self, now: i64) {
                 match self {
-                    Self::Initial => true,
-                    Self::Blocked(_) | Self::Held(_) => false,
-                    $(Self::$variant(stored) => stored.is_none(),)*
-                }
-            }
-
-            /// Returns whether units are still held whose slot has ended.
-            pub(super) fn has_ended_holds(&self, now: f64) -> bool {
-                matches!(self, Self::Held(held) if held.slots.has_ended(now))
-            }
-
-            /// Returns whether the clock has stepped back since what is held was changed.
-            pub(super) fn has_stale_holds(&self, now: f64) -> bool {
-                matches!(self, Self::Held(held) if held.slots.is_stale(now))
-            }
-
-            /// Follows a clock that has stepped back: the only change that a denied request makes.
-            pub(super) fn follow_clock(&mut self, now: f64) {
-                match self {
-                    Self::Held(held) => {
-                        if held.slots.is_stale(now) {
-                            held.slots.touch(now);
-                        }
-                        held.state.follow_clock(now);
-                    }
-                    $(Self::$variant(Some(reserved)) => reserved.follow_clock(now),)*
-                    _ => {}
-                }
-            }
-
-            /// Returns whether units are held.
-            pub(crate) fn is_held(&self) -> bool {
-                match self {
-                    Self::Blocked(block) => block.state.is_held(),
-                    Self::Held(_) => true,
-                    _ => false,
-                }
-            }
-
-            /// The instant at which the block ends.
-            pub(crate) fn blocked_until(&self) -> Option<f64> {
-                match self {
-                    Self::Blocked(block) => Some(block.ends),
-                    _ => None,
+                    Self::Nothing => {}
+                    $(Self::$variant(reserved) => reserved.follow_clock(now),)*
                 }
             }
 
             /// The instant of the last waiting request with a known reservation.
             #[inline]
-            pub(crate) fn waited_until(&self, now: f64) -> Option<f64> {
+            fn waited_until(&self, now: i64) -> Option<i64> {
                 let instant = match self {
-                    Self::Initial => None,
-                    Self::Blocked(block) => return block.state.waited_until(now),
-                    Self::Held(held) => return held.state.waited_until(now),
-                    $(Self::$variant(stored) => {
-                        let Reserved { state, waiting } = stored.as_ref()?;
+                    Self::Nothing => None,
+                    $(Self::$variant(Reserved { state, waiting }) => {
                         waiting.until().or_else(|| state.waits_until(now))
                     })*
                 };
                 instant.filter(|instant| *instant > now)
-            }
-
-            /// Drops reservations that are over, by a clock that never steps back.
-            #[inline]
-            pub(crate) fn forget_reservations(&mut self, now: f64) {
-                match self {
-                    Self::Blocked(block) => block.state.forget_reservations(now),
-                    Self::Held(held) => held.state.forget_reservations(now),
-                    $(Self::$variant(Some(Reserved { waiting, .. })) if waiting.is_over(now) => {
-                        waiting.0 = None;
-                    })*
-                    _ => {}
-                }
             }
         }
 
@@ -184,23 +118,15 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Reads the state that a script found; `None` if it is malformed.
-            pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
+            /// Reads what was spent; `None` if it is malformed.
+            fn decode_spent(&self, bytes: &[u8]) -> Option<Spent> {
                 if bytes.is_empty() {
-                    return Some(State::Initial);
-                }
-                if bytes[0] == block::FORM {
-                    let (ends, inside) = block::decode(bytes)?;
-                    return Some(self.blocked(self.decode(inside)?, ends));
-                }
-                if bytes[0] == hold::FORM {
-                    let (slots, beside) = hold::decode(bytes)?;
-                    return Some(self.close(Held { slots, ..self.held(self.decode(beside)?) }));
+                    return Some(Spent::Nothing);
                 }
                 Some(match self {
                     $(Self::$variant(_) => {
                         let state = <$module::$state as Model>::decode(bytes)?;
-                        State::$variant(Some(Reserved::new(state)))
+                        Spent::$variant(Reserved::new(state))
                     })*
                 })
             }
@@ -214,14 +140,14 @@ macro_rules! algorithms {
             }
 
             /// The largest cost that a check can be granted.
-            pub(crate) fn max_cost(&self) -> f64 {
+            pub(crate) fn max_cost(&self) -> i64 {
                 match self {
                     $(Self::$variant(params) => <$module::$state as Model>::max_cost(params),)*
                 }
             }
 
             /// The same with a quota that is smaller by the units that are held.
-            pub(super) fn beside(&self, held: f64) -> Self {
+            pub(super) fn beside(&self, held: i64) -> Self {
                 match self {
                     $(Self::$variant(params) => {
                         Self::$variant(<$module::$state as Model>::beside(params, held))
@@ -229,10 +155,17 @@ macro_rules! algorithms {
                 }
             }
 
-            /// True if units can be held.
-            pub(crate) fn can_hold(&self) -> bool {
+            /// The units that a key without requests has left.
+            pub(super) fn full(&self) -> i64 {
                 match self {
-                    $(Self::$variant(_) => <$module::$state as Model>::HOLDS,)*
+                    $(Self::$variant(params) => <$module::$state as Model>::full(params),)*
+                }
+            }
+
+            /// The time until units, spent now of a key without requests, do not count any more.
+            pub(super) fn drain(&self, units: i64) -> i64 {
+                match self {
+                    $(Self::$variant(params) => <$module::$state as Model>::drain(units, params),)*
                 }
             }
 
@@ -245,7 +178,7 @@ macro_rules! algorithms {
             /// True for a shaper: requests wait without asking to, in a bounded room.
             pub(crate) fn shapes(&self) -> bool {
                 match self {
-                    $(Self::$variant(_) => <$module::$state as Model>::SHAPES,)*
+                    $(Self::$variant(params) => <$module::$state as Model>::shapes(params),)*
                 }
             }
 
@@ -259,14 +192,14 @@ macro_rules! algorithms {
             }
 
             /// The longest wait, in microseconds, of a check that does not specify one.
-            pub(crate) fn default_wait(&self) -> f64 {
+            pub(crate) fn default_wait(&self) -> i64 {
                 match self {
                     $(Self::$variant(params) => <$module::$state as Model>::default_wait(params),)*
                 }
             }
 
             /// The longest wait, in microseconds, that can be reserved.
-            pub(crate) fn max_reservable(&self) -> f64 {
+            pub(crate) fn max_reservable(&self) -> i64 {
                 match self {
                     $(Self::$variant(params) => {
                         <$module::$state as Model>::max_reservable(params)
@@ -274,99 +207,100 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides, and changes the state, which is one of this algorithm.
-            #[inline]
-            pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-                match state {
-                    State::Blocked(_) => self.step_blocked(state, request),
-                    _ if request.action.blocks() => self.step_blocked(state, request),
-                    _ => self.step_inside(state, request),
-                }
-            }
-
-            /// Decides about the state inside of a block, or of a key without one.
-            #[inline]
-            pub(super) fn step_inside(
-                &self,
-                state: &mut State,
-                request: &EngineRequest,
-            ) -> EngineReply {
-                match (&*state, request.action) {
-                    (State::Held(_), _) | (_, Action::Hold { .. }) => {
-                        self.step_held(state, request)
-                    }
-                    _ => self.step_bare(state, request),
-                }
-            }
-
             /// Decides about a state without a block and without holds.
             #[inline]
             pub(super) fn step_bare(
                 &self,
-                state: &mut State,
+                spent: &mut Spent,
                 request: &EngineRequest,
             ) -> EngineReply {
                 if request.action == Action::Refund {
-                    self.return_units(state, request.now, &[Release::grant(request.cost)]);
+                    self.return_bare(spent, request.now, &[Release::grant(request.cost)]);
                 }
                 match self {
                     $(Self::$variant(params) => {
-                        if !matches!(state, State::$variant(_)) {
-                            if !request.action.commits() {
-                                return engine::step::<$module::$state>(&mut None, request, params);
+                        if let Spent::$variant(reserved) = spent {
+                            let (reply, counts) = engine::step(reserved, request, params);
+                            if counts && reply.reset == 0 {
+                                *spent = Spent::Nothing;
                             }
-                            *state = State::$variant(None);
+                            return reply;
                         }
-                        let State::$variant(stored) = state else { unreachable!() };
-                        engine::step(stored, request, params)
+                        let state = <$module::$state as Model>::initial(request.now, params);
+                        let mut reserved = Reserved::new(state);
+                        let (reply, counts) = engine::step(&mut reserved, request, params);
+                        if counts && reply.reset > 0 {
+                            *spent = Spent::$variant(reserved);
+                        }
+                        reply
                     })*
                 }
             }
 
-            /// Returns units to the state, as the algorithm counted them.
-            pub(crate) fn return_units(&self, state: &mut State, now: f64, releases: &[Release]) {
-                match (self, state) {
-                    (_, State::Blocked(block)) => {
-                        self.return_units(&mut block.state, now, releases);
-                    }
-                    (_, state @ State::Held(_)) => self.change_beside(state, now, |beside| {
-                        self.return_units(beside, now, releases);
-                    }),
-                    $((Self::$variant(params), State::$variant(stored)) => {
-                        engine::return_units(stored, now, releases, params);
+            /// Returns units to a state without a block and without holds.
+            pub(super) fn return_bare(&self, spent: &mut Spent, now: i64, releases: &[Release]) {
+                let is_over = match (self, &mut *spent) {
+                    $((Self::$variant(params), Spent::$variant(reserved)) => {
+                        engine::return_units(reserved, now, releases, params);
+                        reserved.state.reset_after(now) == 0
                     })*
-                    _ => {} // the initial state
+                    _ => false,
+                };
+                if is_over {
+                    *spent = Spent::Nothing;
                 }
             }
 
-            /// Encodes the state in two numbers for later requests. `None` if two do not suffice:
-            /// because requests wait, or because it was counted with other parameters.
+            /// Decides about a state that lies in a core. `None` if no core represents the state
+            /// after the decision: nothing is changed then.
             #[inline]
-            pub(crate) fn pack(&self, state: &State, now: f64) -> Option<Packed> {
-                match (self, state) {
-                    (_, State::Held(held)) => self.pack_held(held),
-                    $((Self::$variant(params), State::$variant(Some(reserved))) => {
-                        let is_over = reserved.waiting.is_over(now);
-                        if is_over { reserved.state.pack(now, params) } else { None }
+            pub(crate) fn step_core(
+                &self,
+                core: &mut Core,
+                request: &EngineRequest,
+            ) -> Option<EngineReply> {
+                if !request.action.is_plain() {
+                    return None;
+                }
+                match self {
+                    $(Self::$variant(params) => {
+                        engine::step_core::<$module::$state>(core, request, params)
                     })*
-                    _ => state.is_initial().then_some(INITIAL),
                 }
             }
 
-            /// The state that the numbers represent.
-            #[inline]
-            pub(crate) fn unpack(&self, packed: Packed) -> State {
-                if packed == INITIAL {
-                    return State::Initial;
+            /// Takes a state out of a core.
+            pub(crate) fn open(&self, core: Core) -> State {
+                if core.amount == 0 {
+                    return State::default();
                 }
                 if !self.spends() {
-                    return self.unpack_held(packed);
+                    return State { held: Held::Endless(core), ..State::default() };
                 }
-                match self {
+                let spent = match self {
                     $(Self::$variant(params) => {
-                        let state = <$module::$state as Model>::unpack(packed, params);
-                        State::$variant(state.map(Reserved::new))
+                        let state = <$module::$state as Model>::open(core, params);
+                        state.map_or(Spent::Nothing, |state| Spent::$variant(Reserved::new(state)))
                     })*
+                };
+                State { spent, ..State::default() }
+            }
+
+            /// Returns the core that represents a state for later requests, if one does.
+            #[inline]
+            pub(crate) fn close(&self, state: &State, now: i64) -> Option<Core> {
+                if state.blocked_until > 0 {
+                    return None;
+                }
+                match (self, &state.held, &state.spent) {
+                    (_, Held::None, Spent::Nothing) => Some(Core::default()),
+                    (Self::Concurrency(_), Held::Endless(core), Spent::Nothing) => Some(*core),
+                    $((Self::$variant(params), Held::None, Spent::$variant(reserved))
+                        if reserved.waiting.is_over(now) =>
+                    {
+                        reserved.state.close(now, params)
+                    })*
+                    _ => None,
                 }
             }
         }
@@ -382,26 +316,76 @@ algorithms! {
     Concurrency concurrency::ConcurrencyState b'C' [] "reservations",
 }
 
-impl Params {
-    /// Returns a state in a block.
-    pub(super) fn blocked(&self, state: State, ends: f64) -> State {
-        State::Blocked(Box::new(Block { ends, state }))
+/// The state of a key; the default is the state of a key without requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct State {
+    /// The instant at which the block of the key ends; 0 without one.
+    pub(super) blocked_until: i64,
+    pub(super) held: Held,
+    pub(super) spent: Spent,
+}
+
+impl State {
+    /// Returns whether no units are held, and the key is not blocked.
+    #[inline]
+    fn is_bare(&self) -> bool {
+        self.blocked_until == 0 && matches!(self.held, Held::None)
     }
 
-    /// Decides about a key that is blocked, or is to be.
-    #[cold]
-    fn step_blocked(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-        let (known, mut inside) = match take(state) {
-            State::Blocked(block) => (block.ends, block.state),
-            state => (0.0, state),
-        };
-        let decide = |request: &_| self.step_inside(&mut inside, request);
-        let (reply, ends) = block::step(known, request, decide);
-        *state = match ends {
-            Some(ends) => self.blocked(inside, ends),
-            None => inside,
-        };
-        reply
+    /// Follows a clock that has stepped back: the only change that a denied request makes.
+    pub(super) fn follow_clock(&mut self, now: i64) {
+        if let Some(slots) = self.held.slots_mut()
+            && slots.is_stale(now)
+        {
+            slots.touch(now);
+        }
+        self.spent.follow_clock(now);
+    }
+
+    /// Returns whether units are held.
+    pub(crate) fn is_held(&self) -> bool {
+        !matches!(self.held, Held::None)
+    }
+
+    /// The instant at which the block ends.
+    pub(crate) fn blocked_until(&self) -> Option<i64> {
+        (self.blocked_until > 0).then_some(self.blocked_until)
+    }
+
+    /// The instant of the last waiting request with a known reservation.
+    #[inline]
+    pub(crate) fn waited_until(&self, now: i64) -> Option<i64> {
+        self.spent.waited_until(now)
+    }
+}
+
+impl Params {
+    /// Decides, and changes the state, which is one of this algorithm, where it lies.
+    #[inline]
+    pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+        match state.is_bare() && (request.action.is_plain() || request.action == Action::Refund) {
+            true => self.step_bare(&mut state.spent, request),
+            false => self.step_blocked(state, request),
+        }
+    }
+
+    /// Returns whether units can be held: their use must not have an instant of its own.
+    pub(crate) fn can_hold(&self) -> bool {
+        !self.shapes()
+    }
+
+    /// Reads the state that a script found; `None` if it is malformed.
+    #[cfg(feature = "redis")]
+    pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
+        let (mut state, mut rest) = (State::default(), bytes);
+        if rest.first() == Some(&block::FORM) {
+            (state.blocked_until, rest) = block::decode(rest)?;
+        }
+        if rest.first() == Some(&hold::FORM) {
+            (state.held, rest) = hold::decode(rest)?;
+        }
+        state.spent = self.decode_spent(rest)?;
+        Some(state)
     }
 
     pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
@@ -427,60 +411,5 @@ impl Params {
             Algorithm::LeakyBucket => Self::LeakyBucket(leaky_bucket::params(quota)),
             Algorithm::Concurrency => Self::Concurrency(concurrency::ConcurrencyParams::new(quota)),
         })
-    }
-
-    /// Returns the parameters for the fast path of the memory store, if it knows the settings.
-    pub(crate) fn fast(&self) -> Option<Fast> {
-        match self {
-            Self::TokenBucket(params) => {
-                token_bucket::PlainTokenBucket::new(params).map(Fast::TokenBucket)
-            }
-            Self::FixedWindow(params) => Some(Fast::FixedWindow(params.plain())),
-            _ => None,
-        }
-    }
-
-    /// Returns what remains of a packed state, and the time until it is the initial one.
-    pub(crate) fn observe_packed(&self, packed: Packed, now: f64) -> [f64; 2] {
-        let EngineReply { remaining, reset, .. } =
-            self.step(&mut self.unpack(packed), &EngineRequest::observe(now));
-        [remaining, reset]
-    }
-}
-
-/// The parameters of the algorithms that the fast path knows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Fast {
-    TokenBucket(token_bucket::PlainTokenBucket),
-    FixedWindow(fixed_window::PlainFixedWindow),
-}
-
-impl Fast {
-    /// Decides as the engine does about a check that does not wait, and changes the state if the
-    /// request is admitted; `None` if the cost is invalid, or if the state is newer.
-    #[inline]
-    pub(crate) fn step(&self, packed: &mut Packed, cost: u64, now: i64) -> Option<FastStep> {
-        match self {
-            Self::TokenBucket(bucket) => bucket.step(packed, cost, now),
-            Self::FixedWindow(window) => window.step(packed, cost, now),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn report(&self, step: &FastStep) -> FastReport {
-        match self {
-            Self::TokenBucket(bucket) => bucket.report(step),
-            Self::FixedWindow(window) => window.report(step),
-        }
-    }
-
-    /// Returns what remains, and the time until the state is the initial one; `None` as for
-    /// [`step`](Self::step).
-    #[inline]
-    pub(crate) fn observe(&self, packed: Packed, now: i64) -> Option<[u64; 2]> {
-        match self {
-            Self::TokenBucket(bucket) => bucket.observe(packed, now),
-            Self::FixedWindow(window) => window.observe(packed, now),
-        }
     }
 }

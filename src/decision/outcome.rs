@@ -1,8 +1,8 @@
 //! `Outcome`: the answer of a store to a request, which is a decision and the receipts of the units
 //! that the request has taken. Users see the decision alone.
 
-use super::{Count, Decision, Policy, integer};
-use crate::algorithm::{Action, EngineReply, FastReport, FastStep, HoldReceipt, Kind};
+use super::{Count, Decision, Policy};
+use crate::algorithm::{Action, EngineReply, HoldReceipt, Kind};
 
 /// A decision, and the evidence of the units that the request has taken.
 #[derive(Clone, Debug)]
@@ -42,17 +42,6 @@ impl Outcome {
         Self { decision: Decision::new(limit, reply, age), receipts: Receipts::shared(receipt) }
     }
 
-    /// Returns the outcome of a check that the fast path has decided.
-    #[inline]
-    pub(crate) fn of_fast(limit: Policy, step: &FastStep, report: FastReport) -> Self {
-        let receipt = match (step.admitted, limit.algorithm) {
-            (true, Some(algorithm)) => Receipt::At(step.now as u64, algorithm),
-            _ => Receipt::None,
-        };
-        let decision = Decision::of_fast(limit, step, report);
-        Self { decision, receipts: Receipts::shared(receipt) }
-    }
-
     /// Returns the outcome of a request to several limits, from the reply of each of them.
     /// `binding` is the index of the limit that binds.
     pub(crate) fn of_several(
@@ -84,7 +73,7 @@ impl Receipt {
             _ if !reply.admitted => Self::None,
             (Some(algorithm), Some(hold)) => Self::Hold(hold, algorithm),
             (Some(algorithm), None) if action.commits() => {
-                Self::At(integer(reply.instant), algorithm)
+                Self::At(reply.instant as u64, algorithm)
             }
             _ => Self::None,
         }

@@ -152,7 +152,7 @@ impl Limiter {
         duration: Duration,
     ) -> Result<KeyState, Error> {
         let key = key.into();
-        let micros = micros(duration).min(LONGEST_BLOCK) as u64;
+        let micros = (micros(duration) as i64).min(LONGEST_BLOCK);
         let state = self.change_block(Action::Block { duration: micros }, &key).await?;
         self.report_change(&Event::Blocked { limiter: self.name(), key: &key, duration });
         Ok(state)

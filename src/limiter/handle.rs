@@ -15,7 +15,7 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, FastStep, HoldReceipt, Kind, Lifetime, Params},
+    algorithm::{Action, Algorithm, HoldReceipt, Kind, Lifetime, Params},
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -465,8 +465,7 @@ impl Limiter {
             return None;
         }
         // A denial that is to be logged is decided again: it has changed nothing.
-        let is_logged = |step: &FastStep| !step.admitted && log::records_denials();
-        self.check_in_memory(key, cost, max_wait, is_logged)
+        self.check_in_memory(key, cost, max_wait)
     }
 
     #[inline]
@@ -475,37 +474,18 @@ impl Limiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-        is_dropped: impl FnOnce(&FastStep) -> bool,
     ) -> Option<Outcome> {
         let AnyStore::Memory(store) = &self.0.store else { return None };
         let version = self.current();
-        let settings = &version.settings;
-        let fast = settings.fast.as_ref()?;
-        // The algorithms of the fast path wait only if they are asked to.
-        let waits = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
-        let step = store.check_fast(settings, fast, key.as_bytes(), cost, waits)?;
-        if is_dropped(&step) {
-            return None;
-        }
-        Some(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)))
+        let limit = self.request(&version, Action::Check, key, cost, max_wait).ok()?;
+        store.decide_now(&StoreRequest { action: Action::Check, limits: &[limit] }).ok()
     }
 
     /// Holds units of a key in memory that counts units at a time; `None` in uncommon cases, which
     /// [`decide_limits`](Self::decide_limits) decides.
     #[inline]
-    pub(super) fn hold_fast(&self, key: &Key<'_>, units: u64, can_wait: bool) -> Option<Outcome> {
-        let AnyStore::Memory(store) = &self.0.store else { return None };
-        let version = self.current();
-        let settings = &version.settings;
-        let reply = store.decide_hold(settings, key.as_bytes(), units)?;
-        let outcome = Outcome::new(settings.policy(units), reply, Action::Check, 0.0);
-        let observers = &self.0.observers;
-        if (!observers.is_empty() || !reply.admitted && log::records_denials())
-            && !goes_on_waiting(&outcome.decision, can_wait)
-        {
-            report_decided(observers, &outcome.decision, Some(key), None);
-        }
-        Some(outcome)
+    pub(super) fn hold_fast(&self, _: &Key<'_>, _: u64, _: bool) -> Option<Outcome> {
+        None
     }
 
     /// Decides as [`check_fast`](Self::check_fast) does, if there are observers, and reports the
@@ -521,7 +501,7 @@ impl Limiter {
         if observers.is_empty() {
             return None;
         }
-        let outcome = self.check_in_memory(key, cost, max_wait, |_| false)?;
+        let outcome = self.check_in_memory(key, cost, max_wait)?;
         report_decided(observers, &outcome.decision, Some(key), None);
         Some(outcome)
     }
@@ -552,26 +532,12 @@ impl Limiter {
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
         let version = self.current();
-        if action == Action::Check
-            && let Some(outcome) = self.check_new(&version, key, cost)
-        {
-            return StoreFuture::ready(Ok(outcome));
-        }
         // As for a charge without holds.
         let can_wait = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
         match self.request(&version, action, key, cost, max_wait) {
             Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, can_wait),
             Err(error) => StoreFuture::ready(Err(error)),
         }
-    }
-
-    /// Decides about the first check of a key in memory, if nothing is to be reported.
-    fn check_new(&self, version: &Version, key: &Key<'_>, cost: u64) -> Option<Outcome> {
-        let AnyStore::Memory(store) = &self.0.store else { return None };
-        let settings = &version.settings;
-        let fast = settings.fast.as_ref().filter(|_| self.0.observers.is_empty())?;
-        let step = store.check_new(settings, fast, key.as_bytes(), cost)?;
-        Some(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)))
     }
 
     /// Decides about limits of this store: the one door of all public calls, whether one limit

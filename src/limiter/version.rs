@@ -38,8 +38,8 @@ impl Version {
         let settings = settings.into();
         let params = &settings.params;
         Self {
-            default_wait: params.default_wait(),
-            max_reservable: params.max_reservable(),
+            default_wait: params.default_wait() as f64,
+            max_reservable: params.max_reservable() as f64,
             max_cost: params.max_cost() as u64,
             spends: params.spends(),
             settings,
@@ -57,7 +57,7 @@ impl Version {
     pub(super) fn release_of(&self, receipt: &Receipt, units: u64) -> Option<Release> {
         match *receipt {
             Receipt::At(instant, algorithm) if algorithm == self.settings.params.kind() => {
-                Some(Release { instant: Some(instant as f64), units: count(units) })
+                Some(Release { instant: Some(instant as i64), units: count(units) })
             }
             _ => None,
         }

@@ -185,11 +185,11 @@ impl RateLimiter {
         let admitted = reply.status == DONE;
         let reply = EngineReply {
             admitted,
-            wait,
-            remaining,
-            replenish,
-            reset,
-            ..EngineReply::uncounted(0.0)
+            wait: Some(wait as i64),
+            remaining: remaining as i64,
+            replenish: replenish as i64,
+            reset: reset as i64,
+            ..EngineReply::uncounted(0)
         };
         let (limit, source) = (Limit::of(self.label, quota), Source::Store);
         let policy = Policy { limit, algorithm: None, quota, cost, source };

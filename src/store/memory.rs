@@ -35,7 +35,7 @@ use super::{
     StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, INITIAL, Release},
+    algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
     decision::Outcome,
     error::{Error, StoreError},
     keys::Key,
@@ -239,58 +239,6 @@ impl MemoryStore {
         }
     }
 
-    /// Decides about a check, if a packed state was counted with these settings. `fast` are their
-    /// parameters. Returns `None` in all other cases, and has changed nothing then.
-    #[inline]
-    pub(crate) fn check_fast(
-        &self,
-        settings: &Arc<Settings>,
-        fast: &Fast,
-        key: &[u8],
-        cost: u64,
-        waits: bool,
-    ) -> Option<FastStep> {
-        let hash = self.hash(settings, key);
-        // Read under the lock, the clock would delay other threads, and the look-up of the key.
-        let reading = self.0.clock.now();
-        let mut shard = self.shard(hash);
-        let now = shard.instant(reading, &self.0.clock);
-        shard.find(hash, settings, key)?.check_fast(settings, fast, cost, waits, now)
-    }
-
-    /// Decides about a check of a key that is not in the store, and inserts it: 1,620 instructions
-    /// instead of the 2,600 by the engine. `None` if the key is there, if the store is observed,
-    /// which reports the number of keys, if the shard has no room for the key, or if the initial
-    /// state does not admit the request.
-    pub(crate) fn check_new(
-        &self,
-        settings: &Arc<Settings>,
-        fast: &Fast,
-        key: &[u8],
-        cost: u64,
-    ) -> Option<FastStep> {
-        let Inner { slots: CachePadded(slots), hasher, is_observed, clock, .. } = &*self.0;
-        if is_observed.load(Ordering::Relaxed) {
-            return None;
-        }
-        let hash = self.hash(settings, key);
-        let reading = clock.now();
-        let mut shard = self.shard(hash);
-        let now = shard.instant(reading, clock);
-        if shard.find(hash, settings, key).is_some() {
-            return None;
-        }
-        let mut packed = INITIAL;
-        let step = fast.step(&mut packed, cost, now)?;
-        if !step.admitted {
-            return None;
-        }
-        let slot = slots.take().inspect(|_| shard.sweep(now, slots));
-        let slot = slot.or_else(|| shard.evict(&mut self.search(now, &[]), slots))?;
-        shard.insert(hash, Entry::counted(settings, key, packed), hasher, slot);
-        Some(step)
-    }
-
     #[inline]
     fn decide_single(
         &self,
@@ -325,60 +273,27 @@ impl MemoryStore {
         let mut shard = self.shard(hash);
         let now = shard.instant(self.0.clock.now(), &self.0.clock);
         if let Some(entry) = shard.find(hash, settings, key) {
-            entry.return_units(settings, now as f64, releases);
+            entry.return_units(settings, now, releases);
         }
-    }
-
-    /// Holds units of a key that counts units at a time. Returns `None` in all other cases, and has
-    /// changed nothing then.
-    #[inline]
-    pub(crate) fn decide_hold(
-        &self,
-        settings: &Arc<Settings>,
-        key: &[u8],
-        units: u64,
-    ) -> Option<EngineReply> {
-        if settings.params.spends() {
-            return None;
-        }
-        let hash = self.hash(settings, key);
-        let reading = self.0.clock.now();
-        let mut shard = self.shard(hash);
-        let now = shard.instant(reading, &self.0.clock);
-        let (entry, epochs) = shard.find_to_hold(hash, settings, key)?;
-        entry.step_hold(settings, units, now, epochs)
     }
 
     /// Ends a hold, and wakes the requests that wait for its units.
     #[inline]
     pub(crate) fn end_hold_now(&self, hold: &EndedHold<'_>) {
-        let EndedHold { settings, key, units, receipt, .. } = *hold;
+        let EndedHold { settings, observers, key, units, .. } = *hold;
         let hash = self.hash(settings, key.as_bytes());
-        let mut shard = self.shard(hash);
-        let entry = shard.find_held(hash, hold);
-        let has_ended = entry.is_some_and(|entry| entry.end_fast(receipt, units));
-        drop(shard);
-        if !has_ended {
-            self.end_carefully(hold, hash);
-        }
-        self.0.names.retry_queues().key_returned(settings.name, key);
-    }
-
-    /// Ends a hold that [`Entry::end_fast`] does not end.
-    fn end_carefully(&self, hold: &EndedHold<'_>, hash: u64) {
-        let EndedHold { settings, observers, key, units: held, .. } = *hold;
         let found = {
             let mut shard = self.shard(hash);
             let now = shard.instant(self.0.clock.now(), &self.0.clock);
-            let entry = shard.find_held(hash, hold);
-            entry.map(|entry| entry.step_end(hold, now as f64))
+            shard.find_held(hash, hold).map(|entry| entry.end_hold(hold, now))
         };
         if found.is_none() {
             self.spend_of_lost(hold);
         }
         if found.is_none_or(|reply| reply == HoldReply::Lost) {
-            observers.report(&Event::HoldLost { limiter: settings.name, key, held });
+            observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
         }
+        self.0.names.retry_queues().key_returned(settings.name, key);
     }
 
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys

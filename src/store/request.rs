@@ -15,7 +15,7 @@ use std::task::ready;
 use tokio::task::coop;
 
 use crate::{
-    algorithm::{Action, Algorithm, EngineRequest, Fast, Params, units},
+    algorithm::{Action, Algorithm, EngineRequest, Params, units},
     decision::{Limit, Policy, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -30,8 +30,6 @@ pub struct Settings {
     pub(crate) algorithm: Algorithm,
     pub(crate) quota: Quota,
     pub(crate) params: Params,
-    /// The parameters for the fast path of the memory store, if it can decide.
-    pub(crate) fast: Option<Fast>,
     /// What decisions say of the settings.
     pub(crate) limit: &'static Limit,
     pub(crate) source: Source,
@@ -47,9 +45,7 @@ impl Settings {
         source: Source,
     ) -> Self {
         let limit = Limit::of(name, quota);
-        // The fast path makes no decision about another quota than that of its `Limit`.
-        let fast = params.fast().filter(|_| limit.quota == quota);
-        Self { name, algorithm, quota, params, fast, limit, source }
+        Self { name, algorithm, quota, params, limit, source }
     }
 
     /// Returns settings of the same limiter with another algorithm and quota.
@@ -124,10 +120,10 @@ impl StoreRequest<'_> {
         EngineRequest {
             action: if limit.hold.is_some() { hold() } else { self.action },
             cost: units(limit.cost),
-            max_wait: limit.max_wait,
-            now: now as f64,
+            max_wait: limit.max_wait as i64,
+            now,
             admission: None,
-            blocked: 0.0,
+            blocked: 0,
         }
     }
 }

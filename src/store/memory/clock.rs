@@ -59,9 +59,9 @@ impl Clock {
 
     /// Returns the instant of a reading. Equal readings have equal instants, except when the two
     /// clocks have drifted apart by another second.
-    pub(super) fn instant(&self, reading: f64) -> Instant {
+    pub(super) fn instant(&self, reading: i64) -> Instant {
         let drift = ((self.elapsed() - self.now()) as f64 / 1e6).round() * 1e6;
-        self.epoch + Duration::from_micros((reading + drift) as u64)
+        self.epoch + Duration::from_micros((reading + drift as i64) as u64)
     }
 }
 

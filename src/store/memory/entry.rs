@@ -2,17 +2,16 @@
 
 use std::{
     hash::{BuildHasher, Hasher},
-    mem, ptr,
+    ptr,
     sync::Arc,
 };
 
 use foldhash::fast::RandomState;
 
-use super::{WhenFull, epochs::Epochs};
+use super::WhenFull;
 use crate::{
     algorithm::{
-        Action, EngineReply, EngineRequest, Fast, FastStep, HoldReceipt, HoldReply, INITIAL, Kind,
-        Packed, Release, State,
+        Core, EngineReply, EngineRequest, HoldReply, Kind, Release, State,
     },
     keys::{Text, are_same},
     store::{EndedHold, Settings},
@@ -37,7 +36,8 @@ pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64
 
 #[repr(align(64))]
 pub(super) struct Entry {
-    /// The settings that the state was counted with. [`change`](Entry::change) keeps both together.
+    /// The settings that the state was counted with. Those of its state, always:
+    /// [`change`](Entry::change) keeps both together.
     settings: Arc<Settings>,
     key: Text,
     counts: Counts,
@@ -47,16 +47,16 @@ const _: () = assert!(size_of::<Entry>() == 64);
 
 /// The counts, and the second until which a denied request would be denied again.
 enum Counts {
-    Packed { denied_until: u32, packed: Packed },
+    Core { denied_until: u32, core: Core },
     Boxed { denied_until: u32, boxed: Box<Boxed> },
 }
 
-/// A state that two numbers cannot represent.
+/// A state that no core represents.
 struct Boxed {
     state: State,
     /// The instant of the last request with a reservation that a change of the quota has removed
     /// from the state. The request is presumed to wait: if it is dropped, no release reports it.
-    forgotten_until: f64,
+    forgotten_until: i64,
 }
 
 /// The usage of a key.
@@ -64,7 +64,7 @@ pub(super) struct Usage {
     /// The part of the quota that is left.
     left: f64,
     /// The instant at which the state is the initial one.
-    pub(super) reset: f64,
+    pub(super) reset: i64,
     /// True if a request would be denied, or waits, or if a denied request would be denied again.
     pub(super) in_use: bool,
     /// True if a request waits, or holds units.
@@ -73,11 +73,7 @@ pub(super) struct Usage {
 
 impl Entry {
     pub(super) fn new(settings: &Arc<Settings>, key: &[u8]) -> Self {
-        Self::counted(settings, key, INITIAL)
-    }
-
-    pub(super) fn counted(settings: &Arc<Settings>, key: &[u8], packed: Packed) -> Self {
-        let counts = Counts::Packed { denied_until: 0, packed };
+        let counts = Counts::Core { denied_until: 0, core: Core::default() };
         Self { settings: settings.clone(), key: key.into(), counts }
     }
 
@@ -108,67 +104,11 @@ impl Entry {
     }
 
     pub(super) fn is_initial(&self) -> bool {
-        matches!(self.counts, Counts::Packed { packed: INITIAL, .. })
-    }
-
-    /// Decides about a check as [`decide`](Entry::decide) does; `None` in uncommon cases: if the
-    /// request has to wait, or if two numbers do not represent the state.
-    #[inline]
-    pub(super) fn check_fast(
-        &mut self,
-        settings: &Arc<Settings>,
-        fast: &Fast,
-        cost: u64,
-        waits: bool,
-        now: i64,
-    ) -> Option<FastStep> {
-        match &mut self.counts {
-            Counts::Packed { denied_until, packed } if Arc::ptr_eq(&self.settings, settings) => {
-                let step = fast.step(packed, cost, now)?;
-                if !step.admitted {
-                    if waits {
-                        return None;
-                    }
-                    let until = now as u64 + step.wait;
-                    *denied_until = second(until).max(*denied_until);
-                }
-                Some(step)
-            }
-            _ => None,
-        }
-    }
-
-    /// Holds units as [`decide`](Entry::decide) does, of a key that counts units at a time, which
-    /// count alike by any limit; `None` in uncommon cases, such as a key that is blocked.
-    #[inline]
-    pub(super) fn step_hold(
-        &mut self,
-        settings: &Arc<Settings>,
-        units: u64,
-        now: i64,
-        epochs: &mut Epochs,
-    ) -> Option<EngineReply> {
-        match &mut self.counts {
-            Counts::Packed { packed, .. } => {
-                settings.params.hold_packed(packed, units, now, || epochs.next(now))
-            }
-            Counts::Boxed { .. } => None,
-        }
-    }
-
-    /// Ends a hold of units that count at a time. Returns false if
-    /// [`step_end`](Entry::step_end) has to.
-    #[inline]
-    pub(super) fn end_fast(&mut self, receipt: HoldReceipt, units: u64) -> bool {
-        match &mut self.counts {
-            Counts::Packed { packed, .. } => {
-                self.settings.params.end_packed(packed, receipt, units)
-            }
-            Counts::Boxed { .. } => false,
-        }
+        matches!(self.counts, Counts::Core { core: Core { amount: 0, .. }, .. })
     }
 
     /// Decides about a single limit.
+    #[inline]
     pub(super) fn decide(
         &mut self,
         settings: &Arc<Settings>,
@@ -176,18 +116,30 @@ impl Entry {
     ) -> EngineReply {
         let reply = self.step(settings, request);
         if !reply.admitted && request.action.inserts() {
-            self.note_denial(request.now + reply.wait);
+            self.note_denial(request.now, reply.wait);
         }
         reply
     }
 
+    /// Decides where the state lies.
+    #[inline]
     pub(super) fn step(
         &mut self,
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
-        if request.action == Action::Peek {
-            return self.peek(settings, request);
+        if Arc::ptr_eq(&self.settings, settings) {
+            match &mut self.counts {
+                Counts::Core { core, .. } => {
+                    if let Some(reply) = settings.params.step_core(core, request) {
+                        return reply;
+                    }
+                }
+                Counts::Boxed { boxed, .. } if request.action.is_plain() => {
+                    return settings.params.step(&mut boxed.state, request);
+                }
+                Counts::Boxed { .. } => {}
+            }
         }
         self.change(settings, request.now, |state| {
             let reply = settings.params.step(state, request);
@@ -195,20 +147,11 @@ impl Entry {
         })
     }
 
-    fn peek(&mut self, settings: &Settings, request: &EngineRequest) -> EngineReply {
-        match &mut self.counts {
-            Counts::Packed { packed, .. } => {
-                settings.params.step(&mut self.settings.params.unpack(*packed), request)
-            }
-            Counts::Boxed { boxed, .. } => settings.params.step(&mut boxed.state, request),
-        }
-    }
-
     /// Returns units to the state, as it was counted.
     pub(super) fn return_units(
         &mut self,
         settings: &Arc<Settings>,
-        now: f64,
+        now: i64,
         releases: &[Release],
     ) {
         self.change(settings, now, |state| {
@@ -219,57 +162,56 @@ impl Entry {
 
     /// Ends a hold. What was used counts by the quota that the limiter has now, unless it has
     /// another algorithm.
-    pub(super) fn step_end(&mut self, hold: &EndedHold<'_>, now: f64) -> HoldReply {
+    pub(super) fn end_hold(&mut self, hold: &EndedHold<'_>, now: i64) -> HoldReply {
         let is_latest = hold.settings.params.kind() == hold.algorithm;
         let settings = if is_latest { hold.settings } else { &self.settings }.clone();
         self.change(&settings, now, |state| {
-            let replies = settings.params.change_holds(state, now, 0.0, &[hold.change()]);
-            (replies[0], hold.used > 0)
+            let mut ended = HoldReply::Lost;
+            let change = &[hold.change()];
+            settings.params.change_holds(state, now, 0, change, |reply| ended = reply);
+            (ended, hold.used > 0)
         })
     }
 
     /// Changes the state by the quota of `settings`. `change` returns whether the state is counted
     /// with them from now on: only units that are spent or held convert it.
+    #[inline(never)]
     fn change<R>(
         &mut self,
         settings: &Arc<Settings>,
-        now: f64,
+        now: i64,
         change: impl FnOnce(&mut State) -> (R, bool),
     ) -> R {
-        let mut state = self.counts.take(&self.settings);
+        let mut taken = None;
+        let state = match &mut self.counts {
+            Counts::Core { core, .. } => taken.insert(self.settings.params.open(*core)),
+            Counts::Boxed { boxed, .. } => &mut boxed.state,
+        };
         let waited_until = state.waited_until(now);
-        let (result, counts) = change(&mut state);
+        let (result, counts) = change(state);
+        let forgotten = waited_until.filter(|_| counts);
+        let forgotten = forgotten.filter(|&instant| state.waited_until(now) < Some(instant));
         if counts && !Arc::ptr_eq(&self.settings, settings) {
             self.settings = settings.clone();
         }
-        if counts
-            && let (Counts::Boxed { boxed, .. }, Some(instant)) = (&mut self.counts, waited_until)
-            && state.waited_until(now).is_none_or(|known| known < instant)
-        {
-            boxed.forgotten_until = boxed.forgotten_until.max(instant);
-        }
-        self.counts.put(state, &self.settings, now);
+        self.counts.put(taken, forgotten, &self.settings, now);
         result
     }
 
-    /// Remembers that a request would be denied until that instant. A smaller one may be admitted.
-    /// A key with holds, for which the instant may be unknown, is in use anyway.
-    pub(super) fn note_denial(&mut self, until: f64) {
-        if until.is_infinite() {
-            return;
+    /// Remembers that a request would be denied for that time. A smaller one may be admitted. A key
+    /// with holds, for which the time may be unknown, is in use anyway.
+    #[inline]
+    pub(super) fn note_denial(&mut self, now: i64, wait: Option<i64>) {
+        if let Some(wait) = wait {
+            let denied_until = self.counts.denied_until();
+            *denied_until = second(now + wait).max(*denied_until);
         }
-        let denied_until = self.denied_until();
-        *denied_until = second(until as u64).max(*denied_until);
-    }
-
-    pub(super) fn denied_until(&mut self) -> &mut u32 {
-        self.counts.denied_until()
     }
 
     /// Returns the instant at which the block of the key ends.
-    pub(super) fn blocked_until(&self) -> Option<f64> {
+    pub(super) fn blocked_until(&self) -> Option<i64> {
         match &self.counts {
-            Counts::Packed { .. } => None,
+            Counts::Core { .. } => None,
             Counts::Boxed { boxed, .. } => boxed.state.blocked_until(),
         }
     }
@@ -277,98 +219,75 @@ impl Entry {
     /// Returns the usage of the key at an instant, as the settings count it that have counted it
     /// last.
     pub(super) fn usage(&mut self, now: i64) -> Usage {
-        self.counts.usage(&self.settings, now)
+        let params = &self.settings.params;
+        let request = &EngineRequest::observe(now);
+        let (observed, waited_for) = match &mut self.counts {
+            Counts::Core { core, .. } => match params.step_core(core, request) {
+                Some(reply) => (reply, false),
+                None if core.amount > 0 => return Usage::HELD,
+                None => (EngineReply { remaining: params.max_cost(), ..EngineReply::uncounted(now) }, false),
+            },
+            Counts::Boxed { boxed, .. } if boxed.state.is_held() => return Usage::HELD,
+            Counts::Boxed { boxed, .. } => {
+                let waits = boxed.state.waited_until(now).is_some() || boxed.forgotten_until > now;
+                (params.step(&mut boxed.state, request), waits)
+            }
+        };
+        let EngineReply { remaining, reset, .. } = observed;
+        let is_denied = remaining == 0 || *self.counts.denied_until() >= second(now.max(0));
+        let left = remaining as f64 / self.settings.quota.burst_size() as f64;
+        Usage { left, reset: now + reset, in_use: is_denied || waited_for, waited_for }
     }
 }
 
 impl Counts {
+    #[inline]
     fn denied_until(&mut self) -> &mut u32 {
         match self {
-            Self::Packed { denied_until, .. } | Self::Boxed { denied_until, .. } => denied_until,
+            Self::Core { denied_until, .. } | Self::Boxed { denied_until, .. } => denied_until,
         }
     }
 
-    fn take(&mut self, counted: &Settings) -> State {
-        match self {
-            Self::Packed { packed, .. } => counted.params.unpack(*packed),
-            Self::Boxed { boxed, .. } => mem::take(&mut boxed.state),
-        }
-    }
-
-    /// Holds a state, as two numbers if these represent it.
-    fn put(&mut self, mut state: State, counted: &Settings, now: f64) {
+    /// Keeps a changed state, which was `taken` out of a core or is boxed: in a core, if one
+    /// represents it.
+    fn put(
+        &mut self,
+        taken: Option<State>,
+        forgotten: Option<i64>,
+        counted: &Settings,
+        now: i64,
+    ) {
         let denied_until = *self.denied_until();
-        if !self.has_forgotten(now)
-            && let Some(packed) = counted.params.pack(&state, now)
-        {
-            *self = Self::Packed { denied_until, packed };
-            return;
-        }
-        state.forget_reservations(now);
-        match self {
-            Self::Boxed { boxed, .. } => boxed.state = state,
-            Self::Packed { .. } => {
-                let boxed = Box::new(Boxed { state, forgotten_until: 0.0 });
-                *self = Self::Boxed { denied_until, boxed };
-            }
-        }
-    }
-
-    /// Returns whether a request may wait without a reservation in the state.
-    fn has_forgotten(&self, now: f64) -> bool {
-        matches!(self, Self::Boxed { boxed, .. } if boxed.forgotten_until > now)
-    }
-
-    fn usage(&mut self, settings: &Settings, now: i64) -> Usage {
-        let second = second(now.max(0) as u64);
-        let now = now as f64;
-        match self {
-            Self::Packed { packed: [began, held], .. } if !settings.params.spends() => {
-                if *held > 0 {
-                    return Usage::HELD;
+        match (&mut *self, taken) {
+            (Self::Boxed { boxed, .. }, _) => {
+                boxed.forgotten_until = boxed.forgotten_until.max(forgotten.unwrap_or(0));
+                if boxed.forgotten_until <= now
+                    && let Some(core) = counted.params.close(&boxed.state, now)
+                {
+                    *self = Self::Core { denied_until, core };
                 }
-                let reset = *began as f64;
-                Usage { left: 1.0, reset, in_use: false, waited_for: false }
             }
-            Self::Packed { denied_until, packed } => {
-                let fast =
-                    settings.fast.as_ref().and_then(|fast| fast.observe(*packed, now as i64));
-                let fast = fast.map(|observed| observed.map(|number| number as i64 as f64));
-                let [remaining, reset] =
-                    fast.unwrap_or_else(|| settings.params.observe_packed(*packed, now));
-                let in_use = remaining == 0.0 || *denied_until >= second;
-                let (left, reset) = (left(remaining, settings), now + reset);
-                // States in which a request waits are not packed.
-                Usage { left, reset, in_use, waited_for: false }
-            }
-            Self::Boxed { boxed, .. } if boxed.state.is_held() => Usage::HELD,
-            Self::Boxed { denied_until, boxed } => {
-                let waited_until = boxed.state.waited_until(now);
-                let waited_for = waited_until.is_some() || boxed.forgotten_until > now;
-                let request = EngineRequest::observe(now);
-                let EngineReply { remaining, reset, .. } =
-                    settings.params.step(&mut boxed.state, &request);
-                let in_use = remaining == 0.0 || *denied_until >= second || waited_for;
-                Usage { left: left(remaining, settings), reset: now + reset, in_use, waited_for }
-            }
+            (Self::Core { core, .. }, Some(state)) => match counted.params.close(&state, now) {
+                Some(closed) => *core = closed,
+                None => {
+                    let boxed = Box::new(Boxed { state, forgotten_until: 0 });
+                    *self = Self::Boxed { denied_until, boxed };
+                }
+            },
+            (Self::Core { .. }, None) => {}
         }
     }
-}
-
-/// Returns the part of the quota that is left.
-fn left(remaining: f64, settings: &Settings) -> f64 {
-    remaining / settings.quota.burst_size() as f64
 }
 
 /// Returns the second in which an instant lies, from 1 on.
-fn second(instant: u64) -> u32 {
+fn second(instant: i64) -> u32 {
     u32::try_from(instant / 1_000_000).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 impl Usage {
     /// That of a key with holds, which is never evicted: its permits end later, and would return
     /// units that other requests hold.
-    const HELD: Self = Self { left: 0.0, reset: f64::INFINITY, in_use: true, waited_for: true };
+    const HELD: Self = Self { left: 0.0, reset: i64::MAX, in_use: true, waited_for: true };
 
     /// Returns whether a full store may drop the key before it has expired.
     pub(super) fn may_be_evicted(&self, when_full: WhenFull) -> bool {

@@ -127,21 +127,9 @@ impl Shard {
         self.table.find_mut(hash, |entry| entry.holds(hold))
     }
 
-    /// Finds a key to hold units of it.
-    #[inline]
-    pub(super) fn find_to_hold(
-        &mut self,
-        hash: u64,
-        settings: &Arc<Settings>,
-        key: &[u8],
-    ) -> Option<(&mut Entry, &mut Epochs)> {
-        let entry = self.table.find_mut(hash, |entry| entry.is(settings, key))?;
-        Some((entry, &mut self.epochs))
-    }
-
     /// Returns the action that holds units.
     pub(super) fn new_hold(&mut self, now: i64) -> Action {
-        let epoch = Some(self.epochs.next(now) as u64);
+        let epoch = Some(self.epochs.next(now));
         Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
     }
 
@@ -169,7 +157,7 @@ impl Shard {
         for _ in 0..SWEPT_BUCKETS.min(self.table.num_buckets()) {
             let bucket = self.next_bucket();
             let entry = self.table.get_bucket_mut(bucket);
-            if entry.is_some_and(|entry| entry.usage(expired_at).reset <= expired_at as f64) {
+            if entry.is_some_and(|entry| entry.usage(expired_at).reset <= expired_at) {
                 drop(self.remove_bucket(bucket, slots));
             }
         }
@@ -195,7 +183,7 @@ impl Shard {
                 continue;
             }
             let usage = entry.usage(search.now);
-            if usage.reset <= search.now as f64 {
+            if usage.reset <= search.now {
                 victim = Some((usage, bucket));
                 break;
             }

@@ -135,7 +135,7 @@ impl<'a> Transaction<'a> {
     fn step_noting(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
         let reply = self.step(limit, request);
         if request.admission.is_none() && !reply.admitted {
-            self.entry(limit).note_denial(request.now + reply.wait);
+            self.entry(limit).note_denial(request.now, reply.wait);
         }
         reply
     }

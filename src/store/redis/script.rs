@@ -76,7 +76,8 @@ impl Limit {
 }
 
 fn request(action: Action, cost: u64, max_wait: f64, now: f64) -> EngineRequest {
-    EngineRequest { action, cost: units(cost), max_wait, now, admission: None, blocked: 0.0 }
+    let (max_wait, now) = (max_wait as i64, now as i64);
+    EngineRequest { action, cost: units(cost), max_wait, now, admission: None, blocked: 0 }
 }
 
 /// Makes the command that decides about these limits of one request, and the script that it runs.
@@ -218,7 +219,7 @@ impl Items {
         let key = self.keys[self.keys.len() - 1];
         self.bytes[key..key + 2].copy_from_slice(&self.runs.to_le_bytes());
         self.bytes.extend(self.count.to_le_bytes());
-        self.bytes.extend(units(cost).to_le_bytes());
+        self.bytes.extend((units(cost) as f64).to_le_bytes());
         self.bytes.extend(max_wait.to_le_bytes());
     }
 
@@ -238,16 +239,16 @@ impl Items {
 /// Adds the lifetime of the holds, before the items.
 fn command_lifetime(command: &mut Cmd, lifetime: Option<Lifetime>) {
     if let Some(Lifetime { time, grid }) = lifetime {
-        command.arg(packed_numbers([time, grid]));
+        command.arg(packed_numbers([time as f64, grid as f64]));
     }
 }
 
 fn item(limit: &Limit, holds: bool) -> Vec<u8> {
     let Limit { cost, max_wait, lifetime, .. } = *limit;
-    let (time, grid) = lifetime.map_or((0.0, 0.0), |Lifetime { time, grid }| (time, grid));
-    let mut item = packed_numbers([units(cost), max_wait]);
+    let Lifetime { time, grid } = lifetime.unwrap_or(Lifetime { time: 0, grid: 0 });
+    let mut item = packed_numbers([units(cost) as f64, max_wait]);
     if holds {
-        item.extend(packed_numbers([time, grid]));
+        item.extend(packed_numbers([time as f64, grid as f64]));
     }
     item
 }
@@ -268,7 +269,7 @@ pub(crate) fn release_command(key: &str, params: &Params) -> (Cmd, &'static Scri
 pub(crate) fn release_item(release: &Release) -> Vec<u8> {
     let Release { instant, units } = *release;
     let instant = instant.expect("a release names the request");
-    packed_numbers([instant, units])
+    packed_numbers([instant as f64, units as f64])
 }
 
 /// Makes the command that ends and renews holds, and the script that it runs: the changes of each
@@ -291,10 +292,10 @@ pub(crate) fn change_holds<'a>(
 fn change_item(change: &HoldChange) -> Vec<u8> {
     let HoldChange { receipt: HoldReceipt { epoch, ends }, units, action } = *change;
     let (used, Lifetime { time, grid }) = match action {
-        HoldAction::End { used } => (used, Lifetime { time: 0.0, grid: 0.0 }),
-        HoldAction::Renew(lifetime) => (0.0, lifetime),
+        HoldAction::End { used } => (used, Lifetime { time: 0, grid: 0 }),
+        HoldAction::Renew(lifetime) => (0, lifetime),
     };
-    packed_numbers([epoch, ends, units, used, time, grid])
+    packed_numbers([epoch, ends, units, used, time, grid].map(|number| number as f64))
 }
 
 /// Reads the result of each change, key by key; an error for a key that could not be changed.
@@ -319,7 +320,7 @@ fn hold_reply(bytes: &[u8]) -> Option<HoldReply> {
         1.0 => HoldReply::Ended,
         2.0 => HoldReply::Lost,
         3.0 => HoldReply::Expired,
-        4.0 => HoldReply::Renewed(HoldReceipt { epoch: number(1)?, ends: number(2)? }),
+        4.0 => HoldReply::Renewed(HoldReceipt { epoch: number(1)? as i64, ends: number(2)? as i64 }),
         _ => return None,
     })
 }
@@ -381,7 +382,7 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         let request = limit.request(action, now);
         // The script has made the change already.
         match action {
-            Action::Refund | Action::Block { .. } | Action::Unblock => EngineRequest::observe(now),
+            Action::Refund | Action::Block { .. } | Action::Unblock => EngineRequest::observe(now as i64),
             Action::Check
             | Action::Peek
             | Action::Spend
