@@ -10,6 +10,7 @@
 # and the build does not optimize. A line counts if each request executes it: it is executed at least
 # 200 times more often by 300 requests than by 100. So what happens once, such as making the layer or
 # connecting, does not count. The connections to Redis, store/redis/transport/, count as one file.
+# The files stand in the order of their storeys, from above.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -27,6 +28,9 @@ RUSTFLAGS="-C instrument-coverage" cargo build --package test-tools --bin reques
   --target-dir "$folder"
 program=$folder/debug/request-path
 
+# From above: a storey imports those behind it.
+storeys="middleware redisson limiter store observe decision algorithm quota keys error time sync"
+
 # Prints "FILE LINE TIMES" for all lines that a number of requests over a store executes.
 lines() {
   LLVM_PROFILE_FILE=$folder/run.profraw "$program" "$1" "$2"
@@ -40,11 +44,12 @@ lines() {
 for store in least memory redis; do
   lines "$store" 100 >"$folder/few"
   lines "$store" 300 >"$folder/many"
-  awk 'NR == FNR { few[$1 " " $2] = $3; next }
+  awk -v storeys="$storeys" 'NR == FNR { few[$1 " " $2] = $3; next }
        $3 - few[$1 " " $2] >= 200 { sub(/^store\/redis\/transport\/.*/, "store/redis/transport/", $1)
                                     lines[$1]++ }
-       END { for (file in lines) print file, lines[file] }' "$folder/few" "$folder/many" |
-    sort >"$folder/$store"
+       END { for (file in lines) { storey = file; sub(/[\/.].*/, "", storey)
+                                   print index(storeys, storey), file, lines[file] } }' \
+    "$folder/few" "$folder/many" | sort -k1,1n -k2 | cut -d " " -f 2- >"$folder/$store"
   echo "$store: $(wc -l <"$folder/$store") files, and the lines of each that a request executes"
   sed 's/^/  /' "$folder/$store"
 done
