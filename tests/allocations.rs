@@ -131,6 +131,28 @@ fn a_rule_with_two_limits_allocates_some_more() {
     assert!(charge <= 12 && headers <= 28 && extensions <= 34, "{charge} {headers} {extensions}");
 }
 
+/// Counts the allocations of a charge of two limits and its check, once the keys are known.
+fn allocations_of_two_limits(limiters: [&Limiter; 2], allowed: bool) -> u64 {
+    let [first, second] = limiters;
+    let check = || {
+        let decided = Charge::new(first, "ada").also(second).check().now();
+        assert_eq!(decided.unwrap().is_allowed(), allowed);
+    };
+    check();
+    let counted = measure(|| (0..REQUESTS).for_each(|_| check()));
+    assert_eq!(counted.count_total % REQUESTS, 0, "the number differs between checks");
+    counted.count_total / REQUESTS
+}
+
+#[test]
+fn a_check_of_two_limits_allocates_some_more() {
+    let [user, all] = limiters(["user", "all"]);
+    let admitted = allocations_of_two_limits([&user, &all], true);
+    let spent = all.with_quota(Quota::per_day(1)).unwrap();
+    let denied = allocations_of_two_limits([&user, &spent], false);
+    assert!(admitted <= 12 && denied <= 12, "{admitted} {denied}");
+}
+
 #[tokio::test]
 async fn a_check_that_a_remembered_denial_answers_allocates_nothing() {
     let server = server::RedisServer::start();

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Counts the lines of code of each storey in src/, without tests, comments and blank lines; the
-# connections to Redis by themselves. `make code-lines` runs it.
+# stores in memory and in Redis, and the connections to Redis, by themselves. `make code-lines` runs
+# it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 git ls-files 'src/*.rs' | grep -v -e '/tests/' -e 'tests\.rs$' | xargs awk '
-  FNR == 1 { storey = FILENAME; in_tests = 0
-             sub(/^src\//, "", storey); sub(/(\/|\.rs).*/, "", storey)
-             if (FILENAME ~ /store\/redis\/transport/) storey = "connections" }
+  FNR == 1 { storey = FILENAME; in_tests = 0; sub(/^src\//, "", storey); sub(/\.rs$/, "", storey)
+             if (storey ~ /^store\/redis\/transport/) storey = "connections"
+             if (match(storey, /^store\/(memory|redis)/)) storey = substr(storey, 1, RLENGTH)
+             else sub(/\/.*/, "", storey) }
   # The unit tests are at the end of a file.
   /^mod tests \{/ { in_tests = 1 }
   !in_tests && NF && !/^ *\/\// { lines[storey]++

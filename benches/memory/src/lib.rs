@@ -12,16 +12,17 @@ use std::{
 use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
-use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, key};
 use tower_service::Service;
 
-#[cfg(feature = "peers")]
 pub mod peers;
 
 /// Refills a bucket between two requests with its key.
 pub const QUICK: Quota = Quota::per_second(1_000_000);
 /// Admits all requests, and never refills a bucket meanwhile.
 pub const SLOW: Quota = Quota::per_day(1_000_000);
+/// Admits all requests, and refills nothing meanwhile: no key expires, and none is swept.
+pub const NEVER: Quota = Quota::per_day(1_000);
 /// Admits the first request of a key.
 pub const ONE: Quota = Quota::per_hour(1);
 
@@ -71,7 +72,7 @@ where
     admitted
 }
 
-/// Checks each key. Returns the number of those that are admitted.
+/// Checks each key. Returns the number of admitted ones.
 pub fn check_all(limiter: &Limiter, keys: &[String]) -> usize {
     // In one future, as in a program: a future by itself would be moved for each check.
     ready(async {
@@ -84,13 +85,35 @@ pub fn check_all(limiter: &Limiter, keys: &[String]) -> usize {
     })
 }
 
-/// Holds a unit of each key, and ends the hold. Returns the number of those that are admitted.
+/// Checks each key by [`now`](tower_ratelimit::Check::now). Returns the number of admitted ones.
+pub fn check_all_now(limiter: &Limiter, keys: &[String]) -> usize {
+    let is_admitted = |key| limiter.check(black_box(key)).now().expect("a decision").is_allowed();
+    keys.iter().filter(|key| is_admitted(*key)).count()
+}
+
+/// Checks two limits of each key in one charge. Returns the number of admitted ones.
+pub fn check_all_twice(limiters: [&Limiter; 2], keys: &[String]) -> usize {
+    let [first, second] = limiters;
+    ready(async {
+        let mut admitted = 0;
+        for key in keys {
+            let charge = Charge::new(first, black_box(key)).also(second);
+            admitted += usize::from(charge.check().await.expect("a decision").is_allowed());
+        }
+        admitted
+    })
+}
+
+/// Holds 10 units of each key, of which 4 are used. Returns the number of admitted holds.
 pub fn hold_all(limiter: &Limiter, keys: &[String]) -> usize {
     ready(async {
         let mut admitted = 0;
         for key in keys {
-            let held = limiter.hold(black_box(key), 1).await.expect("a decision");
-            admitted += usize::from(held.is_admitted());
+            let held = limiter.hold(black_box(key), 10).await.expect("a decision");
+            if let Some(permit) = held.admitted() {
+                permit.settle(4);
+                admitted += 1;
+            }
         }
         admitted
     })

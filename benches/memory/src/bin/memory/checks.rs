@@ -9,7 +9,7 @@ use std::{
 
 use governor::clock::{DefaultClock, MonotonicClock};
 use memory::{
-    ONE, QUICK, SLOW, limiter,
+    NEVER, ONE, QUICK, SLOW, limiter,
     peers::{Approximate, Check, Least, governor},
     shuffled_keys,
 };
@@ -135,9 +135,6 @@ pub(super) fn print_keys() {
         println!("  {max_keys:>9} keys  ours {}", series.summary());
     }
 }
-
-/// Admits all requests, and refills nothing meanwhile: no key expires, and none is swept.
-const NEVER: Quota = Quota::per_day(1_000);
 
 /// The same keys in another order.
 fn reshuffled(keys: &[String]) -> Vec<String> {
