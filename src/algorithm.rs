@@ -33,7 +33,7 @@ use std::{fmt, str::FromStr, time::Duration};
 pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
-    combine::combine,
+    combine::{PerLimit, combine},
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
     packed::{FastReport, FastStep, INITIAL, Packed},
     request::{Action, EngineReply, EngineRequest, Release, units},

@@ -16,7 +16,7 @@ pub use self::{
 };
 
 use crate::{
-    algorithm::{EngineReply, FastReport, FastStep, Kind},
+    algorithm::{EngineReply, Kind},
     quota::Quota,
 };
 
@@ -211,16 +211,6 @@ impl Decision {
             status: Status::new(source, admitted),
             rare: if is_rare { Rare::new(blocked, held, quota) } else { None },
         }
-    }
-
-    /// Returns the decision of the fast path about a limit in memory.
-    #[inline]
-    pub(crate) fn of_fast(limit: Policy, step: &FastStep, report: FastReport) -> Self {
-        let Policy { limit, cost, source, .. } = limit;
-        let FastStep { admitted, wait, .. } = *step;
-        let FastReport { remaining, replenish, reset } = report;
-        let status = Status::new(source, admitted);
-        Self { limit, cost, wait, remaining, replenish, reset, age: 0, status, rare: None }
     }
 
     /// Returns the decision of a request that proceeds uncounted, because the store did not decide.

@@ -31,11 +31,11 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Sealed, Settings, Store,
-    StoreFuture, StoreRequest,
+    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Reports, Sealed, Settings,
+    Store, StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, Fast, FastStep, HoldReply, INITIAL, Release},
+    algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
     decision::Outcome,
     error::{Error, StoreError},
     keys::Key,
@@ -239,58 +239,6 @@ impl MemoryStore {
         }
     }
 
-    /// Decides about a check, if a packed state was counted with these settings. `fast` are their
-    /// parameters. Returns `None` in all other cases, and has changed nothing then.
-    #[inline]
-    pub(crate) fn check_fast(
-        &self,
-        settings: &Arc<Settings>,
-        fast: &Fast,
-        key: &[u8],
-        cost: u64,
-        waits: bool,
-    ) -> Option<FastStep> {
-        let hash = self.hash(settings, key);
-        // Read under the lock, the clock would delay other threads, and the look-up of the key.
-        let reading = self.0.clock.now();
-        let mut shard = self.shard(hash);
-        let now = shard.instant(reading, &self.0.clock);
-        shard.find(hash, settings, key)?.check_fast(settings, fast, cost, waits, now)
-    }
-
-    /// Decides about a check of a key that is not in the store, and inserts it: 1,620 instructions
-    /// instead of the 2,600 by the engine. `None` if the key is there, if the store is observed,
-    /// which reports the number of keys, if the shard has no room for the key, or if the initial
-    /// state does not admit the request.
-    pub(crate) fn check_new(
-        &self,
-        settings: &Arc<Settings>,
-        fast: &Fast,
-        key: &[u8],
-        cost: u64,
-    ) -> Option<FastStep> {
-        let Inner { slots: CachePadded(slots), hasher, is_observed, clock, .. } = &*self.0;
-        if is_observed.load(Ordering::Relaxed) {
-            return None;
-        }
-        let hash = self.hash(settings, key);
-        let reading = clock.now();
-        let mut shard = self.shard(hash);
-        let now = shard.instant(reading, clock);
-        if shard.find(hash, settings, key).is_some() {
-            return None;
-        }
-        let mut packed = INITIAL;
-        let step = fast.step(&mut packed, cost, now)?;
-        if !step.admitted {
-            return None;
-        }
-        let slot = slots.take().inspect(|_| shard.sweep(now, slots));
-        let slot = slot.or_else(|| shard.evict(&mut self.search(now, &[]), slots))?;
-        shard.insert(hash, Entry::counted(settings, key, packed), hasher, slot);
-        Some(step)
-    }
-
     #[inline]
     fn decide_single(
         &self,
@@ -327,26 +275,6 @@ impl MemoryStore {
         if let Some(entry) = shard.find(hash, settings, key) {
             entry.return_units(settings, now as f64, releases);
         }
-    }
-
-    /// Holds units of a key that counts units at a time. Returns `None` in all other cases, and has
-    /// changed nothing then.
-    #[inline]
-    pub(crate) fn decide_hold(
-        &self,
-        settings: &Arc<Settings>,
-        key: &[u8],
-        units: u64,
-    ) -> Option<EngineReply> {
-        if settings.params.spends() {
-            return None;
-        }
-        let hash = self.hash(settings, key);
-        let reading = self.0.clock.now();
-        let mut shard = self.shard(hash);
-        let now = shard.instant(reading, &self.0.clock);
-        let (entry, epochs) = shard.find_to_hold(hash, settings, key)?;
-        entry.step_hold(settings, units, now, epochs)
     }
 
     /// Ends a hold, and wakes the requests that wait for its units.
@@ -386,9 +314,10 @@ impl MemoryStore {
     fn spend_of_lost(&self, hold: &EndedHold<'_>) {
         let EndedHold { settings, observers, key, used: cost, .. } = *hold;
         if cost > 0 && settings.params.kind() == hold.algorithm {
-            let (max_wait, hold) = (0.0, None);
+            let (max_wait, hold) = (0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            drop(self.decide_now(&StoreRequest { action: Action::Spend, limits }));
+            let request = StoreRequest::new(Action::Spend, limits, Reports::Nothing);
+            drop(self.decide_now(&request));
         }
     }
 
@@ -518,6 +447,7 @@ impl fmt::Debug for MemoryStore {
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
+    #[inline]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         StoreFuture::ready(self.decide_now(request))
     }

@@ -48,7 +48,7 @@ impl SingleHold {
 
     pub(super) fn enter(&self, deadline: Deadline) -> Entrance {
         let Self { settings, observers, key, cost, lifetime: hold, .. } = self;
-        let (cost, max_wait, hold) = (*cost, 0.0, *hold);
+        let (cost, max_wait, hold) = (*cost, 0, *hold);
         let limit = LimitRequest { settings, observers, key, cost, max_wait, hold };
         self.front.enter(&limit, deadline)
     }
