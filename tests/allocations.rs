@@ -131,6 +131,29 @@ fn a_rule_with_two_limits_allocates_some_more() {
     assert!(charge <= 12 && headers <= 28 && extensions <= 34, "{charge} {headers} {extensions}");
 }
 
+#[test]
+fn a_check_of_up_to_four_limits_allocates_nothing() {
+    let (store, quota) = (MemoryStore::new(), Quota::per_day(20));
+    let limiter = |name, algorithm| Limiter::new(name, store.clone(), algorithm, quota);
+    let [one, two] = ["one", "two"].map(|name| limiter(name, Algorithm::token_bucket()));
+    let [three, four] = ["three", "four"].map(|name| limiter(name, Algorithm::FixedWindow));
+    let own_keys = Charge::new(&one, "ada").and(Charge::new(&two, "all"));
+    let one_key = Charge::new(&one, "bea").also(&two);
+    let of_two_algorithms = Charge::new(&one, "cid").also(&three);
+    let of_four = Charge::new(&one, "dan").also(&two).and(Charge::new(&three, "any").also(&four));
+    for charge in [own_keys, one_key, of_two_algorithms, of_four] {
+        let mut allowed = 0;
+        assert!(charge.check().now().unwrap().is_allowed(), "the keys are inserted");
+        let counted = measure(|| {
+            for _ in 0..REQUESTS {
+                allowed += u64::from(charge.check().now().unwrap().is_allowed());
+            }
+        });
+        assert!(0 < allowed && allowed < REQUESTS, "some are allowed, some denied: {allowed}");
+        assert_eq!(counted.count_total, 0, "{charge:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_check_that_a_remembered_denial_answers_allocates_nothing() {
     let server = server::RedisServer::start();

@@ -54,7 +54,7 @@ impl SingleHold {
     }
 
     /// Waits for the decision, or for a second one.
-    pub(super) async fn decide(
+    pub(super) async fn execute(
         &self,
         queued: Queued,
         deadline: Deadline,
@@ -63,6 +63,6 @@ impl SingleHold {
             Entrance::Queued(queued) => Some(queued),
             Entrance::Alone(_) => None,
         };
-        self.open.decide(queued, again, deadline).await
+        self.open.execute(queued, again, deadline).await
     }
 }
