@@ -31,7 +31,7 @@ use std::{fmt, str::FromStr, time::Duration};
 pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
-    combine::combine,
+    combine::{PerLimit, combine},
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
     model::Core,
     request::{Action, EngineReply, EngineRequest, Release, units},

@@ -45,7 +45,7 @@ pub use self::{
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{
     handle::check_name,
-    report::{report_decided, report_failed, report_released},
+    report::report_released,
     retry::{Retry, visit_queue, yield_to_queue},
     target::ChargeTarget,
 };

@@ -13,6 +13,7 @@ mod names;
 #[cfg(feature = "redis")]
 #[cfg_attr(not(feature = "redisson"), allow(dead_code, reason = "runs commands of other formats"))]
 mod redis;
+mod report;
 mod request;
 mod retry_queue;
 mod turns;
@@ -44,6 +45,7 @@ pub use self::{
 pub(crate) use self::{
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     names::Names,
+    report::{Reports, report_answer, report_decided, report_failed},
     request::{LimitRequest, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
@@ -82,9 +84,11 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
             store again, as clones share their counts"
 )]
 pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
-    /// Decides, and changes the counts, in one atomic step. A request has at least one limit; its
-    /// limits are of this store and differ from each other. The store bounds the time of the
-    /// answer. If the future is dropped, the request may have been counted.
+    /// Decides, and changes the counts, in one atomic step: the one way to a decision. A request
+    /// has at least one limit; its limits are of this store and differ from each other. The store
+    /// bounds the time of the answer. If the future is dropped, the request may have been counted.
+    ///
+    /// A limiter has an [`AnyStore`], which also [reports](Reports) the answer; a store does not.
     #[doc(hidden)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
 
@@ -180,8 +184,14 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
 impl Sealed for AnyStore {}
 
 impl Store for AnyStore {
+    #[inline]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        self.decide(request)
+        let mut answer = match self {
+            Self::Memory(store) => store.decide(request),
+            Self::Dyn(store) => store.decide(request),
+        };
+        report::report(request, &mut answer);
+        answer
     }
 
     fn release_in_background(
@@ -276,12 +286,9 @@ pub enum AnyStore {
 }
 
 impl AnyStore {
-    #[inline]
-    pub(crate) fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        match self {
-            Self::Memory(store) => StoreFuture::ready(store.decide_now(request)),
-            Self::Dyn(store) => store.decide(request),
-        }
+    /// Returns the store of a limiter for which none was chosen.
+    pub(crate) fn of_process() -> Self {
+        Self::Memory(MemoryStore::new())
     }
 
     /// Proves that the store can decide: see `RedisStore::ping`. A store in memory always can.

@@ -131,26 +131,27 @@ fn a_rule_with_two_limits_allocates_some_more() {
     assert!(charge <= 12 && headers <= 28 && extensions <= 34, "{charge} {headers} {extensions}");
 }
 
-/// Counts the allocations of a charge of two limits and its check, once the keys are known.
-fn allocations_of_two_limits(limiters: [&Limiter; 2], allowed: bool) -> u64 {
-    let [first, second] = limiters;
-    let check = || {
-        let decided = Charge::new(first, "ada").also(second).check().now();
-        assert_eq!(decided.unwrap().is_allowed(), allowed);
-    };
-    check();
-    let counted = measure(|| (0..REQUESTS).for_each(|_| check()));
-    assert_eq!(counted.count_total % REQUESTS, 0, "the number differs between checks");
-    counted.count_total / REQUESTS
-}
-
 #[test]
-fn a_check_of_two_limits_allocates_some_more() {
-    let [user, all] = limiters(["user", "all"]);
-    let admitted = allocations_of_two_limits([&user, &all], true);
-    let spent = all.with_quota(Quota::per_day(1)).unwrap();
-    let denied = allocations_of_two_limits([&user, &spent], false);
-    assert!(admitted <= 12 && denied <= 12, "{admitted} {denied}");
+fn a_check_of_up_to_four_limits_allocates_nothing() {
+    let (store, quota) = (MemoryStore::new(), Quota::per_day(20));
+    let limiter = |name, algorithm| Limiter::new(name, store.clone(), algorithm, quota);
+    let [one, two] = ["one", "two"].map(|name| limiter(name, Algorithm::token_bucket()));
+    let [three, four] = ["three", "four"].map(|name| limiter(name, Algorithm::FixedWindow));
+    let own_keys = Charge::new(&one, "ada").and(Charge::new(&two, "all"));
+    let one_key = Charge::new(&one, "bea").also(&two);
+    let of_two_algorithms = Charge::new(&one, "cid").also(&three);
+    let of_four = Charge::new(&one, "dan").also(&two).and(Charge::new(&three, "any").also(&four));
+    for charge in [own_keys, one_key, of_two_algorithms, of_four] {
+        let mut allowed = 0;
+        assert!(charge.check().now().unwrap().is_allowed(), "the keys are inserted");
+        let counted = measure(|| {
+            for _ in 0..REQUESTS {
+                allowed += u64::from(charge.check().now().unwrap().is_allowed());
+            }
+        });
+        assert!(0 < allowed && allowed < REQUESTS, "some are allowed, some denied: {allowed}");
+        assert_eq!(counted.count_total, 0, "{charge:?}");
+    }
 }
 
 #[tokio::test]

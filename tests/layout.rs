@@ -218,6 +218,41 @@ fn no_code_outside_of_the_algorithms_and_the_settings_names_an_algorithm() {
     }
 }
 
+/// A store decides behind one trait: what a limiter asks of it is true of every backend.
+#[test]
+fn no_code_above_the_stores_names_a_backend() {
+    let sources = Sources::read();
+    let is_above = |module: &str| {
+        ["limiter", "middleware"].iter().any(|it| module.split("::").next() == Some(it))
+    };
+    let is_test = |module: &str| {
+        let (parent, name) = module.rsplit_once("::").unwrap_or(("lib", module));
+        source(parent).contains(&format!("#[cfg(test)]\nmod {name};"))
+    };
+    for module in sources.0.keys().filter(|module| is_above(module) && !is_test(module)) {
+        for name in backends_in(&source(module)) {
+            panic!("{module} names `{name}`: ask the trait `Store`, whatever the backend");
+        }
+    }
+}
+
+/// Returns the names of backends outside of comments and of the unit tests of the file.
+fn backends_in(text: &str) -> Vec<&str> {
+    let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
+    let code = code.lines().map(|line| line.split("//").next().unwrap());
+    let words = code.flat_map(|line| line.split(|it: char| !it.is_alphanumeric() && it != ':'));
+    let is_backend =
+        |word: &&str| ["MemoryStore", "Redis", "AnyStore::"].iter().any(|name| word.contains(name));
+    words.filter(is_backend).collect()
+}
+
+#[test]
+fn names_of_backends_count_outside_of_comments_and_tests() {
+    let code = "/// A `RedisStore`.\nlet AnyStore::Dyn(it) = store; // not a `MemoryStore`\n";
+    let tests = "\n#[cfg(test)]\nmod tests {\n    use super::MemoryStore;\n}";
+    assert_eq!(backends_in(&[code, tests].concat()), ["AnyStore::Dyn"]);
+}
+
 #[test]
 fn no_files_import_each_other_in_a_circle() {
     let sources = Sources::read();

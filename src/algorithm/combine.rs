@@ -1,7 +1,12 @@
 //! Combine: decides about several limits for one request. Does not know the algorithms. Its Lua
 //! twin is `scripts/combine.lua`.
 
+use smallvec::{SmallVec, smallvec};
+
 use super::request::{Action, Admission, EngineReply, EngineRequest};
+
+/// One of each limit of a request: up to four need no allocation.
+pub(crate) type PerLimit<T> = SmallVec<[T; 4]>;
 
 /// Decides about several limits. All of them admit the request or none, and it waits as long as the
 /// longest wait of a limit. `step` decides about one of them.
@@ -12,9 +17,9 @@ use super::request::{Action, Admission, EngineReply, EngineRequest};
 pub(crate) fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
-) -> (Vec<EngineReply>, usize) {
+) -> (PerLimit<EngineReply>, usize) {
     let Resolved { admission, waits, mut binding } = resolve(requests, &mut step);
-    let mut replies: Vec<EngineReply> = Vec::with_capacity(requests.len());
+    let mut replies: PerLimit<EngineReply> = PerLimit::new();
     for (limit, request) in requests.iter().enumerate() {
         let resolved = request.action.can_be_denied().then_some(admission);
         let reply = step(limit, &EngineRequest { admission: resolved, ..*request });
@@ -32,7 +37,7 @@ pub(crate) fn combine(
 struct Resolved {
     admission: Admission,
     /// The wait of each limit.
-    waits: Vec<i64>,
+    waits: PerLimit<i64>,
     /// The limit that denies longest, if one denies.
     binding: usize,
 }
@@ -43,7 +48,7 @@ fn resolve(
     step: &mut impl FnMut(usize, &EngineRequest) -> EngineReply,
 ) -> Resolved {
     let (mut wait, mut excess, mut binding) = (0, Some(0), 0);
-    let mut waits = vec![0; requests.len()];
+    let mut waits: PerLimit<i64> = smallvec![0; requests.len()];
     for (limit, request) in requests.iter().enumerate() {
         if !request.action.can_be_denied() {
             continue; // units that are spent for one limit do not wait for another

@@ -16,12 +16,14 @@ pub struct Outcome {
 pub struct Receipts {
     /// That of each limit, if they do not differ.
     shared: Receipt,
+    /// The algorithms of up to four limits, if the receipts differ in nothing else.
+    algorithms: [Option<Kind>; 4],
     /// Behind a thin pointer, as every outcome carries it.
     each: Option<Box<Box<[Receipt]>>>,
 }
 
 /// The evidence by which a store finds the units that a request has taken of one limit.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Receipt {
     /// Nothing was taken.
     None,
@@ -43,19 +45,23 @@ impl Outcome {
     }
 
     /// Returns the outcome of a request to several limits, from the reply of each of them.
-    /// `binding` is the index of the limit that binds.
+    /// `binding` is the index of the limit that binds. With `counts`, the decision says what is left
+    /// of each limit.
     pub(crate) fn of_several(
         limits: impl Iterator<Item = Policy> + Clone,
         replies: &[EngineReply],
         binding: usize,
+        counts: bool,
         action: Action,
         age: f64,
     ) -> Self {
         let policy = limits.clone().nth(binding).expect("a limit binds");
-        let decision = Decision::new(policy, replies[binding], age);
+        let mut decision = Decision::new(policy, replies[binding], age);
         let all = limits.zip(replies);
-        let counts = all.clone().map(|(limit, reply)| Count::new(limit.limit.name, reply));
-        let decision = decision.with_counts(counts.collect());
+        if counts {
+            let counts = all.clone().map(|(limit, reply)| Count::new(limit.limit.name, reply));
+            decision = decision.with_counts(counts.collect());
+        }
         let each = all.map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
         Self { decision, receipts: Receipts::new(each) }
     }
@@ -81,22 +87,33 @@ impl Receipt {
 }
 
 impl Receipts {
-    pub(crate) const NONE: Self = Self { shared: Receipt::None, each: None };
+    pub(crate) const NONE: Self = Self::shared(Receipt::None);
 
     /// Returns the receipts of a request that has the same one for each limit.
     #[inline]
-    pub(crate) fn shared(receipt: Receipt) -> Self {
-        Self { shared: receipt, each: None }
+    pub(crate) const fn shared(receipt: Receipt) -> Self {
+        Self { shared: receipt, algorithms: [None; 4], each: None }
     }
 
     /// Returns the receipts of limits, in the order of the request.
     pub(crate) fn new(each: impl Iterator<Item = Receipt> + Clone) -> Self {
-        match each.clone().next() {
-            // Most limits have the same one: no allocation.
-            Some(first) if each.clone().all(|other| other == first) => Self::shared(first),
-            Some(_) => Self { shared: Receipt::None, each: Some(Box::new(each.collect())) },
-            None => Self::NONE,
+        // Most limits have the same one, or differ in their algorithms: no allocation.
+        let Some(first) = each.clone().next() else { return Self::NONE };
+        if each.clone().all(|other| other == first) {
+            return Self::shared(first);
         }
+        let mut receipts = Self::shared(first);
+        for (index, receipt) in each.clone().enumerate() {
+            match (receipt, first, receipts.algorithms.get_mut(index)) {
+                (Receipt::At(instant, kind), Receipt::At(same, _), Some(algorithm))
+                    if instant == same =>
+                {
+                    *algorithm = Some(kind);
+                }
+                _ => return Self { each: Some(Box::new(each.collect())), ..Self::NONE },
+            }
+        }
+        receipts
     }
 
     /// Forgets the holds, which are kept elsewhere.
@@ -107,7 +124,12 @@ impl Receipts {
     }
 
     /// Returns the receipt of one limit, by its index in the request.
-    pub(crate) fn get(&self, limit: usize) -> &Receipt {
-        self.each.as_ref().and_then(|each| each.get(limit)).unwrap_or(&self.shared)
+    pub(crate) fn get(&self, limit: usize) -> Receipt {
+        let algorithm = self.algorithms.get(limit).copied().flatten();
+        match (&self.each, self.shared, algorithm) {
+            (Some(each), ..) => each[limit],
+            (None, Receipt::At(instant, _), Some(algorithm)) => Receipt::At(instant, algorithm),
+            (None, shared, _) => shared,
+        }
     }
 }

@@ -11,7 +11,7 @@ use super::{
     waiter::Waiter,
 };
 use crate::{
-    algorithm::{Action, micros},
+    algorithm::Action,
     decision::{Decision, Outcome},
     error::Error,
     keys::Key,
@@ -175,8 +175,7 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let is_endless = this.max_wait == Duration::MAX;
-        let max_wait =
-            if is_endless { MaxWait::LONGEST } else { MaxWait::UpTo(micros(this.max_wait)) };
+        let max_wait = MaxWait::up_to(this.max_wait);
         let charge = if let Some((limiter, key, units)) = this.call.take_units() {
             let key = key.into();
             if !is_endless {

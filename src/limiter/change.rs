@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Event,
-    store::{LimitRequest, Store, StoreRequest},
+    store::{LimitRequest, Reports, Store, StoreRequest},
 };
 
 impl Limiter {
@@ -183,9 +183,9 @@ impl Limiter {
         let answer = {
             let version = self.current();
             let (settings, observers) = (&version.settings, &**self.observers());
-            let (cost, max_wait, hold) = (1, 0.0, None);
+            let (cost, max_wait, hold) = (1, 0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            self.decide_limits(&StoreRequest { action, limits }, false)
+            self.store().decide(&StoreRequest::new(action, limits, Reports::Each))
         };
         Ok(KeyState::changed(answer.await?.decision))
     }

@@ -11,11 +11,12 @@ use super::{
     target::{AnyLimiter, IntoLimiter},
 };
 use crate::{
-    algorithm::Action,
+    algorithm::{Action, PerLimit},
     decision::{Decision, KeyState, Outcome, Receipt, Receipts},
     error::Error,
     keys::Key,
-    store::{LimitRequest, Released, StoreFuture, StoreRequest},
+    observe::Observers,
+    store::{LimitRequest, Released, Reports, Store, StoreFuture, StoreRequest, report_decided},
 };
 
 /// The charge of a request: its limits, keys and costs.
@@ -95,6 +96,8 @@ struct Parts {
     /// True if all limits were added on one key. Equal keys do not suffice: they can be equal by
     /// accident, or because a client chose its key.
     one_key: bool,
+    /// Whether decisions say what is left of each of several limits.
+    counts: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -126,7 +129,7 @@ impl Charge {
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
         let first = Part { limiter, key: key.into_owned(), cost, is_estimate: false };
-        Self(Some(Parts { first, rest: vec![], one_key: true }))
+        Self(Some(Parts { first, rest: vec![], one_key: true, counts: false }))
     }
 
     /// Creates an empty charge: the request is not counted.
@@ -217,6 +220,7 @@ impl Charge {
             (parts, other) => return Self(parts.or(other)),
         };
         parts.one_key = false;
+        parts.counts |= other.counts;
         parts.rest.extend([other.first].into_iter().chain(other.rest));
         Self(Some(parts))
     }
@@ -227,7 +231,7 @@ impl Charge {
     /// last one gets it.
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts().filter(|part| part.limiter.name() == limiter);
-        Self::of_parts(parts.cloned(), self.has_one_key())
+        self.of_parts(parts.cloned())
     }
 
     /// Returns whether the charge is empty.
@@ -327,7 +331,7 @@ impl Charge {
             Some(Part { limiter, ..part.clone() })
         });
         let parts = parts.collect::<Option<Vec<_>>>()?;
-        Some(Self::of_parts(parts.into_iter(), self.has_one_key()))
+        Some(self.of_parts(parts.into_iter()))
     }
 
     /// Returns whether the costs are such that all limits can grant them.
@@ -351,13 +355,15 @@ impl Charge {
     pub(super) fn begin_release(&self, receipts: &Receipts) -> Vec<Released> {
         let released = self.parts().enumerate().filter_map(|(index, part)| {
             let receipt = receipts.get(index);
-            part.limiter.release_in_background(&part.key, receipt, part.cost())
+            part.limiter.release_in_background(&part.key, &receipt, part.cost())
         });
         released.collect()
     }
 
-    fn of_parts(mut parts: impl Iterator<Item = Part>, one_key: bool) -> Self {
-        Self(parts.next().map(|first| Parts { first, rest: parts.collect(), one_key }))
+    /// Returns the charge with other parts, if there are any.
+    fn of_parts(&self, mut parts: impl Iterator<Item = Part>) -> Self {
+        let Some(Parts { one_key, counts, .. }) = self.0 else { return Self::exempt() };
+        Self(parts.next().map(|first| Parts { first, rest: parts.collect(), one_key, counts }))
     }
 
     fn parts(&self) -> impl Iterator<Item = &Part> {
@@ -412,7 +418,7 @@ impl Charge {
 
     /// Returns whether a request that is denied because of held units waits for them.
     pub(super) fn can_wait_for_holds(&self, max_wait: MaxWait) -> bool {
-        (max_wait.is_asked_for() || self.holds_units()) && self.resolve(max_wait) > 0.0
+        (max_wait.is_asked_for() || self.holds_units()) && self.resolve(max_wait) > 0
     }
 
     /// Returns whether units of a limit are held.
@@ -455,14 +461,18 @@ impl Charge {
         self
     }
 
+    /// Lets decisions say what is left of each of several limits, as the headers of a layer do.
+    pub(crate) fn with_counts(mut self) -> Self {
+        self.0.iter_mut().for_each(|parts| parts.counts = true);
+        self
+    }
+
     /// Removes the limits with a cost of 0.
     pub(crate) fn without_free_limits(self) -> Self {
         if self.parts().all(|part| part.cost != Some(0)) {
             return self;
         }
-        let Some(Parts { first, rest, one_key }) = self.0 else { return self };
-        let parts = [first].into_iter().chain(rest);
-        Self::of_parts(parts.filter(|part| part.cost != Some(0)), one_key)
+        self.of_parts(self.parts().filter(|part| part.cost != Some(0)).cloned())
     }
 
     /// Returns whether instants can be reserved.
@@ -471,23 +481,22 @@ impl Charge {
     }
 
     /// Resolves a wait in microseconds: the longest of all limits.
-    pub(crate) fn resolve(&self, max_wait: MaxWait) -> f64 {
-        self.limiters().map(|limiter| limiter.resolve(max_wait)).fold(0.0, f64::max)
+    pub(crate) fn resolve(&self, max_wait: MaxWait) -> u64 {
+        self.limiters().map(|limiter| limiter.resolve(max_wait)).max().unwrap_or_default()
     }
 
     /// Bounds a wait by the longest one that all limits can reserve.
     fn reservable(&self, max_wait: MaxWait) -> MaxWait {
         let longest = self.limiters().map(|limiter| limiter.resolve(MaxWait::LONGEST));
-        let bound = longest.fold(f64::INFINITY, f64::min);
-        MaxWait::UpTo(self.resolve(max_wait)).at_most(bound)
+        MaxWait::UpTo(longest.fold(self.resolve(max_wait), u64::min))
     }
 
     /// Returns the instant until which a denied request retries; `None` if it makes a reservation
     /// instead.
     pub(super) fn retry_deadline(&self, max_wait: MaxWait) -> Option<Instant> {
         // A reservation needs no retries: the first answer says whether there is an instant.
-        let wait = if self.reserves() { 0.0 } else { self.resolve(max_wait) };
-        (wait > 0.0).then(|| Instant::now() + Duration::from_micros(wait as u64))
+        let wait = if self.reserves() { 0 } else { self.resolve(max_wait) };
+        (wait > 0).then(|| Instant::now() + Duration::from_micros(wait))
     }
 
     /// Returns the default number of requests of a key that can wait.
@@ -495,35 +504,20 @@ impl Charge {
         self.limiters().map(AnyLimiter::default_max_waiting).max().unwrap_or_default()
     }
 
-    /// Decides about all limits: the one door for decisions about a charge.
+    /// Decides about all limits.
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
-        let Some(Parts { first, rest, .. }) = &self.0 else {
-            return StoreFuture::ready(Err(Error::NoLimits));
-        };
-        match &**rest {
-            [] if !first.holds() => {
-                first.limiter.decide(action, &first.key, first.cost(), max_wait)
+        match self.only_part() {
+            Some(part) if !part.holds() => {
+                part.limiter.decide(action, &part.key, part.cost(), max_wait)
             }
-            [] if action == Action::Check => {
-                let can_wait = self.can_wait_for_holds(max_wait);
-                match first.limiter.hold_fast(&first.key, first.cost(), can_wait) {
-                    Some(outcome) => StoreFuture::ready(Ok(outcome)),
-                    None => self.decide_carefully(action, max_wait),
-                }
+            Some(part) if action == Action::Check => {
+                part.limiter.hold(&part.key, part.cost(), self.can_wait_for_holds(max_wait))
             }
-            _ => self.decide_carefully(action, max_wait),
+            _ => {
+                let answer = self.decide_together(action, max_wait);
+                answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
+            }
         }
-    }
-
-    /// Decides about several limits, or about one whose units are held and about which
-    /// [`hold_fast`](AnyLimiter::hold_fast) has not decided.
-    pub(crate) fn decide_carefully(
-        &self,
-        action: Action,
-        max_wait: MaxWait,
-    ) -> StoreFuture<Outcome> {
-        let answer = self.decide_together(action, max_wait);
-        answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
     }
 
     fn decide_together(
@@ -531,20 +525,20 @@ impl Charge {
         action: Action,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Outcome>, Error> {
-        let can_wait = self.can_wait_for_holds(max_wait);
+        let reports = Reports::of_waiting(self.can_wait_for_holds(max_wait));
         if let Some(part) = self.parts().find(|part| part.holds() && !part.limiter.can_hold()) {
             return Err(Error::CannotHold { limiter: part.limiter.name().to_owned().into() });
         }
         let limiter = self.limiters().next().ok_or(Error::NoLimits)?.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
-        let names = limiter.store().as_dyn().names();
+        let names = limiter.store().names();
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
         let versions = self.parts().map(|part| Ok(part.limiter.own()?.current()));
-        let versions = versions.collect::<Result<Vec<_>, Error>>()?;
-        let mut limits: Vec<LimitRequest<'_>> = Vec::with_capacity(versions.len());
+        let versions = versions.collect::<Result<PerLimit<_>, Error>>()?;
+        let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
         for (part, version) in self.parts().zip(&versions) {
             let limiter = part.limiter.own()?;
-            if !limiter.store().as_dyn().names().is_same(names) {
+            if !limiter.store().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
             let limit = match action {
@@ -560,7 +554,18 @@ impl Charge {
             }
             limits.push(limit);
         }
-        Ok(limiter.decide_limits(&StoreRequest { action, limits: &limits }, can_wait))
+        let counts = self.0.as_ref().is_some_and(|parts| parts.counts);
+        let request = StoreRequest { counts, ..StoreRequest::new(action, &limits, reports) };
+        Ok(limiter.store().decide(&request))
+    }
+
+    /// Reports a decision about the charge that its store has not reported.
+    pub(super) fn report(&self, decision: &Decision) {
+        let limits = self.parts().map(|part| {
+            let observers: &Observers = part.limiter.observers();
+            (part.limiter.name(), observers, &part.key)
+        });
+        report_decided(limits, decision, None);
     }
 }
 

@@ -264,19 +264,16 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
         Ok(KeyState::peeked(answer.await?.decision))
     }
 
-    /// Decides without the fast path.
+    /// Waits for an answer, or applies the failure policy.
     #[inline(never)]
-    fn decide(
+    fn poll_answer(
         &mut self,
         cx: &mut Context<'_>,
         limiter: &'a Limiter,
         key: Key<'k>,
         units: u64,
+        mut answer: StoreFuture<Outcome>,
     ) -> Poll<Result<Decision, Error>> {
-        if let Some(outcome) = limiter.check_observed(&key, units, MaxWait::DEFAULT) {
-            return Poll::Ready(Ok(outcome.decision));
-        }
-        let mut answer = limiter.decide_in_store(Action::Check, &key, units, MaxWait::DEFAULT);
         let polled = poll_outcome(&mut answer, cx);
         let is_pending = polled.is_pending();
         if let Poll::Ready(Some(outcome)) = polled {
@@ -324,9 +321,9 @@ impl<'k, K: Into<Key<'k>>> Future for Check<'_, K> {
             return this.poll_other(cx);
         };
         let key = key.into();
-        match limiter.check_fast(Action::Check, &key, units, MaxWait::DEFAULT) {
-            Some(outcome) => Poll::Ready(Ok(outcome.decision)),
-            None => this.decide(cx, limiter, key, units),
+        match limiter.decide(Action::Check, &key, units, MaxWait::DEFAULT) {
+            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
+            answer => this.poll_answer(cx, limiter, key, units, answer),
         }
     }
 }

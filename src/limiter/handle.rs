@@ -1,5 +1,5 @@
-//! `Limiter`: a name, a quota and an algorithm over a store, and the one door to its decisions. The
-//! public calls are in `check.rs`, `change.rs` and `acquire.rs`.
+//! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The public
+//! calls are in `check.rs`, `change.rs` and `acquire.rs`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,9 +9,7 @@ use super::{
     backoff::Backoff,
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
-    report::{
-        goes_on_waiting, is_reported, report_decided, report_released, report_settings, reported,
-    },
+    report::{report_released, report_settings},
     version::{Current, Version, Versions},
 };
 use crate::{
@@ -19,11 +17,11 @@ use crate::{
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::{LimiterObservers, log},
+    observe::LimiterObservers,
     quota::Quota,
     store::{
         AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released,
-        Settings, Store, StoreFuture, StoreRequest,
+        Reports, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -423,6 +421,7 @@ impl Limiter {
     }
 
     /// Returns the part of a request to the store that holds units of this limit.
+    #[inline]
     pub(super) fn hold_request<'a>(
         &'a self,
         version: &'a Version,
@@ -438,6 +437,7 @@ impl Limiter {
     }
 
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
+    #[inline]
     pub(super) fn decide(
         &self,
         action: Action,
@@ -445,115 +445,32 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
-        match self.check_fast(action, key, cost, max_wait) {
-            Some(outcome) => StoreFuture::ready(Ok(outcome)),
-            None => self.decide_carefully(action, key, cost, max_wait),
-        }
-    }
-
-    /// Decides about the most common checks in memory, if nothing is to be reported; `None` if
-    /// [`decide_carefully`](Self::decide_carefully) has to decide.
-    #[inline]
-    pub(super) fn check_fast(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> Option<Outcome> {
-        if action != Action::Check || !self.0.observers.is_empty() {
-            return None;
-        }
-        // A denial that is to be logged is decided again: it has changed nothing.
-        self.check_in_memory(key, cost, max_wait)
-    }
-
-    #[inline]
-    fn check_in_memory(
-        &self,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> Option<Outcome> {
-        let AnyStore::Memory(store) = &self.0.store else { return None };
         let version = self.current();
-        let limit = self.request(&version, Action::Check, key, cost, max_wait).ok()?;
-        store.decide_now(&StoreRequest { action: Action::Check, limits: &[limit] }).ok()
-    }
-
-    /// Holds units of a key in memory that counts units at a time; `None` in uncommon cases, which
-    /// [`decide_limits`](Self::decide_limits) decides.
-    #[inline]
-    pub(super) fn hold_fast(&self, _: &Key<'_>, _: u64, _: bool) -> Option<Outcome> {
-        None
-    }
-
-    /// Decides as [`check_fast`](Self::check_fast) does, if there are observers, and reports the
-    /// decision.
-    #[inline]
-    pub(super) fn check_observed(
-        &self,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> Option<Outcome> {
-        let observers = &self.0.observers;
-        if observers.is_empty() {
-            return None;
-        }
-        let outcome = self.check_in_memory(key, cost, max_wait)?;
-        report_decided(observers, &outcome.decision, Some(key), None);
-        Some(outcome)
-    }
-
-    /// Decides about a request that [`check_fast`](Self::check_fast) does not decide.
-    pub(super) fn decide_carefully(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> StoreFuture<Outcome> {
-        if action == Action::Check
-            && let Some(outcome) = self.check_observed(key, cost, max_wait)
-        {
-            return StoreFuture::ready(Ok(outcome));
-        }
-        self.decide_in_store(action, key, cost, max_wait)
-    }
-
-    /// Decides about a request that [`check_observed`](Self::check_observed) does not decide
-    /// either.
-    pub(super) fn decide_in_store(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> StoreFuture<Outcome> {
-        let version = self.current();
-        // As for a charge without holds.
-        let can_wait = max_wait.is_asked_for() && version.resolve(max_wait) > 0.0;
         match self.request(&version, action, key, cost, max_wait) {
-            Ok(limit) => self.decide_limits(&StoreRequest { action, limits: &[limit] }, can_wait),
+            Ok(limit) => {
+                let reports = Reports::of_waiting(max_wait.is_asked_for() && limit.max_wait > 0);
+                self.0.store.decide(&StoreRequest::new(action, &[limit], reports))
+            }
             Err(error) => StoreFuture::ready(Err(error)),
         }
     }
 
-    /// Decides about limits of this store: the one door of all public calls, whether one limit
-    /// decides or several, now or later. Behind it are the observers and the store. `can_wait` says
-    /// whether the request can wait for units that are held.
+    /// Holds units of a key. `can_wait` says whether the request can wait for units that are held.
     #[inline]
-    pub(super) fn decide_limits(
+    pub(super) fn decide_hold(
         &self,
-        request: &StoreRequest<'_>,
+        key: &Key<'_>,
+        units: u64,
         can_wait: bool,
     ) -> StoreFuture<Outcome> {
-        let answer = self.0.store.decide(request);
-        if !is_reported(request, &answer) {
-            return answer;
+        let version = self.current();
+        match self.hold_request(&version, key, units) {
+            Ok(limit) => {
+                let reports = Reports::of_waiting(can_wait);
+                self.0.store.decide(&StoreRequest::new(Action::Check, &[limit], reports))
+            }
+            Err(error) => StoreFuture::ready(Err(error)),
         }
-        reported(request, answer, can_wait)
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
@@ -627,7 +544,7 @@ impl Limiter {
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
     #[inline]
-    pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
+    pub(super) fn resolve(&self, max_wait: MaxWait) -> u64 {
         self.current().resolve(max_wait)
     }
 }

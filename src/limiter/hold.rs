@@ -16,13 +16,7 @@ use super::{
     permit::Permit,
     waiter::Waiter,
 };
-use crate::{
-    algorithm::{Action, micros},
-    decision::Outcome,
-    error::Error,
-    keys::Key,
-    store::StoreFuture,
-};
+use crate::{algorithm::Action, decision::Outcome, error::Error, keys::Key, store::StoreFuture};
 
 impl Limiter {
     /// Holds `n` units of the quota of `key`, if they are left: an estimate of a cost that is known
@@ -199,9 +193,9 @@ impl<'a, K> Hold<'a, K> {
         self
     }
 
-    /// Holds without the fast path.
+    /// Waits for an answer, or applies the failure policy.
     #[inline(never)]
-    fn decide(
+    fn poll_answer(
         &mut self,
         cx: &mut Context<'_>,
         charge: Charge,
@@ -231,15 +225,18 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         let waits = !this.max_wait.is_zero();
         let charge = if let Some((limiter, key, units)) = this.call.take_units() {
             let key = key.into();
-            if waits {
-                Charge::new(limiter, key).estimate(units)
-            } else if let Some(outcome) = limiter.hold_fast(&key, units, false) {
-                return Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome)));
-            } else {
-                let charge = Charge::new(limiter, key).estimate(units);
-                let answer = charge.decide_carefully(Action::Check, MaxWait::NONE);
-                return this.decide(cx, charge, answer);
+            if !waits {
+                return match limiter.decide_hold(&key, units, false) {
+                    StoreFuture::Ready(Some(Ok(outcome))) => {
+                        Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome)))
+                    }
+                    answer => {
+                        let charge = Charge::new(limiter, key).estimate(units);
+                        this.poll_answer(cx, charge, answer)
+                    }
+                };
             }
+            Charge::new(limiter, key).estimate(units)
         } else if let Some(charge) = this.call.take_charge() {
             charge.into_owned()
         } else {
@@ -249,11 +246,11 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
             return Poll::Ready(Err(error));
         }
         if waits {
-            let max_wait = MaxWait::UpTo(micros(this.max_wait));
+            let max_wait = MaxWait::up_to(this.max_wait);
             return this.call.go_on(cx, false, Waiter::begin(charge, max_wait).hold());
         }
         let answer = charge.decide(Action::Check, MaxWait::NONE);
-        this.decide(cx, charge, answer)
+        this.poll_answer(cx, charge, answer)
     }
 }
 

@@ -5,11 +5,11 @@ use std::{fmt, pin::Pin, time::Duration};
 
 use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::{Action, micros},
+    algorithm::Action,
     decision::KeyState,
     error::Error,
     keys::Key,
-    store::{LimitRequest, StoreRequest},
+    store::{Reports, Store, StoreRequest},
 };
 
 /// The longest block, if no setting changes it, whatever a vendor says.
@@ -245,7 +245,7 @@ impl Limiter {
         // The time from the end of the block until the key is in its initial state.
         let late = state.reset_after().saturating_sub(block);
         let units = self.algorithm().restart_units(quota, block, late);
-        self.take(key, units, MaxWait::UpTo(micros(block))).await
+        self.take(key, units, MaxWait::up_to(block)).await
     }
 
     /// Spends units if they are left, or will be within a wait. This is no request, so its decision
@@ -258,8 +258,7 @@ impl Limiter {
             let version = self.current();
             let units = units.min(version.max_cost);
             let limit = self.request(&version, Action::Check, key, units, max_wait)?;
-            let limits: &[LimitRequest<'_>] = &[limit];
-            self.store().decide(&StoreRequest { action: Action::Check, limits })
+            self.store().decide(&StoreRequest::new(Action::Check, &[limit], Reports::Nothing))
         };
         answer.await.map(drop)
     }

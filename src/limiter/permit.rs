@@ -218,7 +218,7 @@ impl Charge {
     /// Returns the units that an admitted request holds.
     pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
         let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
-            let Receipt::Hold(receipt, algorithm) = *receipts.get(index) else { return None };
+            let Receipt::Hold(receipt, algorithm) = receipts.get(index) else { return None };
             Some(HeldUnits::new(limiter, key.clone(), units, receipt, algorithm))
         });
         Holds::new(held, !self.is_exempt())
@@ -239,7 +239,7 @@ impl Holds {
     /// Returns the units of one limiter, of an admitted request.
     #[inline]
     fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
-        let first = match *receipts.get(0) {
+        let first = match receipts.get(0) {
             Receipt::Hold(receipt, algorithm) => {
                 Some(HeldUnits::new(limiter, key.into_owned(), units, receipt, algorithm))
             }

@@ -1,7 +1,7 @@
 //! Applies a failure policy to a request about which the store has not decided. The policies are in
 //! `failure_policy.rs`.
 
-use super::{charge::Charge, failure_policy::FailurePolicy, report::report_decided};
+use super::{charge::Charge, failure_policy::FailurePolicy};
 use crate::{
     decision::Decision,
     error::{Error, ErrorKind, StoreError},
@@ -22,7 +22,7 @@ impl Charge {
         match policy {
             FailurePolicy::Open => {
                 let decision = self.uncounted_decision();
-                decision.iter().for_each(|decision| self.report_uncounted(decision));
+                decision.iter().for_each(|decision| self.report(decision));
                 Recovery::Uncounted(decision)
             }
             // The fallback is a store in memory, too: it would be no better than the full one.
@@ -66,14 +66,6 @@ impl Charge {
             (Error::Store(error), Some(limiter)) => Error::Store(error.of_limiter(limiter.name())),
             (error, _) => error,
         }
-    }
-
-    /// Reports a decision that no store made.
-    fn report_uncounted(&self, decision: &Decision) {
-        let mut of_limiter = self.limiters().zip(self.keys());
-        let Some((limiter, key)) = of_limiter.next() else { return };
-        let is_only = of_limiter.all(|(other, _)| other.name() != limiter.name());
-        report_decided(limiter.observers(), decision, is_only.then_some(key), None);
     }
 }
 

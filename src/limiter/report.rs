@@ -1,134 +1,15 @@
-//! Reports the events of limiters to their observers: decisions, failures of the store, waits and
-//! releases. It changes no answer.
+//! Reports the events of limiters to their observers: waits, holds, releases and changes. The store
+//! reports the answers to requests. It changes no answer.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::{
-    algorithm::{Action, Algorithm},
-    decision::{Decision, Outcome},
-    error::Error,
+    algorithm::Algorithm,
     keys::Key,
     observe::{Event, Observers, log},
     quota::Quota,
-    store::{LimitRequest, StoreFuture, StoreRequest},
+    store::{StoreFuture, report_failed},
 };
-
-/// Returns whether an answer is to be passed through [`reported`].
-#[inline]
-pub(super) fn is_reported(request: &StoreRequest<'_>, answer: &StoreFuture<Outcome>) -> bool {
-    let is_observed = request.limits.iter().any(|limit| !limit.observers.is_empty());
-    is_observed
-        || match answer {
-            StoreFuture::Ready(Some(result)) => {
-                is_logged(result.as_ref().map(|outcome| &outcome.decision))
-            }
-            _ => log::records_denials(),
-        }
-}
-
-#[inline]
-fn is_logged(result: Result<&Decision, &Error>) -> bool {
-    !result.is_ok_and(Decision::is_allowed) && log::records_denials()
-}
-
-/// Reports an answer when it has arrived. If the request can wait for units that are held, a denial
-/// because of them is not its decision: it checks again.
-#[inline(never)]
-pub(super) fn reported(
-    request: &StoreRequest<'_>,
-    answer: StoreFuture<Outcome>,
-    can_wait: bool,
-) -> StoreFuture<Outcome> {
-    let result = match &answer {
-        StoreFuture::Ready(Some(result)) => result.as_ref().map(|outcome| &outcome.decision),
-        #[cfg(feature = "redis")]
-        StoreFuture::Cached(Some(outcome)) => Ok(&outcome.decision),
-        StoreFuture::Pending(_) => return reported_later(request, answer, can_wait),
-        _ => return answer,
-    };
-    let limits = request.limits.iter();
-    let limits = limits.map(|limit| (limit.settings.name, limit.observers, limit.key));
-    if !result.is_ok_and(|decision| goes_on_waiting(decision, can_wait)) {
-        report_result(request.action, limits, result, None);
-    }
-    answer
-}
-
-/// Returns whether a request with this decision waits until held units are returned.
-pub(super) fn goes_on_waiting(decision: &Decision, can_wait: bool) -> bool {
-    can_wait && decision.waits_for_holds()
-}
-
-fn reported_later(
-    request: &StoreRequest<'_>,
-    answer: StoreFuture<Outcome>,
-    can_wait: bool,
-) -> StoreFuture<Outcome> {
-    let (action, start) = (request.action, Instant::now());
-    let owned = |limit: &LimitRequest<'_>| {
-        (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
-    };
-    let limits: Vec<_> = request.limits.iter().map(owned).collect();
-    StoreFuture::pending(async move {
-        let result = answer.await;
-        let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
-        let decided = result.as_ref().map(|outcome| &outcome.decision);
-        if !decided.is_ok_and(|decision| goes_on_waiting(decision, can_wait)) {
-            report_result(action, limits, decided, Some(start));
-        }
-        result
-    })
-}
-
-/// A limit of a request: the name of the limiter, its observers and the key.
-type Limit<'a> = (&'static str, &'a Observers, &'a Key<'a>);
-
-fn report_result<'a>(
-    action: Action,
-    mut limits: impl Iterator<Item = Limit<'a>>,
-    result: Result<&Decision, &Error>,
-    start: Option<Instant>,
-) {
-    let Some(first) = limits.next() else { return };
-    match result {
-        Ok(decision) if action == Action::Check => {
-            let of_limiter = |(name, ..): &Limit<'_>| *name == decision.limiter();
-            let mut of_limiter = [first].into_iter().chain(limits).filter(of_limiter);
-            let (_, observers, key) = of_limiter.next().unwrap_or(first);
-            // The decision names a limiter, but no key.
-            let key = of_limiter.next().is_none().then_some(key);
-            let duration = start.map(|start| start.elapsed());
-            report_decided(observers, decision, key, duration);
-        }
-        Ok(_) => {}
-        Err(error) => report_failed(first.1, first.0, action.operation(), error),
-    }
-}
-
-/// Reports a decision about a check.
-pub(crate) fn report_decided(
-    observers: &Observers,
-    decision: &Decision,
-    key: Option<&Key<'_>>,
-    duration: Option<Duration>,
-) {
-    observers.report(&Event::Decided { decision, key, duration });
-    if !decision.is_allowed() {
-        log::denied(decision, key);
-    }
-}
-
-/// Reports the failure of a store; other errors are not reported.
-pub(crate) fn report_failed(
-    observers: &Observers,
-    limiter: &str,
-    operation: &'static str,
-    error: &Error,
-) {
-    if let Error::Store(error) = error {
-        observers.report(&Event::StoreFailed { limiter, operation, error });
-    }
-}
 
 /// Reports another quota or algorithm of a limiter.
 pub(super) fn report_settings(

@@ -14,7 +14,7 @@ use super::{
     waiter::{Waiter, after_decision},
 };
 use crate::{
-    algorithm::{Action, micros},
+    algorithm::Action,
     decision::{Decision, Outcome},
     error::Error,
     keys::Key,
@@ -67,7 +67,7 @@ impl Limiter {
         n: u64,
         max_wait: Duration,
     ) -> Result<Admission<Reservation>, Error> {
-        let (charge, max_wait) = (Charge::of_units(self, key, n), MaxWait::UpTo(micros(max_wait)));
+        let (charge, max_wait) = (Charge::of_units(self, key, n), MaxWait::up_to(max_wait));
         let error = match charge.clone().reserve(max_wait).await {
             Err(error) => error,
             reserved => return reserved,

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A hundred years, in microseconds.
-const LONGEST_WAIT: f64 = 36_525.0 * 86_400e6;
+const LONGEST_WAIT: u64 = 36_525 * 86_400 * 1_000_000;
 
 /// A limiter in a foreign format. It reserves no instants, and shares no charge with other
 /// limiters.
@@ -97,6 +97,7 @@ impl AnyLimiter {
     }
 
     /// Decides about a key.
+    #[inline]
     pub(crate) fn decide(
         &self,
         action: Action,
@@ -110,39 +111,15 @@ impl AnyLimiter {
         }
     }
 
-    /// Holds units of a key in memory that counts units at a time. Returns `None` in other cases.
+    /// Holds units of a key. `can_wait` says whether the request can wait for units that are held.
     #[inline]
-    pub(crate) fn hold_fast(&self, key: &Key<'_>, units: u64, can_wait: bool) -> Option<Outcome> {
+    pub(crate) fn hold(&self, key: &Key<'_>, units: u64, can_wait: bool) -> StoreFuture<Outcome> {
         match &self.0 {
-            Kind::Own(limiter) => limiter.hold_fast(key, units, can_wait),
-            Kind::Foreign(_) => None,
-        }
-    }
-
-    /// Decides as [`decide`](Self::decide) does, if it is one of the most common checks.
-    #[inline]
-    pub(crate) fn check_fast(
-        &self,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> Option<Outcome> {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.check_fast(Action::Check, key, cost, max_wait),
-            Kind::Foreign(_) => None,
-        }
-    }
-
-    /// Decides about a check that [`check_fast`](Self::check_fast) does not decide.
-    pub(crate) fn check_carefully(
-        &self,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> StoreFuture<Outcome> {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.decide_carefully(Action::Check, key, cost, max_wait),
-            Kind::Foreign(target) => target.decide(Action::Check, key, cost),
+            Kind::Own(limiter) => limiter.decide_hold(key, units, can_wait),
+            Kind::Foreign(target) => {
+                let limiter = target.name().to_owned().into();
+                StoreFuture::ready(Err(Error::CannotHold { limiter }))
+            }
         }
     }
 
@@ -195,10 +172,10 @@ impl AnyLimiter {
 
     /// Resolves a wait in microseconds: at most the longest that is possible.
     #[inline]
-    pub(crate) fn resolve(&self, max_wait: MaxWait) -> f64 {
+    pub(crate) fn resolve(&self, max_wait: MaxWait) -> u64 {
         match &self.0 {
             Kind::Own(limiter) => limiter.resolve(max_wait),
-            Kind::Foreign(_) => max_wait.resolve(0.0, LONGEST_WAIT),
+            Kind::Foreign(_) => max_wait.resolve(0, LONGEST_WAIT),
         }
     }
 

@@ -24,8 +24,8 @@ use crate::{
 pub(super) struct Version {
     pub(super) settings: Arc<Settings>,
     /// The wait of a check that does not specify one, in microseconds.
-    default_wait: f64,
-    max_reservable: f64,
+    default_wait: u64,
+    max_reservable: u64,
     pub(super) max_cost: u64,
     /// False if units are only held.
     pub(super) spends: bool,
@@ -38,8 +38,8 @@ impl Version {
         let settings = settings.into();
         let params = &settings.params;
         Self {
-            default_wait: params.default_wait() as f64,
-            max_reservable: params.max_reservable() as f64,
+            default_wait: params.default_wait() as u64,
+            max_reservable: params.max_reservable() as u64,
             max_cost: params.max_cost() as u64,
             spends: params.spends(),
             settings,
@@ -48,7 +48,8 @@ impl Version {
     }
 
     /// Resolves a wait in microseconds: at most the longest that the algorithm can reserve.
-    pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
+    #[inline]
+    pub(super) fn resolve(&self, max_wait: MaxWait) -> u64 {
         max_wait.resolve(self.default_wait, self.max_reservable)
     }
 
@@ -74,22 +75,24 @@ impl Version {
         cost: u64,
         max_wait: MaxWait,
     ) -> Result<LimitRequest<'a>, Error> {
-        let Self { settings, max_cost, .. } = self;
-        if cost == 0 {
-            return Err(Error::ZeroCost);
+        let is_held = !self.spends && action.spends();
+        let is_above = cost > self.max_cost && action.can_be_denied();
+        if cost == 0 || is_held || is_above {
+            return Err(self.invalid(cost, is_held));
         }
-        if !self.spends && action.spends() {
-            return Err(Error::OnlyHolds { limiter: settings.name.into() });
-        }
-        if action.can_be_denied() && cost > *max_cost {
-            return Err(Error::CostAboveQuota {
-                limiter: settings.name.into(),
-                cost,
-                max: *max_cost,
-            });
-        }
-        let max_wait = self.resolve(max_wait);
+        let (settings, max_wait) = (&self.settings, self.resolve(max_wait));
         Ok(LimitRequest { settings, observers, key, cost, max_wait, hold: None })
+    }
+
+    /// Returns why a request is invalid.
+    #[cold]
+    fn invalid(&self, cost: u64, is_held: bool) -> Error {
+        let limiter = self.settings.name.into();
+        match cost {
+            0 => Error::ZeroCost,
+            _ if is_held => Error::OnlyHolds { limiter },
+            _ => Error::CostAboveQuota { limiter, cost, max: self.max_cost },
+        }
     }
 }
 

@@ -15,18 +15,18 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{
     charge::Charge,
-    max_wait::MaxWait,
+    max_wait::{ENDLESS, MaxWait},
     permit::Holds,
     recovery::Recovered,
-    report::{Wait, goes_on_waiting, report_decided},
+    report::Wait,
     retry::Retry,
     wait_queue::WaitSlot,
 };
 use crate::{
-    algorithm::{Action, micros},
+    algorithm::Action,
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
-    store::{Released, StoreFuture, after},
+    store::{Released, Reports, StoreFuture, after},
 };
 
 /// The default lateness up to which a waiting request proceeds without a second check. A timer of
@@ -298,9 +298,9 @@ impl Waiter {
 
     fn denied(&mut self, decision: Decision) -> Option<Decision> {
         let wait = self.charge.resolve(self.max_wait);
-        if decision.waits_for_holds() && !self.retries && wait > 0.0 {
+        if decision.waits_for_holds() && !self.retries && wait > 0 {
             // There is no instant to reserve before a hold ends.
-            let wait = Duration::from_micros(wait as u64);
+            let wait = Duration::from_micros(wait);
             self.deadline.get_or_insert_with(|| after_decision(&decision, wait));
             self.retries = true;
         }
@@ -326,8 +326,8 @@ impl Waiter {
             MaxWait::UpTo(wait) => wait,
             MaxWait::Default { .. } => self.charge.resolve(self.max_wait),
         };
-        if wait.is_finite() {
-            let deadline = || after(began, Duration::from_micros(wait as u64));
+        if wait < ENDLESS {
+            let deadline = || after(began, Duration::from_micros(wait));
             self.deadline.get_or_insert_with(deadline);
         }
         // A store in memory that is full has not failed.
@@ -347,14 +347,8 @@ impl Waiter {
     /// Reports a final denial, unless its check has reported it: the request could wait then.
     fn report_final(&self, denied: &Decision) {
         let could_wait = self.charge.can_wait_for_holds(self.last_max_wait);
-        if !goes_on_waiting(denied, could_wait) {
-            return;
-        }
-        let own = self.charge.own_parts();
-        let mut own = own.filter(|(limiter, ..)| limiter.name() == denied.limiter());
-        if let Some((limiter, key, _)) = own.next() {
-            let key = own.next().is_none().then_some(key);
-            report_decided(limiter.observers(), denied, key, None);
+        if !Reports::of_waiting(could_wait).include(denied) {
+            self.charge.report(denied);
         }
     }
 
@@ -371,7 +365,7 @@ impl Waiter {
             return Duration::ZERO; // there is no reservation
         }
         // From the decision, not from its arrival: the store compared with the same wait.
-        let wait = Duration::from_micros(self.charge.resolve(self.max_wait) as u64);
+        let wait = Duration::from_micros(self.charge.resolve(self.max_wait));
         self.deadline.get_or_insert_with(|| after_decision(decision, wait));
         decision.age().saturating_sub(decision.delay())
     }
@@ -418,10 +412,10 @@ impl Waiter {
         self.deadline
     }
 
-    /// Returns the rest of the wait, in microseconds.
-    pub(crate) fn remaining_wait(&self) -> f64 {
+    /// Returns the rest of the wait.
+    pub(crate) fn remaining_wait(&self) -> Duration {
         let rest = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        rest.map_or(f64::INFINITY, micros)
+        rest.unwrap_or(Duration::MAX)
     }
 
     /// Waits for the decision alone, and leaves the delay to the caller.

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    algorithm::{Action, micros},
+    algorithm::Action,
     decision::{Decision, Outcome},
     error::Error,
     keys::Key,
@@ -59,8 +59,8 @@ pub(crate) struct Admitted {
 pub(crate) struct Keyed {
     key: Result<Key<'static>, RequestError>,
     cost: u64,
-    /// The decision, if there is one already.
-    denial: Option<Decision>,
+    /// The answer, if the request has checked already.
+    answer: Option<StoreFuture<Outcome>>,
 }
 
 /// The next step of a request.
@@ -108,18 +108,18 @@ impl<P: ProtocolBase> Shared<P> {
     ) -> Result<Admitted, Keyed> {
         let key = match extractor.extract(head) {
             Ok(key) if !self.keeps_charge => key,
-            key => return Err(Keyed { key, cost: 1, denial: None }),
+            key => return Err(Keyed { key, cost: 1, answer: None }),
         };
         let cost = self.protocol.pricing().cost(head);
-        // May be longer than the wait that the request has: the fast path admits no request that
-        // waits, and denies none that can.
-        let max_wait = if self.dry_run { MaxWait::NONE } else { self.max_wait };
-        match limiter.check_fast(&key, cost, max_wait) {
-            Some(outcome) if outcome.decision.is_allowed() => Ok(Admitted { key, cost, outcome }),
-            Some(Outcome { decision, .. }) => {
-                Err(Keyed { key: Ok(key), cost, denial: Some(decision) })
+        let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0;
+        if cost == 0 || can_wait || limiter.only_holds() {
+            return Err(Keyed { key: Ok(key), cost, answer: None });
+        }
+        match limiter.decide(Action::Check, &key, cost, MaxWait::NONE) {
+            StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.is_allowed() => {
+                Ok(Admitted { key, cost, outcome })
             }
-            None => Err(Keyed { key: Ok(key), cost, denial: None }),
+            answer => Err(Keyed { key: Ok(key), cost, answer: Some(answer) }),
         }
     }
 
@@ -133,7 +133,7 @@ impl<P: ProtocolBase> Shared<P> {
         state: &mut ChargeState,
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
-        let Keyed { key, cost, denial } = keyed;
+        let Keyed { key, cost, answer } = keyed;
         let key = match key {
             Ok(key) if !self.keeps_charge => key,
             extracted => {
@@ -144,11 +144,18 @@ impl<P: ProtocolBase> Shared<P> {
         if cost == 0 {
             return Next::Proceed(None);
         }
-        // Without a charge, too: nothing has to be returned.
-        if let Some(decision) = denial {
-            return self.reject(Rejection::Denied(decision), state);
+        match answer {
+            // Without a charge, too: nothing has to be returned.
+            Some(StoreFuture::Ready(Some(Ok(Outcome { decision, .. })))) => {
+                return self.reject(Rejection::Denied(decision), state);
+            }
+            Some(answer) => {
+                state.charge = Charge::of_units(limiter, key, cost);
+                return self.evaluate(answer, MaxWait::NONE, None, state);
+            }
+            None => {}
         }
-        let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0.0;
+        let can_wait = !self.dry_run && limiter.resolve(self.max_wait) > 0;
         if can_wait && !limiter.is_immediate() {
             return self.admit(head, Ok(Charge::of_units(limiter, key, cost)), state);
         }
@@ -162,7 +169,7 @@ impl<P: ProtocolBase> Shared<P> {
             }
             return self.hold_by_key(limiter, key, cost, max_wait, state, is_ready);
         }
-        match limiter.check_carefully(&key, cost, max_wait) {
+        match limiter.decide(Action::Check, &key, cost, max_wait) {
             StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
                 Self::proceed(limiter, key, cost, outcome, state, is_ready)
             }
@@ -205,15 +212,12 @@ impl<P: ProtocolBase> Shared<P> {
         is_ready: impl FnOnce() -> bool,
     ) -> Next {
         let charge = |key| Charge::of_units(limiter, key, cost);
-        let can_wait = limiter.resolve(max_wait) > 0.0;
-        let outcome = match limiter.hold_fast(&key, cost, can_wait) {
-            Some(outcome) if outcome.decision.is_allowed() => outcome,
-            known => {
+        let can_wait = limiter.resolve(max_wait) > 0;
+        let outcome = match limiter.hold(&key, cost, can_wait) {
+            StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.is_allowed() => outcome,
+            answer => {
                 state.charge = charge(key);
-                let decide = || state.charge.decide_carefully(Action::Check, max_wait);
-                let answer = known.map_or_else(decide, |denied| StoreFuture::ready(Ok(denied)));
-                let proceeds = |it: &Outcome| it.decision.proceeds_immediately();
-                return match can_wait && !answer.now().is_some_and(proceeds) {
+                return match can_wait {
                     true => self.evaluate_wait(answer, max_wait, state),
                     false => self.evaluate(answer, max_wait, None, state),
                 };
@@ -335,13 +339,13 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     /// Applies the failure policy to a request without a decision, whose charge is in `state` and
-    /// which can still wait for `budget` microseconds. The charge is taken out of `state` if the
+    /// which can still wait for `budget`. The charge is taken out of `state` if the
     /// request proceeds uncounted, or is charged to the local fallback.
     fn apply_failure_policy(
         &self,
         head: &P::Head,
         error: Error,
-        budget: f64,
+        budget: Duration,
         state: &mut ChargeState,
     ) -> Next {
         let Error::Store(error) = error else { return self.reject(error.into(), state) };
@@ -413,7 +417,7 @@ impl<P: ProtocolBase> Shared<P> {
         charge: &Charge,
         max_wait: MaxWait,
     ) -> (MaxWait, Option<WaitSlot>) {
-        if self.dry_run || charge.resolve(max_wait) == 0.0 {
+        if self.dry_run || charge.resolve(max_wait) == 0 {
             return (MaxWait::NONE, None);
         }
         let Some(slot) = self.wait_queue.enter(charge) else { return (MaxWait::NONE, None) };
@@ -422,6 +426,6 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Bounds the wait by the timeout of the caller, after which a reservation would pass unused.
     fn bounded_wait(&self, head: &P::Head, max_wait: MaxWait) -> MaxWait {
-        P::timeout(head).map_or(max_wait, |timeout| max_wait.at_most(micros(timeout)))
+        P::timeout(head).map_or(max_wait, |timeout| max_wait.at_most(timeout))
     }
 }

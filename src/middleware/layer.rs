@@ -8,7 +8,7 @@ use http_body::Body;
 use tower_layer::Layer;
 
 use crate::{
-    algorithm::{Algorithm, micros},
+    algorithm::Algorithm,
     limiter::{FailurePolicy, IntoLimiter, Limiter, MaxWait, VendorState},
     middleware::{
         admission::Shared,
@@ -23,7 +23,7 @@ use crate::{
     },
     observe::Observer,
     quota::Quota,
-    store::MemoryStore,
+    store::AnyStore,
 };
 
 /// A layer that limits the requests to a service, per key.
@@ -157,9 +157,9 @@ impl RateLimitLayer {
 
     /// Limits the HTTP requests of each client address, with counts in the memory of the process.
     ///
-    /// The limiter is a token bucket over a new [`MemoryStore`], named `default`. Its key,
-    /// [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with axum 0.8,
-    /// serve the router with `into_make_service_with_connect_info::<SocketAddr>()`.
+    /// The limiter is a token bucket over a new [`MemoryStore`](crate::MemoryStore), named
+    /// `default`. Its key, [`key::PeerIp`](crate::key::PeerIp), needs the address of the peer: with
+    /// axum 0.8, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`.
     ///
     /// **Behind a proxy, all clients would share one quota**: there, use
     /// [`new`](RateLimitLayer::new) with [`key::ClientIp`](crate::key::ClientIp).
@@ -181,16 +181,17 @@ impl RateLimitLayer {
     /// ```
     #[track_caller]
     pub fn per_ip(quota: Quota) -> Self {
-        let store = MemoryStore::new();
+        let store = AnyStore::of_process();
         Self::new(Limiter::new("default", store, Algorithm::token_bucket(), quota), PeerIp)
     }
 
     /// Limits how many HTTP requests of a key are in flight, with counts in the memory of the
     /// process. A request counts until its response body has ended or is dropped.
     ///
-    /// The limiter is one of [`Algorithm::concurrency`] over a new [`MemoryStore`], named
-    /// `concurrency`. For a limit over several processes, pass a limiter with a `RedisStore` to
-    /// [`new`](RateLimitLayer::new). See [concurrency](crate::guide::concurrency).
+    /// The limiter is one of [`Algorithm::concurrency`] over a new
+    /// [`MemoryStore`](crate::MemoryStore), named `concurrency`. For a limit over several
+    /// processes, pass a limiter with a `RedisStore` to [`new`](RateLimitLayer::new). See
+    /// [concurrency](crate::guide::concurrency).
     ///
     /// # Panics
     ///
@@ -208,7 +209,7 @@ impl RateLimitLayer {
     /// ```
     #[track_caller]
     pub fn concurrency(limit: u64, key: impl KeyExtractor<Parts>) -> Self {
-        let (store, quota) = (MemoryStore::new(), Quota::concurrent(limit));
+        let (store, quota) = (AnyStore::of_process(), Quota::concurrent(limit));
         Self::new(Limiter::new("concurrency", store, Algorithm::concurrency(), quota), key)
     }
 
@@ -738,7 +739,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # let _ = layer;
     /// ```
     pub fn max_wait(self, max_wait: Duration) -> Self {
-        self.set(|shared| shared.max_wait = MaxWait::UpTo(micros(max_wait)))
+        self.set(|shared| shared.max_wait = MaxWait::up_to(max_wait))
     }
 
     /// Sets the lateness up to which a waiting request proceeds without a second decision. The

@@ -117,7 +117,8 @@ impl<H: 'static> Pricing<H> {
             Some(cost) if !charge.is_exempt() => charge.or_cost(cost(head)),
             _ => charge,
         }
-        .without_free_limits())
+        .without_free_limits()
+        .with_counts())
     }
 
     fn charge_without_key(&self, error: RequestError) -> Result<Charge, RequestError> {

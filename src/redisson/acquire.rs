@@ -10,13 +10,14 @@ use super::{
     script::{ABOVE_RATE, ACQUIRE, AGAIN, AcquireReply, DONE, NO_RATE, PER_CLIENT, entry},
 };
 use crate::{
-    algorithm::EngineReply,
+    algorithm::{Action, EngineReply},
     decision::{Decision, Limit, Outcome, Policy, Receipt, Receipts, Source},
     error::Error,
     keys::Key,
-    limiter::{Charge, Retry, report_decided, report_failed, visit_queue, yield_to_queue},
+    limiter::{Charge, Retry, visit_queue, yield_to_queue},
+    observe::Observers,
     quota::Quota,
-    store::{Deadline, MAX_STALL, Store, StoreFuture},
+    store::{Deadline, MAX_STALL, Reports, Store, StoreFuture, report_answer},
 };
 
 impl RateLimiter {
@@ -132,13 +133,11 @@ impl RateLimiter {
         let reply = attempt.answer.as_mut().expect("it is there until the reply").await;
         attempt.answer = None;
         let result = reply.and_then(|reply| self.outcome(permits, id, &reply));
-        match &result {
-            Ok(Outcome { decision, .. }) => {
-                let (key, duration) = (self.key(), Some(start.elapsed()));
-                report_decided(&self.observers, decision, Some(&key), duration);
-            }
-            Err(error) => report_failed(&self.observers, self.label, "check", error),
-        }
+        let (observers, key, duration): (&Observers, _, _) =
+            (&self.observers, self.key(), Some(start.elapsed()));
+        let limits = [(self.label, observers, &key)].into_iter();
+        let decided = result.as_ref().map(|outcome| &outcome.decision);
+        report_answer(Action::Check, Reports::Each, limits, decided, duration);
         result
     }
 

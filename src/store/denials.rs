@@ -277,7 +277,7 @@ impl Memory {
 
     /// Finds a denial, if the request `uses` those that are remembered.
     fn find(&self, limit: &LimitRequest<'_>, now: u64, uses: bool) -> Found {
-        let LimitRequest { settings, key, max_wait, .. } = *limit;
+        let LimitRequest { settings, key, .. } = *limit;
         let hash = self.hash(settings.name, key);
         let shard = self.shard(hash);
         let known = shard.find(hash, settings.name, key).filter(|_| uses);
@@ -299,7 +299,7 @@ impl Memory {
             key,
             algorithm,
             shapes,
-            max_wait,
+            max_wait: limit.max_wait as f64,
             changes,
             block,
         })

@@ -31,8 +31,8 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Sealed, Settings, Store,
-    StoreFuture, StoreRequest,
+    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Reports, Sealed, Settings,
+    Store, StoreFuture, StoreRequest,
 };
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
@@ -301,9 +301,10 @@ impl MemoryStore {
     fn spend_of_lost(&self, hold: &EndedHold<'_>) {
         let EndedHold { settings, observers, key, used: cost, .. } = *hold;
         if cost > 0 && settings.params.kind() == hold.algorithm {
-            let (max_wait, hold) = (0.0, None);
+            let (max_wait, hold) = (0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            drop(self.decide_now(&StoreRequest { action: Action::Spend, limits }));
+            let request = StoreRequest::new(Action::Spend, limits, Reports::Nothing);
+            drop(self.decide_now(&request));
         }
     }
 
@@ -433,6 +434,7 @@ impl fmt::Debug for MemoryStore {
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
+    #[inline]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         StoreFuture::ready(self.decide_now(request))
     }

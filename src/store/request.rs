@@ -14,6 +14,7 @@ use std::task::ready;
 #[cfg(feature = "redis")]
 use tokio::task::coop;
 
+use super::report::Reports;
 use crate::{
     algorithm::{Action, Algorithm, EngineRequest, Params, units},
     decision::{Limit, Policy, Source},
@@ -68,6 +69,9 @@ impl Settings {
 pub struct StoreRequest<'a> {
     pub(crate) action: Action,
     pub(crate) limits: &'a [LimitRequest<'a>],
+    pub(crate) reports: Reports,
+    /// Whether the decision says what is left of each of several limits, which takes an allocation.
+    pub(crate) counts: bool,
 }
 
 /// The part of a request that concerns one limit.
@@ -79,7 +83,7 @@ pub struct LimitRequest<'a> {
     pub(crate) key: &'a Key<'a>,
     pub(crate) cost: u64,
     /// In microseconds.
-    pub(crate) max_wait: f64,
+    pub(crate) max_wait: u64,
     /// The lifetime of the hold, if a check holds the units instead of spending them.
     pub(crate) hold: Option<Duration>,
 }
@@ -94,7 +98,7 @@ impl LimitRequest<'_> {
     /// request can get a reservation, or holds units.
     #[cfg(feature = "redis")]
     pub(crate) fn is_returned(&self) -> bool {
-        self.max_wait > 0.0 || self.hold.is_some()
+        self.max_wait > 0 || self.hold.is_some()
     }
 
     /// Returns what the release of its units needs: settings, key and cost.
@@ -108,7 +112,13 @@ impl LimitRequest<'_> {
     }
 }
 
-impl StoreRequest<'_> {
+impl<'a> StoreRequest<'a> {
+    /// Returns a request to one limit or several, which asks for no more than the decision.
+    #[inline]
+    pub(crate) fn new(action: Action, limits: &'a [LimitRequest<'a>], reports: Reports) -> Self {
+        Self { action, limits, reports, counts: false }
+    }
+
     /// Returns the request to the engine. `hold` returns the action that holds units.
     #[inline]
     pub(crate) fn at(
@@ -141,6 +151,7 @@ pub enum StoreFuture<T> {
 }
 
 impl<T> StoreFuture<T> {
+    #[inline]
     pub(crate) fn ready(result: Result<T, Error>) -> Self {
         Self::Ready(Some(result))
     }
@@ -154,7 +165,18 @@ impl<T> StoreFuture<T> {
         Self::Cached(Some(answer))
     }
 
+    /// Returns the answer or the error, if it is there.
+    pub(super) fn arrived(&self) -> Option<Result<&T, &Error>> {
+        match self {
+            Self::Ready(result) => result.as_ref().map(Result::as_ref),
+            #[cfg(feature = "redis")]
+            Self::Cached(answer) => answer.as_ref().map(Ok),
+            Self::Pending(_) => None,
+        }
+    }
+
     /// Returns the answer, if it is immediate and not an error.
+    #[inline]
     pub(crate) fn now(&self) -> Option<&T> {
         match self {
             Self::Ready(Some(Ok(answer))) => Some(answer),

@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Admission, Algorithm, Charge, Error, FailurePolicy, Limiter, MemoryStore, Quota,
+    Admission, Algorithm, Charge, Error, FailurePolicy, Limiter, MemoryStore, Quota, store::Store,
 };
+
+use crate::support::{self, recorder::Recorder, server::RedisServer};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -173,5 +175,48 @@ async fn a_charge_has_the_failure_policy_that_all_of_its_limiters_have() {
         assert_eq!(held.is_ok_and(|held| held.is_admitted()), is_open, "{policies:?}");
         let held = estimate.hold().max_wait(HOUR).await;
         assert_eq!(held.is_ok_and(|held| held.is_admitted()), is_open, "{policies:?}");
+    }
+}
+
+#[tokio::test]
+async fn each_answer_to_a_request_is_reported_once_by_whatever_call() {
+    let server = RedisServer::start();
+    let redis = support::redis_store(&server).await.into_any();
+    for store in [MemoryStore::new().into_any(), redis] {
+        let recorder = Recorder::new();
+        store.add_observer(recorder.clone());
+        let [one, other] = ["one", "other"].map(|name| {
+            Limiter::new(name, store.clone(), Algorithm::token_bucket(), Quota::per_day(10))
+        });
+        let alone = Charge::new(&one, "alice");
+        let both = alone.clone().and(Charge::new(&other, "bob"));
+        for outcome in ["Allowed", "Denied"] {
+            let is_reported_once = |call: &str| {
+                let decided = recorder.take_of("decided");
+                let is_it = decided.len() == 1 && decided[0].contains(outcome);
+                assert!(is_it, "{store:?} {call}: {decided:?}");
+            };
+            drop(one.check("alice").await.unwrap());
+            is_reported_once("check");
+            drop(one.check("alice").max_wait(Duration::from_micros(1)).await.unwrap());
+            is_reported_once("check that waits");
+            drop(one.reserve("alice", 1, Duration::ZERO).await.unwrap());
+            is_reported_once("reservation");
+            drop(one.hold("alice", 1).await.unwrap());
+            is_reported_once("hold");
+            drop(alone.check().await.unwrap());
+            is_reported_once("charge of a limit");
+            drop(alone.clone().estimate(1).hold().await.unwrap());
+            is_reported_once("charge that holds");
+            drop(both.check().await.unwrap());
+            is_reported_once("charge of two limits");
+            drop(both.clone().estimate(1).hold().await.unwrap());
+            is_reported_once("charge of two limits that holds");
+
+            one.peek("alice").await.unwrap();
+            one.spend("alice", 20).await.unwrap();
+            both.spend().await.unwrap();
+            assert_eq!(recorder.take_of("decided"), [""; 0], "no requests");
+        }
     }
 }

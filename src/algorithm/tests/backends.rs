@@ -353,7 +353,7 @@ fn eval_edited(
         key: key.clone(),
         params: *params,
         cost: cost as u64,
-        max_wait,
+        max_wait: max_wait as u64,
         lifetime: match action {
             Action::Hold { lifetime, .. } => Some(lifetime),
             _ => None,
@@ -375,7 +375,7 @@ pub(super) fn eval_limits(
 ) -> Vec<EngineReply> {
     let (command, script) = script::decide(Action::Check, limits);
     let reply = eval_at(connection, command, script, now);
-    script::read(&reply, Action::Check, limits).unwrap().all
+    script::read(&reply, Action::Check, limits).unwrap().all.into_vec()
 }
 
 /// Runs the script for several checks, each of a key.
@@ -461,7 +461,7 @@ pub(super) fn reply_of(outcome: Outcome) -> EngineReply {
         replenish: micros(decision.replenish_after()),
         reset: micros(decision.reset_after()),
         instant: match receipts.get(0) {
-            Receipt::At(instant, _) => *instant as f64,
+            Receipt::At(instant, _) => instant as f64,
             _ => 0.0,
         },
         blocked: micros(decision.block_rest()),

@@ -71,7 +71,7 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
                     key: scripted[*key].borrow().key().to_owned(),
                     params,
                     cost: request.cost as u64,
-                    max_wait: request.max_wait,
+                    max_wait: request.max_wait as u64,
                     lifetime: None,
                 });
                 let limits: Vec<_> = limits.collect();
@@ -112,7 +112,7 @@ fn what_is_held_of_a_key_leaves_the_quota_of_the_next_key_of_the_call_whole() {
         }
         let limits = keys.each_ref().map(|key| {
             let key = key.key().to_owned();
-            Limit { key, params, cost: 1, max_wait: 0.0, lifetime: None }
+            Limit { key, params, cost: 1, max_wait: 0, lifetime: None }
         });
         let replies = eval_each(&mut keys[0].connection, &limits, now);
         for ((key, twin), reply) in keys.iter_mut().zip(&mut twins).zip(replies) {

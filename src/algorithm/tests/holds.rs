@@ -468,7 +468,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
                     key: scripted[i].key().to_owned(),
                     params: limits[i],
                     cost: cost as u64,
-                    max_wait: 0.0,
+                    max_wait: 0,
                     lifetime: match request.action {
                         Action::Hold { lifetime, .. } => Some(lifetime),
                         _ => None,
@@ -476,7 +476,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
                 };
                 let sent: Vec<_> = requests.iter().enumerate().map(limit).collect();
                 let script = eval_limits(&mut scripted[0].connection, &sent, now);
-                prop_assert_eq!(script, twin, "{:?} {:?}", limits, requests);
+                prop_assert_eq!(script, twin.to_vec(), "{:?} {:?}", limits, requests);
                 for (i, scripted) in scripted.iter_mut().enumerate() {
                     same_states(scripted, &limits[i], &states[i], now, "of several limits");
                 }

@@ -21,7 +21,9 @@ use crate::{
     decision::{Outcome, Receipt, Source},
     keys::Key,
     quota::Quota,
-    store::{EndedHold, LimitRequest, MemoryStore, Settings, Store, StoreRequest, WhenFull},
+    store::{
+        EndedHold, LimitRequest, MemoryStore, Reports, Settings, Store, StoreRequest, WhenFull,
+    },
 };
 
 #[test]
@@ -207,22 +209,16 @@ pub(super) fn decide(
     request: EngineRequest,
 ) -> EngineReply {
     let (key, cost) = (&Key::from(key), request.cost as u64);
-    if request.action == Action::Check
-        && let Some(fast) = &settings.fast
-        && let Some(step) =
-            store.check_fast(settings, fast, key.as_bytes(), cost, request.max_wait > 0.0)
-    {
-        return reply_of(Outcome::of_fast(settings.policy(cost), &step, fast.report(&step)));
-    }
     let limits = &[LimitRequest {
         settings,
         observers: &Default::default(),
         key,
         cost,
-        max_wait: request.max_wait,
+        max_wait: request.max_wait as u64,
         hold: None,
     }];
-    reply_of(store.decide_now(&StoreRequest { action: request.action, limits }).unwrap())
+    let request = StoreRequest::new(request.action, limits, Reports::Nothing);
+    reply_of(store.decide_now(&request).unwrap())
 }
 
 #[tokio::test(start_paused = true)]
@@ -379,13 +375,13 @@ impl Shared<'_> {
             observers: &Default::default(),
             key: &Key::from("key"),
             cost: cost as u64,
-            max_wait: 0.0,
+            max_wait: 0,
             hold: Some(Duration::from_micros(LIFETIME)),
         }];
-        let outcome =
-            self.store.decide_now(&StoreRequest { action: Action::Check, limits }).unwrap();
+        let request = StoreRequest::new(Action::Check, limits, Reports::Nothing);
+        let outcome = self.store.decide_now(&request).unwrap();
         let stored = match outcome.receipts.get(0) {
-            Receipt::Hold(receipt, _) => Some(*receipt),
+            Receipt::Hold(receipt, _) => Some(receipt),
             _ => None,
         };
         prop_assert_eq!(outcome.decision.is_allowed(), scripted.admitted, "hold {}", cost);
@@ -428,10 +424,11 @@ impl Shared<'_> {
                 observers: &Default::default(),
                 key: &Key::from(&*key),
                 cost: 1,
-                max_wait: 0.0,
+                max_wait: 0,
                 hold: None,
             }];
-            let _ = self.store.decide_now(&StoreRequest { action: Action::Check, limits });
+            let request = StoreRequest::new(Action::Check, limits, Reports::Nothing);
+            let _ = self.store.decide_now(&request);
         }
         // By all quotas: the one that has counted the key may be none that a limiter has now.
         let peek = EngineRequest { action: Action::Peek, ..check(1, self.now) };

@@ -55,7 +55,7 @@ impl Stream {
 
 fn limit(key: &str, params: &Params, request: &EngineRequest) -> Limit {
     let cost = request.cost.min(params.max_cost()) as u64;
-    let max_wait = request.max_wait.min(params.max_reservable());
+    let max_wait = request.max_wait.min(params.max_reservable()) as u64;
     let holds = !params.spends() && request.action == Action::Check;
     let lifetime = holds.then(|| Lifetime::new(1_000_000));
     Limit { key: key.to_owned(), params: *params, cost, max_wait, lifetime }
@@ -106,7 +106,7 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
         let mut call = CheckEach::new(*params, lifetime, 6);
         for key in ["{k}0", "{k}1", "{k}2"] {
             let check = (own.cost, own.max_wait);
-            call.add(key.to_owned(), [check, check, (1, 0.0)].into_iter());
+            call.add(key.to_owned(), [check, check, (1, 0)].into_iter());
         }
         let (command, script) = call.command();
         stream.call(&command, script, now);

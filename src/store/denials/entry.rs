@@ -181,7 +181,7 @@ impl KeyDenials {
     /// Returns the denial of a request, of the longest that holds: it is exact for the request that
     /// was denied.
     pub(super) fn find(&self, limit: &LimitRequest<'_>, now: u64) -> Option<Decision> {
-        let LimitRequest { cost, max_wait, .. } = *limit;
+        let (cost, max_wait) = (limit.cost, limit.max_wait as f64);
         // At most four, so a scan is cheaper than any order beside that of the costs.
         let left = |denial: &Denial| denial.left(cost, max_wait, now);
         let all = self.denials.iter().filter_map(|denial| Some((left(denial)?, denial)));

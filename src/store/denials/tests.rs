@@ -15,7 +15,7 @@ use crate::{
     Limiter, MemoryStore, Quota,
     algorithm::{EngineReply, EngineRequest, Params, Refill, Release, State, combine},
     decision::Source,
-    store::StoreFuture,
+    store::{Reports, StoreFuture},
 };
 
 static NAME: &str = "limiter";
@@ -79,10 +79,10 @@ impl<'a> Request<'a> {
             observers,
             key: &key,
             cost: cost.into(),
-            max_wait,
+            max_wait: max_wait as u64,
             hold: None,
         }];
-        denials.look_up(&StoreRequest { action, limits }, now)
+        denials.look_up(&StoreRequest::new(action, limits, Reports::Nothing), now)
     }
 
     fn send(self, denials: &Denials, now: Instant) -> Undecided {
@@ -480,11 +480,11 @@ fn look_up_all(
             observers,
             key,
             cost: cost.into(),
-            max_wait,
+            max_wait: max_wait as u64,
             hold: None,
         });
     }
-    denials.look_up(&StoreRequest { action, limits: &limits }, now)
+    denials.look_up(&StoreRequest::new(action, &limits, Reports::Nothing), now)
 }
 
 fn send_all(denials: &Denials, requests: &[Request<'_>], now: Instant) -> Undecided {

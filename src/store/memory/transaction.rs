@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 
 use super::{Clock, Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, combine},
+    algorithm::{Action, EngineReply, EngineRequest, PerLimit, combine},
     decision::Outcome,
     error::StoreError,
     store::{LimitRequest, StoreRequest},
@@ -17,20 +17,19 @@ impl MemoryStore {
         &self,
         request: &StoreRequest<'_>,
     ) -> Result<Outcome, StoreError> {
-        let limits = request.limits;
-        let mut slots = vec![];
+        let mut slots = PerLimit::new();
         loop {
-            let mut transaction = Transaction::new(self, limits);
+            let mut transaction = Transaction::new(self, request.limits);
             let now = transaction.instant(&self.0.clock);
             let requests = transaction.requests(request, now);
             if request.action.commits() && !transaction.take_slots(&mut slots) {
                 // A denied request needs no room.
                 if request.action == Action::Check
-                    && let Some(denial) = transaction.denial(&requests)
+                    && let Some(denial) = transaction.denial(request, &requests)
                 {
                     return Ok(denial);
                 }
-                let mut search = self.search(now, limits);
+                let mut search = self.search(now, request.limits);
                 if !transaction.evict(&mut slots, &mut search) {
                     let searched = transaction.unlock();
                     // Then from the beginning, as the keys may change meanwhile. Each round finds a
@@ -45,50 +44,55 @@ impl MemoryStore {
                     _ => transaction.step(index, engine_request),
                 });
             transaction.insert_fresh(slots, now);
-            drop(transaction);
-            return Ok(outcome(limits, request.action, &replies, binding));
+            return Ok(outcome(request, &replies, binding));
         }
     }
 }
 
-fn outcome(
-    limits: &[LimitRequest<'_>],
-    action: Action,
-    replies: &[EngineReply],
-    binding: usize,
-) -> Outcome {
+fn outcome(request: &StoreRequest<'_>, replies: &[EngineReply], binding: usize) -> Outcome {
+    let StoreRequest { action, limits, counts, .. } = *request;
     let policies = limits.iter().map(LimitRequest::policy);
-    Outcome::of_several(policies, replies, binding, action, 0.0)
+    Outcome::of_several(policies, replies, binding, counts, action, 0.0)
 }
 
 /// The keys of several limits, with their shards locked.
 struct Transaction<'a> {
     store: &'a MemoryStore,
-    limits: &'a [LimitRequest<'a>],
-    hashes: Vec<u64>,
+    keys: PerLimit<LockedKey<'a>>,
     /// Sorted: a fixed lock order prevents deadlock.
-    shard_indices: Vec<usize>,
-    shards: Vec<MutexGuard<'a, Shard>>,
-    /// Of the keys that are not in the store.
-    fresh: Vec<Option<Entry>>,
+    shard_indices: PerLimit<usize>,
+    shards: PerLimit<MutexGuard<'a, Shard>>,
+}
+
+/// The key of a limit.
+struct LockedKey<'a> {
+    limit: &'a LimitRequest<'a>,
+    hash: u64,
+    /// The index of its shard, among the locked shards.
+    shard: usize,
+    /// Of a key that is not in the store.
+    fresh: Option<Entry>,
 }
 
 impl<'a> Transaction<'a> {
     fn new(store: &'a MemoryStore, limits: &'a [LimitRequest<'a>]) -> Self {
-        let hashes: Vec<u64> =
-            limits.iter().map(|limit| store.hash(limit.settings, limit.key.as_bytes())).collect();
-        let mut shard_indices: Vec<usize> =
+        let hash = |limit: &LimitRequest<'_>| store.hash(limit.settings, limit.key.as_bytes());
+        let hashes: PerLimit<u64> = limits.iter().map(hash).collect();
+        let mut shard_indices: PerLimit<usize> =
             hashes.iter().map(|&hash| store.shard_index(hash)).collect();
         shard_indices.sort_unstable();
         shard_indices.dedup();
-        let shards = shard_indices.iter().map(|&index| lock(&store.0.shards[index].0)).collect();
-        let mut transaction = Self { store, limits, hashes, shard_indices, shards, fresh: vec![] };
-        let entry = |limit: &LimitRequest<'_>| Entry::new(limit.settings, limit.key.as_bytes());
-        for (i, limit) in limits.iter().enumerate() {
-            let known = transaction.find(i).is_some();
-            transaction.fresh.push((!known).then(|| entry(limit)));
-        }
-        transaction
+        let mut shards: PerLimit<MutexGuard<'_, Shard>> =
+            shard_indices.iter().map(|&index| lock(&store.0.shards[index].0)).collect();
+        let locked = |(limit, hash): (&'a LimitRequest<'a>, u64)| {
+            let (index, key) = (store.shard_index(hash), limit.key.as_bytes());
+            let shard = shard_indices.partition_point(|&other| other < index);
+            let is_known = shards[shard].find(hash, limit.settings, key).is_some();
+            let fresh = (!is_known).then(|| Entry::new(limit.settings, key));
+            LockedKey { limit, hash, shard, fresh }
+        };
+        let keys = limits.iter().zip(hashes).map(locked).collect();
+        Self { store, keys, shard_indices, shards }
     }
 
     /// Returns the latest instant of all shards, which is then that of each.
@@ -101,34 +105,25 @@ impl<'a> Transaction<'a> {
         instant
     }
 
-    /// Returns the index of the shard, among the locked shards.
-    fn shard_of(&self, limit: usize) -> usize {
-        let index = self.store.shard_index(self.hashes[limit]);
-        self.shard_indices.partition_point(|&other| other < index)
-    }
-
     /// Returns the requests to the engine.
-    fn requests(&mut self, request: &StoreRequest<'_>, now: i64) -> Vec<EngineRequest> {
-        let limits = self.limits.iter().enumerate();
-        limits.map(|(i, limit)| request.at(limit, now, || self.shard(i).new_hold(now))).collect()
-    }
-
-    fn shard(&mut self, limit: usize) -> &mut Shard {
-        let shard = self.shard_of(limit);
-        &mut self.shards[shard]
-    }
-
-    fn find(&mut self, limit: usize) -> Option<&mut Entry> {
-        let LimitRequest { settings, key, .. } = self.limits[limit];
-        let hash = self.hashes[limit];
-        self.shard(limit).find(hash, settings, key.as_bytes())
+    fn requests(&mut self, request: &StoreRequest<'_>, now: i64) -> PerLimit<EngineRequest> {
+        let Self { keys, shards, .. } = self;
+        let request = |LockedKey { limit, shard, .. }: &LockedKey<'_>| {
+            request.at(limit, now, || shards[*shard].new_hold(now))
+        };
+        keys.iter().map(request).collect()
     }
 
     fn entry(&mut self, limit: usize) -> &mut Entry {
-        if self.fresh[limit].is_some() {
-            return self.fresh[limit].as_mut().expect("the key is new");
+        let LockedKey { limit, hash, shard, fresh } = &mut self.keys[limit];
+        let LimitRequest { settings, key, .. } = **limit;
+        match fresh {
+            Some(entry) => entry,
+            None => {
+                let known = self.shards[*shard].find(*hash, settings, key.as_bytes());
+                known.expect("the key is in the store")
+            }
         }
-        self.find(limit).expect("the key is in the store")
     }
 
     /// Steps for a check, and remembers a denial by this limit itself.
@@ -141,25 +136,29 @@ impl<'a> Transaction<'a> {
     }
 
     fn step(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
-        let settings = self.limits[limit].settings;
+        let settings = self.keys[limit].limit.settings;
         self.entry(limit).step(settings, request)
     }
 
     /// Decides without committing. Returns the outcome, if it is a denial.
-    fn denial(&mut self, requests: &[EngineRequest]) -> Option<Outcome> {
+    fn denial(
+        &mut self,
+        request: &StoreRequest<'_>,
+        requests: &[EngineRequest],
+    ) -> Option<Outcome> {
         let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
-        let peeks: Vec<EngineRequest> = requests.iter().map(peek).collect();
+        let peeks: PerLimit<EngineRequest> = requests.iter().map(peek).collect();
         let (replies, binding) = combine(&peeks, |index, request| self.step_noting(index, request));
         let denied = !replies[binding].admitted;
-        denied.then(|| outcome(self.limits, Action::Check, &replies, binding))
+        denied.then(|| outcome(request, &replies, binding))
     }
 
     fn fresh_count(&self) -> usize {
-        self.fresh.iter().flatten().count()
+        self.keys.iter().filter(|key| key.fresh.is_some()).count()
     }
 
     /// Takes free slots for the keys that are not in the store. Returns whether there are enough.
-    fn take_slots(&self, slots: &mut Vec<Slot<'a>>) -> bool {
+    fn take_slots(&self, slots: &mut PerLimit<Slot<'a>>) -> bool {
         let needed = self.fresh_count();
         while slots.len() < needed {
             let Some(slot) = self.store.0.slots.0.take() else { return false };
@@ -169,7 +168,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Drops other keys of the shards that are locked. Returns whether there are enough slots then.
-    fn evict(&mut self, slots: &mut Vec<Slot<'a>>, search: &mut Search<'_>) -> bool {
+    fn evict(&mut self, slots: &mut PerLimit<Slot<'a>>, search: &mut Search<'_>) -> bool {
         let needed = self.fresh_count();
         for shard in &mut self.shards {
             while slots.len() < needed
@@ -183,17 +182,17 @@ impl<'a> Transaction<'a> {
     }
 
     /// Unlocks the shards, and returns their indices.
-    fn unlock(self) -> Vec<usize> {
+    fn unlock(self) -> PerLimit<usize> {
         self.shard_indices
     }
 
-    fn insert_fresh(&mut self, mut slots: Vec<Slot<'_>>, now: i64) {
-        for i in 0..self.limits.len() {
-            if let Some(entry) = self.fresh[i].take_if(|entry| !entry.is_initial())
+    fn insert_fresh(self, mut slots: PerLimit<Slot<'_>>, now: i64) {
+        let Self { store, keys, mut shards, .. } = self;
+        for LockedKey { hash, shard, fresh, .. } in keys {
+            if let Some(entry) = fresh.filter(|entry| !entry.is_initial())
                 && let Some(slot) = slots.pop()
             {
-                let (hash, store) = (self.hashes[i], self.store);
-                let shard = self.shard(i);
+                let shard = &mut shards[shard];
                 shard.sweep(now, &store.0.slots.0);
                 shard.insert(hash, entry, &store.0.hasher, slot);
             }

@@ -64,7 +64,7 @@ struct Caller {
     /// The index of the key.
     key: usize,
     cost: u64,
-    max_wait: f64,
+    max_wait: u64,
     deadline: Deadline,
     end: End,
     /// The index of the claim of its call, if one was made for it.
@@ -154,7 +154,7 @@ impl CheckBatch {
         let LimitRequest { settings, key, cost, max_wait, .. } = *request;
         let Contents { keys, index_of, callers, .. } = &mut *self.contents();
         // The fast path of the script makes a request wait only if the algorithm does that always.
-        let is_fast = max_wait == 0.0 || settings.params.shapes();
+        let is_fast = max_wait == 0 || settings.params.shapes();
         let max = if is_fast { MAX_CHECKS } else { MAX_KEYS };
         let known = index_of.find(hash, |index| keys[*index].1 == *key).copied();
         if callers.len() >= max || known.is_none() && keys.len() == MAX_KEYS {
@@ -212,7 +212,7 @@ impl CheckBatch {
 
     /// Returns whether the units have to be returned if the caller does not take the answer.
     fn is_returned(&self, caller: &Caller) -> bool {
-        self.hold.is_some() || caller.max_wait > 0.0
+        self.hold.is_some() || caller.max_wait > 0
     }
 
     /// Returns whether a check can get a reservation, or holds units.
@@ -309,7 +309,7 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        if self.backend.release_late(&self.settings, &key, cost, outcome.receipts.get(0)) {
+        if self.backend.release_late(&self.settings, &key, cost, &outcome.receipts.get(0)) {
             report_released(&self.observers, self.settings.name, &key, cost);
         }
     }

@@ -21,6 +21,8 @@ pub(super) struct ScriptCall {
     action: Action,
     limits: Vec<Limit>,
     policies: Vec<Policy>,
+    /// Whether the decision says what is left of each of several limits.
+    counts: bool,
 }
 
 impl ScriptCall {
@@ -35,6 +37,7 @@ impl ScriptCall {
             action: request.action,
             limits: request.limits.iter().map(limit).collect(),
             policies: request.limits.iter().map(LimitRequest::policy).collect(),
+            counts: request.counts,
         }
     }
 
@@ -82,7 +85,7 @@ impl ScriptCall {
         deadline: Deadline,
         command: Command<'_>,
     ) -> Result<Outcome, TransportError> {
-        let Self { action, limits, policies } = self;
+        let Self { action, limits, policies, counts } = self;
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         let age = connection.age(decided.now);
@@ -91,7 +94,7 @@ impl ScriptCall {
             [policy] => Outcome::new(policy, decided.reply, *action, age),
             _ => {
                 let policies = policies.iter().copied();
-                Outcome::of_several(policies, &decided.all, decided.limit, *action, age)
+                Outcome::of_several(policies, &decided.all, decided.limit, *counts, *action, age)
             }
         })
     }

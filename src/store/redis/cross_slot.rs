@@ -21,6 +21,8 @@ pub(super) struct CrossSlot {
     calls: Vec<Arc<WaitingCall>>,
     /// For each limit the index of its call, and its index in the call.
     call_of: Vec<(usize, usize)>,
+    /// Whether the decision says what is left of each limit.
+    counts: bool,
 }
 
 impl CrossSlot {
@@ -41,7 +43,7 @@ impl CrossSlot {
             let request = StoreRequest { limits: &limits, ..*request };
             Arc::new(WaitingCall::new(backend, &request))
         };
-        Self { calls: keys.into_iter().map(of_key).collect(), call_of }
+        Self { calls: keys.into_iter().map(of_key).collect(), call_of, counts: request.counts }
     }
 
     /// Executes one call after the other. If one denies or fails, the calls before it are released,
@@ -62,9 +64,12 @@ impl CrossSlot {
             charged.0.push((call, outcome.receipts));
         }
         let charged = mem::take(&mut charged.0);
-        let receipt = |&(call, limit): &(usize, usize)| charged[call].1.get(limit).clone();
+        let receipt = |&(call, limit): &(usize, usize)| charged[call].1.get(limit);
         let receipts = Receipts::new(self.call_of.iter().map(receipt));
-        let decision = binding.expect("a request has a limit").with_counts(counts);
+        let mut decision = binding.expect("a request has a limit");
+        if self.counts {
+            decision = decision.with_counts(counts);
+        }
         Ok(Outcome { decision, receipts })
     }
 

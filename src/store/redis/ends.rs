@@ -82,7 +82,7 @@ impl OpenEnds {
     /// `again` after the ends: what this process has returned before the request is there for it.
     /// The denial is an answer; an error of the second decision is none, and without a second one
     /// the first holds.
-    pub(super) async fn decide<F>(
+    pub(super) async fn execute<F>(
         &self,
         first: impl Future<Output = Result<Outcome, TransportError>>,
         again: impl FnOnce() -> Option<F>,

@@ -76,7 +76,7 @@ impl WaitingCall {
     pub(super) fn release_all(&self, receipts: &Receipts) {
         let limits = self.limits.iter().zip(&self.observers).enumerate();
         for (index, ((settings, key, units), observers)) in limits {
-            if self.backend.release_late(settings, key, *units, receipts.get(index)) {
+            if self.backend.release_late(settings, key, *units, &receipts.get(index)) {
                 report_released(observers, settings.name, key, *units);
             }
         }

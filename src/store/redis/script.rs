@@ -8,7 +8,7 @@ use redis::{Cmd, ErrorKind, RedisError};
 use super::script_text::ScriptText;
 use crate::algorithm::{
     Action, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime,
-    Params, Release, SOURCES, ScriptSource, State, combine, units,
+    Params, PerLimit, Release, SOURCES, ScriptSource, State, combine, units,
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
@@ -63,7 +63,7 @@ pub(crate) struct Limit {
     pub(crate) params: Params,
     pub(crate) cost: u64,
     /// In microseconds.
-    pub(crate) max_wait: f64,
+    pub(crate) max_wait: u64,
     /// That of the hold of its units; `None` if they are spent at once.
     pub(crate) lifetime: Option<Lifetime>,
 }
@@ -75,7 +75,7 @@ impl Limit {
     }
 }
 
-fn request(action: Action, cost: u64, max_wait: f64, now: f64) -> EngineRequest {
+fn request(action: Action, cost: u64, max_wait: u64, now: f64) -> EngineRequest {
     let (max_wait, now) = (max_wait as i64, now as i64);
     EngineRequest { action, cost: units(cost), max_wait, now, admission: None, blocked: 0 }
 }
@@ -124,7 +124,7 @@ struct CheckOfKey {
     /// The index of its state in the reply.
     state: usize,
     cost: u64,
-    max_wait: f64,
+    max_wait: u64,
 }
 
 impl CheckEach {
@@ -140,7 +140,7 @@ impl CheckEach {
 
     /// Adds a key, and all checks of it in their order, each with its cost and its longest wait. A
     /// key must be added only once.
-    pub(crate) fn add(&mut self, key: String, checks: impl Iterator<Item = (u64, f64)>) {
+    pub(crate) fn add(&mut self, key: String, checks: impl Iterator<Item = (u64, u64)>) {
         let state = self.keys.len();
         self.keys.push(key);
         self.items.begin_key();
@@ -195,7 +195,7 @@ struct Items {
     /// The last run.
     count: u32,
     cost: u64,
-    max_wait: f64,
+    max_wait: u64,
 }
 
 impl Items {
@@ -206,7 +206,7 @@ impl Items {
     }
 
     /// Adds a request to the last key.
-    fn push(&mut self, cost: u64, max_wait: f64) {
+    fn push(&mut self, cost: u64, max_wait: u64) {
         let is_same = self.cost == cost && self.max_wait == max_wait;
         if self.count > 0 && is_same {
             self.count += 1;
@@ -220,7 +220,7 @@ impl Items {
         self.bytes[key..key + 2].copy_from_slice(&self.runs.to_le_bytes());
         self.bytes.extend(self.count.to_le_bytes());
         self.bytes.extend((units(cost) as f64).to_le_bytes());
-        self.bytes.extend(max_wait.to_le_bytes());
+        self.bytes.extend((max_wait as f64).to_le_bytes());
     }
 
     /// Returns the bytes, without the keys at the end that have the same requests as the one before
@@ -246,7 +246,7 @@ fn command_lifetime(command: &mut Cmd, lifetime: Option<Lifetime>) {
 fn item(limit: &Limit, holds: bool) -> Vec<u8> {
     let Limit { cost, max_wait, lifetime, .. } = *limit;
     let Lifetime { time, grid } = lifetime.unwrap_or(Lifetime { time: 0, grid: 0 });
-    let mut item = packed_numbers([units(cost) as f64, max_wait]);
+    let mut item = packed_numbers([units(cost) as f64, max_wait as f64]);
     if holds {
         item.extend(packed_numbers([time as f64, grid as f64]));
     }
@@ -367,7 +367,7 @@ pub(crate) struct Decided {
     pub(crate) reply: EngineReply,
     pub(crate) limit: usize,
     /// The replies of all limits, if there are several.
-    pub(crate) all: Vec<EngineReply>,
+    pub(crate) all: PerLimit<EngineReply>,
     pub(crate) now: f64,
 }
 
@@ -395,9 +395,10 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
     };
     let (replies, limit) = match limits {
         [limit] => {
-            return Ok(Decided { reply: step(0, &request(limit)), all: vec![], limit: 0, now });
+            let (reply, all) = (step(0, &request(limit)), PerLimit::new());
+            return Ok(Decided { reply, all, limit: 0, now });
         }
-        _ => combine(&limits.iter().map(request).collect::<Vec<_>>(), step),
+        _ => combine(&limits.iter().map(request).collect::<PerLimit<_>>(), step),
     };
     Ok(Decided { reply: replies[limit], all: replies, limit, now })
 }

@@ -48,13 +48,13 @@ impl SingleHold {
 
     pub(super) fn enter(&self, deadline: Deadline) -> Entrance {
         let Self { settings, observers, key, cost, lifetime: hold, .. } = self;
-        let (cost, max_wait, hold) = (*cost, 0.0, *hold);
+        let (cost, max_wait, hold) = (*cost, 0, *hold);
         let limit = LimitRequest { settings, observers, key, cost, max_wait, hold };
         self.front.enter(&limit, deadline)
     }
 
     /// Waits for the decision, or for a second one.
-    pub(super) async fn decide(
+    pub(super) async fn execute(
         &self,
         queued: Queued,
         deadline: Deadline,
@@ -63,6 +63,6 @@ impl SingleHold {
             Entrance::Queued(queued) => Some(queued),
             Entrance::Alone(_) => None,
         };
-        self.open.decide(queued, again, deadline).await
+        self.open.execute(queued, again, deadline).await
     }
 }

@@ -420,7 +420,7 @@ impl Store for RedisStore {
                 let hold = SingleHold::new(&self.front, limit);
                 if let Entrance::Queued(queued) = hold.enter(deadline) {
                     return StoreFuture::pending(async move {
-                        let result = hold.decide(queued, deadline).await;
+                        let result = hold.execute(queued, deadline).await;
                         hold.backend().resolve(limiter, &mut undecided, result)
                     });
                 }
@@ -440,7 +440,7 @@ impl Store for RedisStore {
                 let (call, open) = (Arc::new(call), self.backend.holds.open_ends(request.limits));
                 return StoreFuture::pending(async move {
                     let execute = || call.execute(deadline);
-                    let result = open.decide(execute(), || Some(execute()), deadline).await;
+                    let result = open.execute(execute(), || Some(execute()), deadline).await;
                     backend.resolve(limiter, &mut undecided, result)
                 });
             }
@@ -465,7 +465,7 @@ impl Store for RedisStore {
             let result = match action.can_be_denied() {
                 true => {
                     let execute = || calls.execute_in_order(deadline);
-                    open.decide(execute(), || Some(execute()), deadline).await
+                    open.execute(execute(), || Some(execute()), deadline).await
                 }
                 false => calls.execute_all(deadline).await,
             };
