@@ -564,6 +564,19 @@ impl Charge {
     }
 }
 
+impl AnyLimiter {
+    /// Holds units of a key that counts units at a time.
+    pub(crate) fn hold(&self, key: &Key<'_>, units: u64, can_wait: bool) -> StoreFuture<Outcome> {
+        let max_wait = if can_wait { MaxWait::LONGEST } else { MaxWait::NONE };
+        match self.hold_fast(key, units, can_wait) {
+            Some(outcome) => StoreFuture::ready(Ok(outcome)),
+            None => {
+                Charge::of_units(self, key.clone(), units).decide_carefully(Action::Check, max_wait)
+            }
+        }
+    }
+}
+
 impl Part {
     /// Returns whether the units are held: those of an estimate, or at a time.
     fn holds(&self) -> bool {

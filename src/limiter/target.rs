@@ -119,33 +119,6 @@ impl AnyLimiter {
         }
     }
 
-    /// Decides as [`decide`](Self::decide) does, if it is one of the most common checks.
-    #[inline]
-    pub(crate) fn check_fast(
-        &self,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> Option<Outcome> {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.check_fast(Action::Check, key, cost, max_wait),
-            Kind::Foreign(_) => None,
-        }
-    }
-
-    /// Decides about a check that [`check_fast`](Self::check_fast) does not decide.
-    pub(crate) fn check_carefully(
-        &self,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> StoreFuture<Outcome> {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.decide_carefully(Action::Check, key, cost, max_wait),
-            Kind::Foreign(target) => target.decide(Action::Check, key, cost),
-        }
-    }
-
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
     /// possible.
     pub(super) fn release_in_background(

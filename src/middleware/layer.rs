@@ -1,4 +1,4 @@
-//! The Tower layer and its settings. The path of a request is in `service.rs` and `future.rs`.
+//! The Tower layer and its settings. The path of a request is in `passage.rs`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,11 +11,10 @@ use crate::{
     algorithm::{Algorithm, micros},
     limiter::{FailurePolicy, IntoLimiter, Limiter, MaxWait, VendorState},
     middleware::{
-        admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
         http::{BoxError, Headers, Http, MapRejection, Meter, ResponseBody, Usage},
-        pricing::{IntoMatch, Pricing},
+        passage::{IntoMatch, Pricing, Shared},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
         rule::Rule,
@@ -969,7 +968,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 
     fn set(mut self, change: impl FnOnce(&mut Shared<P>)) -> Self {
-        Arc::make_mut(&mut self.0).change(change);
+        change(Arc::make_mut(&mut self.0));
         self
     }
 }

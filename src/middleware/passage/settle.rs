@@ -93,7 +93,7 @@ impl fmt::Debug for Settle {
 /// The owner of what a request holds. The drop ends what is not settled, as used, unless the
 /// service keeps it.
 #[derive(Debug)]
-pub(crate) struct RequestHolds {
+pub struct RequestHolds {
     holds: Ownership,
     pub(crate) expects: Expects,
 }
@@ -116,7 +116,7 @@ pub(crate) enum Expects {
 impl RequestHolds {
     /// Boxed, as few requests hold any.
     #[inline]
-    pub(crate) fn new(holds: Holds) -> Box<Self> {
+    pub(super) fn new(holds: Holds) -> Box<Self> {
         Box::new(Self { holds: Ownership::Sole(holds), expects: Expects::Body })
     }
 
@@ -137,6 +137,11 @@ impl RequestHolds {
     pub(crate) fn settle(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
         self.with(|holds| holds.take(limiter))?.end(|_| used);
         Ok(())
+    }
+
+    /// Returns all units: the service was not called.
+    pub(super) fn release(&mut self) {
+        self.with(Holds::take_all).end(|_| 0);
     }
 
     /// Returns whether the end of the request has anything to end.
