@@ -127,7 +127,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline]
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        if self.extensions || matches!(state, ChargeState::Held { .. }) {
+        if self.extensions || matches!(state, ChargeState::Held(..)) {
             self.add_to_head(head, state);
         }
     }
@@ -140,7 +140,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline(always)]
     fn respond(&self, mut response: Response<ResBody>, state: &mut ChargeState) -> Self::Response {
-        if self.charge_when.is_some() || matches!(state, ChargeState::Held { .. }) {
+        if self.charge_when.is_some() || matches!(state, ChargeState::Held(..)) {
             return self.respond_and_end(response, state);
         }
         self.add_headers(response.headers_mut(), state);
@@ -215,7 +215,7 @@ impl Http {
     #[inline(never)]
     fn add_to_head(&self, head: &mut Parts, state: &mut ChargeState) {
         self.add_extension(&mut head.extensions, state);
-        if let Some(holds) = state.holds() {
+        if let ChargeState::Held(_, holds) = state {
             if self.settle_handle {
                 head.extensions.insert(holds.share());
             }

@@ -14,7 +14,7 @@ use crate::{
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
         http::{BoxError, Headers, Http, MapRejection, Meter, ResponseBody, Usage},
-        passage::{IntoMatch, Pricing, Shared},
+        passage::{IntoMatch, Pricing, Shared, matcher},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
         rule::Rule,
@@ -703,7 +703,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # }
     /// ```
     pub fn cost(self, cost: impl Fn(&P::Head) -> u64 + Send + Sync + 'static) -> Self {
-        self.set(|shared| shared.protocol.pricing_mut().set_cost(cost))
+        self.set(|shared| shared.protocol.pricing_mut().cost = Some(Arc::new(cost)))
     }
 
     /// Lets a request wait for up to `max_wait` instead of being rejected.
@@ -833,7 +833,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self,
         matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.set(|shared| shared.protocol.pricing_mut().forbid(matches))
+        self.set(|shared| shared.protocol.pricing_mut().forbidden.push(matcher(matches)))
     }
 
     /// Sets which requests proceed without being counted, unless they are
@@ -859,7 +859,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self,
         matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.set(|shared| shared.protocol.pricing_mut().exempt(matches))
+        self.set(|shared| shared.protocol.pricing_mut().exempt.push(matcher(matches)))
     }
 
     /// Sets whether all requests proceed, even if they are denied. The default is `false`. Requests

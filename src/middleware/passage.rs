@@ -17,8 +17,7 @@ mod settle;
 mod wait;
 
 use std::{
-    fmt,
-    marker::PhantomData,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -31,14 +30,13 @@ use self::bill::Bill;
 pub use self::settle::Settle;
 pub(crate) use self::{
     admit::Shared,
-    bill::ChargeState,
-    price::{IntoMatch, Pricing},
-    settle::{Expects, RequestHolds},
+    price::{IntoMatch, Pricing, matcher},
+    settle::{ChargeState, Expects, RequestHolds},
 };
 use crate::{
-    limiter::{Learning, Waiter},
+    limiter::{Charge, Learning, Waiter},
     middleware::{
-        protocol::{Protocol, Rejected},
+        protocol::{Protocol, ProtocolBase, Rejected},
         rule::Lookup,
     },
 };
@@ -55,7 +53,6 @@ pin_project! {
         state: ChargeState,
         #[pin]
         stage: Stage<S::Future, P::Head, P::Rest, P::Rejecting, P::Response>,
-        request: PhantomData<fn(Req)>,
     }
 }
 
@@ -84,7 +81,7 @@ where
 {
     pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         let stage = Stage::Arrived { request: Some(P::split(request)) };
-        Self { shared, inner, state: ChargeState::Exempt, stage, request: PhantomData }
+        Self { shared, inner, state: ChargeState::Exempt, stage }
     }
 }
 
@@ -108,18 +105,19 @@ where
         loop {
             // Most requests go from here to the call in one turn. Until then they stay in their
             // place: each move takes a few ns.
-            let (mut bill, mut found);
-            bill = Bill::exempt();
+            let mut found;
+            let mut bill = Bill::exempt();
             let (request, verdict) = match this.stage.as_mut().project() {
                 StageProj::Arrived { request } => {
                     let (head, _) = request.as_ref().expect(TAKEN);
-                    let Some(priced) = pricing.price(head, &mut bill) else {
+                    let priced = pricing.price(head, &mut bill);
+                    if priced == Ok(false) {
                         let (head, rest) = take(request);
                         let (lookup, rest) = (pricing.look_up(head), Some(rest));
                         this.stage.set(Stage::Pricing { lookup, rest });
                         continue;
-                    };
-                    let verdict = shared.admit(head, priced, &mut bill);
+                    }
+                    let verdict = shared.admit(head, priced.map(drop), &mut bill);
                     (request, verdict)
                 }
                 StageProj::Pricing { lookup, rest } => {
@@ -174,7 +172,7 @@ where
             };
             if let Some(rejection) = rejection {
                 let (head, _) = request.as_ref().expect(TAKEN);
-                let rejected = protocol.reject(rejection, head, bill.made_charge());
+                let rejected = protocol.reject(rejection, head, &bill.charge);
                 *request = None;
                 match rejected {
                     Rejected::Now(response) => return Poll::Ready(Ok(response)),
@@ -194,12 +192,26 @@ where
                 }
             }
             let (mut head, rest) = take(request);
-            let (reports, learns) = (protocol.reports(), protocol.learns());
-            bill.begin(state, reports, learns, protocol.shares_holds());
+            *state = shared.begin(&mut bill);
             protocol.annotate(&mut head, state);
             let future = this.inner.call(P::join(head, rest));
             this.stage.set(Stage::Calling { future });
         }
+    }
+}
+
+impl<P: ProtocolBase> Shared<P> {
+    /// Returns what the response needs of a request whose service is called now.
+    #[inline]
+    fn begin(&self, bill: &mut Bill<'_>) -> ChargeState {
+        let (reports, learns) = (self.protocol.reports(), self.protocol.learns());
+        if learns {
+            bill.charge();
+        }
+        let holds = bill.end(self.protocol.shares_holds());
+        let decision = bill.decision.take().filter(|_| reports || learns);
+        let charge = mem::replace(&mut bill.charge, Charge::exempt());
+        ChargeState::new(decision.map(|decision| (decision, charge)), holds)
     }
 }
 

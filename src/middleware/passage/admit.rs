@@ -55,7 +55,7 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Decides about a request that is priced.
+    /// Admits or denies a request that is priced.
     #[inline]
     pub(super) fn admit(
         &self,
@@ -65,7 +65,7 @@ impl<P: ProtocolBase> Shared<P> {
     ) -> Verdict {
         priced.map_err(Rejection::Request)?;
         if self.protocol.holds_costs() {
-            bill.estimate_all()?;
+            bill.charge = bill.take_charge().estimate_all()?;
         }
         if bill.is_exempt() {
             return Ok(None);
@@ -83,7 +83,7 @@ impl<P: ProtocolBase> Shared<P> {
         self.decide_or_wait(max_wait.at_most(timeout), bill)
     }
 
-    /// Decides about a request that waits at most for the answer of the store.
+    /// Decides about a request that may not wait for units.
     #[inline]
     fn decide_now(&self, bill: &mut Bill<'_>) -> Verdict {
         match bill.decide(MaxWait::NONE) {
@@ -92,17 +92,17 @@ impl<P: ProtocolBase> Shared<P> {
                 Ok(None)
             }
             StoreFuture::Ready(Some(Ok(outcome))) => Err(Rejection::Denied(outcome.decision)),
-            answer => self.wait(bill, answer, MaxWait::NONE, None),
+            answer => self.wait(Waiter::new(bill.take_charge(), answer, MaxWait::NONE), None),
         }
     }
 
     /// Decides about a request that waits for up to `max_wait`, if there is room for it.
     #[inline(never)]
     fn decide_or_wait(&self, max_wait: MaxWait, bill: &mut Bill<'_>) -> Verdict {
-        let slot = match bill.units() {
+        let slot = match &bill.units {
             // Most requests of a limiter in memory need not wait. Those that have to wait take a
             // slot afterwards.
-            Some((limiter, key))
+            Some((limiter, key, _))
                 if limiter.is_immediate() && !(limiter.only_holds() && limiter.is_waited_for()) =>
             {
                 if !self.wait_queue.has_room(limiter, key) {
@@ -111,16 +111,14 @@ impl<P: ProtocolBase> Shared<P> {
                 None
             }
             _ => {
-                let charge = bill.charge();
-                let slot = self.wait_queue.enter(charge);
-                if slot.is_none() {
+                let Some(slot) = self.wait_queue.enter(bill.charge()) else {
                     return self.decide_now(bill);
-                }
-                if charge.is_queued() {
+                };
+                if bill.charge.is_queued() {
                     let waiter = Waiter::begin(bill.take_charge(), max_wait);
-                    return Ok(Some(self.prepare(waiter, slot)));
+                    return self.wait(waiter, Some(slot));
                 }
-                slot
+                Some(slot)
             }
         };
         match bill.decide(max_wait) {
@@ -129,69 +127,58 @@ impl<P: ProtocolBase> Shared<P> {
                 Ok(None)
             }
             StoreFuture::Ready(Some(Ok(outcome))) if slot.is_none() => {
-                self.wait_for_slot(bill, outcome, max_wait)
+                self.wait_in_slot(bill, outcome, max_wait)
             }
-            answer => self.wait(bill, answer, max_wait, slot),
+            answer => self.wait(Waiter::new(bill.take_charge(), answer, max_wait), slot),
         }
     }
 
     /// Lets a request wait for its reservation, or for the end of holds or of a block, if there is
     /// a slot.
-    fn wait_for_slot(&self, bill: &mut Bill<'_>, outcome: Outcome, max_wait: MaxWait) -> Verdict {
+    fn wait_in_slot(&self, bill: &mut Bill<'_>, outcome: Outcome, max_wait: MaxWait) -> Verdict {
         let decision = &outcome.decision;
         // A reservation knows of a block; a hold tries again when it ends.
         let waits = decision.is_allowed()
             || decision.waits_for_holds()
-            || bill.holds_units() && decision.is_blocked();
+            || decision.is_blocked() && bill.charge().holds_units();
         if !waits {
             return Err(Rejection::Denied(outcome.decision));
         }
         let slot = self.wait_queue.enter(bill.charge());
         if slot.is_some() {
-            return self.wait(bill, StoreFuture::ready(Ok(outcome)), max_wait, slot);
+            let answer = StoreFuture::ready(Ok(outcome));
+            return self.wait(Waiter::new(bill.take_charge(), answer, max_wait), slot);
         }
         // Other requests have taken the last slots since.
-        bill.charge().release_in_background(&outcome.receipts);
+        bill.charge.release_in_background(&outcome.receipts);
         self.decide_now(bill)
     }
 
     #[inline(never)]
-    fn wait(
-        &self,
-        bill: &mut Bill<'_>,
-        answer: StoreFuture<Outcome>,
-        max_wait: MaxWait,
-        slot: Option<WaitSlot>,
-    ) -> Verdict {
-        let waiter = Waiter::new(bill.take_charge(), answer, max_wait);
-        Ok(Some(self.prepare(waiter, slot)))
-    }
-
-    fn prepare(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Box<Waiter> {
+    fn wait(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Verdict {
         let waits_for_store = self.on_failure == FailurePolicy::Wait;
         let waiter = waiter.max_lateness(self.max_lateness).wait_for_store(waits_for_store);
-        Box::new(waiter.wait_slot(slot))
+        Ok(Some(Box::new(waiter.wait_slot(slot))))
     }
 
-    /// Returns the rejection, unless this is a dry run: then the request proceeds.
+    /// Returns the rejection of a request, unless this is a dry run: then the request proceeds.
     pub(super) fn reject(&self, rejection: Rejection, bill: &mut Bill<'_>) -> Option<Rejection> {
         if let Rejection::Request(RequestError::Misconfigured { message: error }) = &rejection {
             log::misconfigured(&self.misconfigured, error);
         }
-        match rejection {
-            Rejection::Denied(decision) if self.dry_run => bill.decision = Some(decision),
-            _ if self.dry_run => {}
-            rejection => {
-                self.report(&rejection, bill);
-                return Some(match rejection {
-                    Rejection::Denied(decision) if self.retry_jitter > 0.0 => {
-                        Rejection::Denied(decision.later(self.retry_jitter * random_fraction()))
-                    }
-                    rejection => rejection,
-                });
+        if self.dry_run {
+            if let Rejection::Denied(decision) = rejection {
+                bill.decision = Some(decision);
             }
+            return None;
         }
-        None
+        self.report(&rejection, bill);
+        Some(match rejection {
+            Rejection::Denied(decision) if self.retry_jitter > 0.0 => {
+                Rejection::Denied(decision.later(self.retry_jitter * random_fraction()))
+            }
+            rejection => rejection,
+        })
     }
 
     /// Reports a rejection to the observers of the limiter and of the layer.

@@ -1,5 +1,4 @@
-//! What goes through the stages with a request: a `Bill` until the service is called, then the
-//! `ChargeState`.
+//! `Bill`: what goes with a request from its pricing to the call of the service.
 
 use std::mem;
 
@@ -7,9 +6,8 @@ use super::settle::RequestHolds;
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome, Receipt, Receipts},
-    error::Error,
     keys::Key,
-    limiter::{AnyLimiter, Charge, Holds, Learning, MaxWait, VendorState, Waiter},
+    limiter::{AnyLimiter, Charge, Holds, MaxWait},
     store::StoreFuture,
 };
 
@@ -18,8 +16,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Bill<'a> {
     /// The units of one key. A charge is made of them only if it is needed, which saves copies.
-    units: Option<(&'a AnyLimiter, Key<'static>, u64)>,
-    charge: Charge,
+    pub(super) units: Option<(&'a AnyLimiter, Key<'static>, u64)>,
+    /// Exempt if it was not made of the units.
+    pub(super) charge: Charge,
     /// `None` before the decision, and if the request proceeds without one.
     pub(super) decision: Option<Decision>,
     /// Of an allowed request.
@@ -28,33 +27,15 @@ pub(super) struct Bill<'a> {
     holds: Option<Box<RequestHolds>>,
 }
 
-impl<'a> Bill<'a> {
+impl Bill<'_> {
     #[inline(always)]
     pub(super) fn exempt() -> Self {
         Self { units: None, charge: Charge::exempt(), decision: None, receipts: None, holds: None }
     }
 
-    /// A request with a cost of 0 stays exempt.
-    #[inline]
-    pub(super) fn charge_key(&mut self, limiter: &'a AnyLimiter, key: Key<'static>, cost: u64) {
-        if cost > 0 {
-            self.units = Some((limiter, key, cost));
-        }
-    }
-
-    pub(super) fn set_charge(&mut self, charge: Charge) {
-        self.charge = charge;
-    }
-
     #[inline]
     pub(super) fn is_exempt(&self) -> bool {
         self.units.is_none() && self.charge.is_exempt()
-    }
-
-    /// Returns the limiter and the key of a request that is charged by its key.
-    #[inline]
-    pub(super) fn units(&self) -> Option<(&'a AnyLimiter, &Key<'static>)> {
-        self.units.as_ref().map(|(limiter, key, _)| (*limiter, key))
     }
 
     /// Returns the charge, which is made now if it was not needed before.
@@ -70,36 +51,18 @@ impl<'a> Bill<'a> {
         mem::replace(&mut self.charge, Charge::exempt())
     }
 
-    /// Returns the charge if it was made; otherwise an exempt one.
-    pub(super) fn made_charge(&self) -> &Charge {
-        &self.charge
-    }
-
-    /// Makes all costs estimates, which are held.
-    #[inline(never)]
-    pub(super) fn estimate_all(&mut self) -> Result<(), Error> {
-        self.charge = self.take_charge().estimate_all()?;
-        Ok(())
-    }
-
     /// Returns the first limiter.
     pub(super) fn limiter(&self) -> Option<&AnyLimiter> {
-        self.units().map(|(limiter, _)| limiter).or_else(|| self.charge.limiters().next())
+        let of_key = self.units.as_ref().map(|(limiter, ..)| *limiter);
+        of_key.or_else(|| self.charge.limiters().next())
     }
 
     /// Resolves a wait in microseconds.
     #[inline]
     pub(super) fn resolve(&self, max_wait: MaxWait) -> f64 {
-        match self.units() {
-            Some((limiter, _)) => limiter.resolve(max_wait),
+        match &self.units {
+            Some((limiter, ..)) => limiter.resolve(max_wait),
             None => self.charge.resolve(max_wait),
-        }
-    }
-
-    pub(super) fn holds_units(&self) -> bool {
-        match self.units() {
-            Some((limiter, _)) => limiter.only_holds(),
-            None => self.charge.holds_units(),
         }
     }
 
@@ -121,25 +84,14 @@ impl<'a> Bill<'a> {
         (self.decision, self.receipts) = (Some(decision), Some(receipts));
     }
 
-    /// Takes the charge and the receipts of an allowed or denied request that has waited.
-    pub(super) fn take_over(&mut self, mut waiter: Box<Waiter>) -> Receipts {
-        let (charge, receipts) = waiter.disarm();
-        self.charge = charge;
-        receipts
-    }
-
     /// Returns a bill that can be kept while the service is not ready. What is held is renewed.
     #[inline(never)]
     pub(super) fn keep(mut self) -> Box<Bill<'static>> {
-        self.charge();
-        self.hold(false);
-        Box::new(Bill {
-            units: None,
-            charge: self.take_charge(),
-            decision: self.decision.take(),
-            receipts: self.receipts.take(),
-            holds: self.holds.take(),
-        })
+        let charge = self.take_charge();
+        let (decision, receipts) = (self.decision.take(), self.receipts.take());
+        let mut kept = Bill { units: None, charge, decision, receipts, holds: self.holds.take() };
+        kept.hold(false);
+        Box::new(kept)
     }
 
     /// Keeps what an allowed request holds, if anything. `shares`: the service can settle it, even
@@ -149,52 +101,28 @@ impl<'a> Bill<'a> {
         if self.holds.is_some() {
             return;
         }
-        let holds = match (&mut self.receipts, self.units.take()) {
+        let holds = match (&self.receipts, self.units.take()) {
             (Some(receipts), Some((limiter, key, cost))) => limiter.holds(key, cost, receipts),
             (Some(receipts), None) => self.charge.holds(receipts),
             (None, _) => Holds::default(),
         };
-        if let Some(receipts) = &mut self.receipts {
-            receipts.remove_holds();
-        }
+        self.receipts.iter_mut().for_each(Receipts::remove_holds);
         if shares || !holds.is_empty() {
             self.holds = Some(RequestHolds::new(holds));
         }
     }
 
-    /// Passes on what the response needs. From here on the cost stays spent: the service may do
-    /// its work. `reports`: the decision is needed. `learns`: so is the charge.
+    /// Ends the bill with the call of the service, which may do its work: the cost stays spent.
+    /// Returns what the request holds.
     #[inline]
-    pub(super) fn begin(
-        &mut self,
-        state: &mut ChargeState,
-        reports: bool,
-        learns: bool,
-        shares: bool,
-    ) {
-        if learns {
-            self.charge();
-        }
-        let may_hold = match &self.receipts {
-            // Most requests hold nothing.
-            Some(receipts) if self.units.is_some() => {
-                matches!(receipts.get(0), Receipt::Hold(..))
-            }
-            _ => !self.charge.is_exempt(),
-        };
-        if shares || may_hold {
+    pub(super) fn end(&mut self, shares: bool) -> Option<Box<RequestHolds>> {
+        let is_held = |receipts: &Receipts| matches!(receipts.get(0), Receipt::Hold(..));
+        // Most requests have no charge here, and hold nothing.
+        if shares || !self.charge.is_exempt() || self.receipts.as_ref().is_some_and(is_held) {
             self.hold(shares);
         }
         self.receipts = None;
-        let charge = mem::replace(&mut self.charge, Charge::exempt());
-        let counted = self.decision.take().filter(|_| reports || learns);
-        *state = match (self.holds.take(), counted) {
-            (Some(holds), counted) => {
-                ChargeState::Held { holds, counted: counted.map(|decision| (decision, charge)) }
-            }
-            (None, Some(decision)) => ChargeState::Counted(decision, charge),
-            (None, None) => ChargeState::Exempt,
-        };
+        self.holds.take()
     }
 
     #[inline(never)]
@@ -215,56 +143,5 @@ impl Drop for Bill<'_> {
         if self.receipts.is_some() || self.holds.is_some() {
             self.release();
         }
-    }
-}
-
-/// What the response to a request needs, from the call of the service on.
-#[derive(Debug)]
-pub enum ChargeState {
-    /// Nothing: the request is exempt or proceeds without a decision, or nothing reports it.
-    Exempt,
-    /// The decision, and the charge if it was made: the limiter of a layer is known without it.
-    Counted(Decision, Charge),
-    /// The same, and what the request holds. The drop ends that, as used.
-    Held {
-        /// `None` if the request is not counted, but its service has a handle.
-        counted: Option<(Decision, Charge)>,
-        holds: Box<RequestHolds>,
-    },
-}
-
-impl ChargeState {
-    /// Returns the decision, and the charge if it was made.
-    #[inline]
-    pub(crate) fn counted(&self) -> Option<(&Decision, &Charge)> {
-        match self {
-            Self::Counted(decision, charge) => Some((decision, charge)),
-            Self::Held { counted, .. } => {
-                counted.as_ref().map(|(decision, charge)| (decision, charge))
-            }
-            Self::Exempt => None,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn holds(&mut self) -> Option<&mut RequestHolds> {
-        match self {
-            Self::Held { holds, .. } => Some(holds),
-            Self::Exempt | Self::Counted(..) => None,
-        }
-    }
-
-    /// Takes what the request holds, and forgets the rest.
-    pub(crate) fn take_holds(&mut self) -> Option<Box<RequestHolds>> {
-        match mem::replace(self, Self::Exempt) {
-            Self::Held { holds, .. } => Some(holds),
-            Self::Exempt | Self::Counted(..) => None,
-        }
-    }
-
-    /// Returns the call by which the limit adopts what a response says, if that is new.
-    pub(super) fn learn(&self, vendor: VendorState) -> Option<Learning> {
-        let (decision, charge) = self.counted()?;
-        charge.learn(vendor, decision.remaining())
     }
 }

@@ -21,130 +21,114 @@ const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extr
 type Cost<H> = Arc<dyn Fn(&H) -> u64 + Send + Sync>;
 type Matcher<H> = Arc<dyn Fn(&H) -> Result<bool, RequestError> + Send + Sync>;
 
+pub(crate) fn matcher<H, M: IntoMatch>(
+    matches: impl Fn(&H) -> M + Send + Sync + 'static,
+) -> Matcher<H> {
+    Arc::new(move |head| matches(head).into_match())
+}
+
 /// The key extractor or rule of a layer, and its other settings for charges.
 pub struct Pricing<H> {
-    source: Source<H>,
-    cost: Option<Cost<H>>,
-    forbidden: Vec<Matcher<H>>,
-    exempt: Vec<Matcher<H>>,
+    source: ChargeSource<H>,
+    pub(crate) cost: Option<Cost<H>>,
+    pub(crate) forbidden: Vec<Matcher<H>>,
+    pub(crate) exempt: Vec<Matcher<H>>,
     pub(crate) missing_key: MissingKey,
 }
 
 /// The origin of charges.
-enum Source<H> {
+enum ChargeSource<H> {
     Key(AnyLimiter, Arc<dyn KeyExtractor<H>>),
     Rule(Arc<dyn DynRule<H>>),
 }
 
 impl<H: 'static> Pricing<H> {
     pub(crate) fn by_key(limiter: impl IntoLimiter, key: impl KeyExtractor<H>) -> Self {
-        Self::new(Source::Key(limiter.into_limiter(), watched(key)))
+        Self::new(ChargeSource::Key(limiter.into_limiter(), watched(key)))
     }
 
     pub(crate) fn by_rule(rule: impl Rule<H>) -> Self
     where
         H: Send + Sync,
     {
-        Self::new(Source::Rule(Arc::new(rule)))
+        Self::new(ChargeSource::Rule(Arc::new(rule)))
     }
 
-    fn new(source: Source<H>) -> Self {
+    fn new(source: ChargeSource<H>) -> Self {
         let missing_key = MissingKey::default();
         Self { source, cost: None, forbidden: vec![], exempt: vec![], missing_key }
-    }
-
-    pub(crate) fn forbid<M: IntoMatch>(
-        &mut self,
-        matches: impl Fn(&H) -> M + Send + Sync + 'static,
-    ) {
-        self.forbidden.push(Arc::new(move |head| matches(head).into_match()));
-    }
-
-    pub(crate) fn exempt<M: IntoMatch>(
-        &mut self,
-        matches: impl Fn(&H) -> M + Send + Sync + 'static,
-    ) {
-        self.exempt.push(Arc::new(move |head| matches(head).into_match()));
-    }
-
-    pub(crate) fn set_cost(&mut self, cost: impl Fn(&H) -> u64 + Send + Sync + 'static) {
-        self.cost = Some(Arc::new(cost));
     }
 
     /// Returns the limiter of a layer with a key extractor.
     pub(crate) fn limiter(&self) -> Option<&AnyLimiter> {
         match &self.source {
-            Source::Key(limiter, _) => Some(limiter),
-            Source::Rule(_) => None,
+            ChargeSource::Key(limiter, _) => Some(limiter),
+            ChargeSource::Rule(_) => None,
         }
     }
 
-    /// Writes the bill of a request; `None` if the rule has to [look the charge up](Self::look_up).
+    /// Writes the bill of a request. Returns false if the rule has to [look up](Self::look_up) its
+    /// charge.
     #[inline]
-    pub(super) fn price<'a>(
-        &'a self,
-        head: &H,
-        bill: &mut Bill<'a>,
-    ) -> Option<Result<(), RequestError>> {
-        match self.is_exempt(head) {
-            Ok(false) => {}
-            listed => return Some(listed.map(drop)),
+    pub(super) fn price<'a>(&'a self, head: &H, bill: &mut Bill<'a>) -> Result<bool, RequestError> {
+        if self.is_exempt(head)? {
+            return Ok(true);
         }
-        Some(match &self.source {
-            Source::Key(limiter, extractor) => match extractor.extract(head) {
-                Ok(key) => Ok(bill.charge_key(limiter, key, self.cost(head))),
-                Err(error) => self.price_without_key(head, error, bill),
+        match &self.source {
+            ChargeSource::Key(limiter, extractor) => {
+                let key = match extractor.extract(head) {
+                    Ok(key) => Some(key),
+                    Err(error) => self.without_key(error)?,
+                };
+                let cost = || self.cost.as_ref().map_or(1, |cost| cost(head));
+                let units = key.map(|key| (limiter, key, cost()));
+                bill.units = units.filter(|(.., cost)| *cost > 0);
+            }
+            ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                Some(charge) => self.price_charge(head, charge, bill)?,
+                None => return Ok(false),
             },
-            Source::Rule(rule) => self.price_charge(head, rule.charge_now(head)?, bill),
-        })
+        }
+        Ok(true)
     }
 
     /// Looks up the charge of a request by the rule.
     pub(super) fn look_up(&self, head: H) -> Lookup<H> {
         match &self.source {
-            Source::Rule(rule) => rule.clone().look_up(head),
-            Source::Key(..) => unreachable!("a key is extracted at once"),
+            ChargeSource::Rule(rule) => rule.clone().look_up(head),
+            ChargeSource::Key(..) => unreachable!("a key is extracted at once"),
         }
     }
 
     /// Writes the bill of a request by the charge that the rule has returned.
-    pub(super) fn price_charge<'a>(
-        &'a self,
+    pub(super) fn price_charge(
+        &self,
         head: &H,
         charge: Result<Charge, RequestError>,
-        bill: &mut Bill<'a>,
+        bill: &mut Bill<'_>,
     ) -> Result<(), RequestError> {
         let charge = match (charge, &self.cost) {
             (Ok(charge), Some(cost)) if !charge.is_exempt() => charge.or_cost(cost(head)),
             (Ok(charge), _) => charge,
-            (Err(error), _) => return self.price_without_key(head, error, bill),
+            (Err(error), _) => return self.without_key(error).map(drop),
         };
-        bill.set_charge(charge.without_free_limits());
+        bill.charge = charge.without_free_limits();
         Ok(())
     }
 
+    /// Returns the key of a request that has none; `None` if the request is exempt.
     #[inline(never)]
-    fn price_without_key<'a>(
-        &'a self,
-        head: &H,
-        error: RequestError,
-        bill: &mut Bill<'a>,
-    ) -> Result<(), RequestError> {
-        if !matches!(error, RequestError::MissingKey { .. }) {
-            return Err(error);
-        }
+    fn without_key(&self, error: RequestError) -> Result<Option<Key<'static>>, RequestError> {
         match (self.missing_key, &self.source) {
+            _ if !matches!(error, RequestError::MissingKey { .. }) => Err(error),
             (MissingKey::Reject, _) => Err(error),
             (MissingKey::RejectWith(status), _) => {
                 let (message, reason) = (error.to_string().into(), "missing_key");
                 Err(RequestError::WithStatus { status, message, reason })
             }
-            (MissingKey::Exempt, _) => Ok(()),
-            (MissingKey::Share, Source::Key(limiter, _)) => {
-                bill.charge_key(limiter, Key::scoped("anonymous", ""), self.cost(head));
-                Ok(())
-            }
-            (MissingKey::Share, Source::Rule(_)) => {
+            (MissingKey::Exempt, _) => Ok(None),
+            (MissingKey::Share, ChargeSource::Key(..)) => Ok(Some(Key::scoped("anonymous", ""))),
+            (MissingKey::Share, ChargeSource::Rule(_)) => {
                 Err(RequestError::misconfigured(SHARE_WITH_RULE))
             }
         }
@@ -163,14 +147,9 @@ impl<H: 'static> Pricing<H> {
         }
         is_on(&self.exempt)
     }
-
-    #[inline]
-    fn cost(&self, head: &H) -> u64 {
-        self.cost.as_ref().map_or(1, |cost| cost(head))
-    }
 }
 
-impl<H> Clone for Source<H> {
+impl<H> Clone for ChargeSource<H> {
     fn clone(&self) -> Self {
         match self {
             Self::Key(limiter, key) => Self::Key(limiter.clone(), key.clone()),

@@ -19,13 +19,14 @@ impl<P: ProtocolBase> Shared<P> {
     pub(super) fn admit_after_wait(
         &self,
         head: &P::Head,
-        waiter: Box<Waiter>,
+        mut waiter: Box<Waiter>,
         decided: Result<Decision, Error>,
         bill: &mut Bill<'_>,
     ) -> Verdict {
         // What is left of the wait: the fallback must not begin it anew.
         let rest = self.max_wait.at_most(waiter.remaining_wait());
-        let receipts = bill.take_over(waiter);
+        let (charge, receipts) = waiter.disarm();
+        bill.charge = charge;
         let error = match decided {
             Ok(decision) if decision.is_allowed() => {
                 bill.allow(Outcome { decision, receipts });
@@ -37,12 +38,12 @@ impl<P: ProtocolBase> Shared<P> {
         };
         match bill.charge().recover(self.on_failure, &error) {
             Recovery::Uncounted(decision) => {
-                bill.set_charge(Charge::exempt());
+                bill.charge = Charge::exempt();
                 bill.decision = decision;
                 Ok(None)
             }
             Recovery::Fallback(charge) => {
-                bill.set_charge(charge);
+                bill.charge = charge;
                 self.decide(head, rest, bill)
             }
             Recovery::Fail => Err(Rejection::Store(error)),
