@@ -16,7 +16,6 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use super::{
     charge::Charge,
     max_wait::{ENDLESS, MaxWait},
-    permit::Holds,
     recovery::Recovered,
     report::Wait,
     retry::Retry,
@@ -97,8 +96,6 @@ pub(crate) struct Waiter {
     retry: Option<Box<Retry>>,
     /// Set from the first sleep to the last one, if there is an observer.
     wait: Option<Wait>,
-    /// What an admitted request holds while it waits for its service.
-    holds: Option<Holds>,
 }
 
 enum Phase {
@@ -130,7 +127,6 @@ impl Waiter {
             retries: deadline.is_some(),
             retry: None,
             wait: None,
-            holds: None,
         }
     }
 
@@ -150,27 +146,11 @@ impl Waiter {
         waiter
     }
 
-    /// Returns an admitted request, which waits only for the service.
-    pub(crate) fn admitted(charge: Charge, outcome: Outcome) -> Self {
+    /// Returns an admitted request.
+    fn admitted(charge: Charge, outcome: Outcome) -> Self {
         let mut waiter = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
         waiter.phase = Phase::Admitted(outcome, None);
         waiter
-    }
-
-    /// Keeps what the admitted request holds, as its service may not be ready for long: without
-    /// renewals, the hold would expire.
-    pub(crate) fn keep_holds(&mut self) {
-        if let Phase::Admitted(outcome, _) = &mut self.phase
-            && self.charge.holds_units()
-        {
-            self.holds = Some(self.charge.holds(&outcome.receipts));
-            outcome.receipts.remove_holds();
-        }
-    }
-
-    /// Returns what has been kept, so that the drop does not return it.
-    pub(crate) fn take_holds(&mut self) -> Option<Holds> {
-        self.holds.take()
     }
 
     pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
@@ -536,9 +516,6 @@ fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll
 impl Drop for Waiter {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
-        if let Some(holds) = self.holds.take() {
-            holds.end(|_| 0);
-        }
         // Law 12: a drop releases once. `Releasing` has begun it already, and a denial spent
         // nothing.
         match mem::replace(&mut self.phase, Phase::Done) {

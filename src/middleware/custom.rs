@@ -6,7 +6,7 @@ use crate::{
     limiter::{Charge, VendorState},
     middleware::{
         http::Usage,
-        pricing::{ChargeState, Pricing},
+        passage::{ChargeState, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
     },
@@ -93,7 +93,7 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
 
     fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
         // The drop ends what is not settled.
-        if let Some(mut holds) = state.holds.take()
+        if let Some(mut holds) = state.take_holds()
             && let Some(settle_by) = &self.settle_by
             && let Some(usage) = settle_by(&response)
         {

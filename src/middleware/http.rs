@@ -28,10 +28,9 @@ use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped, meter::MakeM
 use crate::{
     limiter::{Charge, VendorState},
     middleware::{
-        pricing::{ChargeState, Pricing},
+        passage::{ChargeState, Expects, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
-        settle::Expects,
     },
 };
 
@@ -128,7 +127,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline]
     fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        if self.extensions || state.holds.is_some() {
+        if self.extensions || matches!(state, ChargeState::Held(..)) {
             self.add_to_head(head, state);
         }
     }
@@ -141,7 +140,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline(always)]
     fn respond(&self, mut response: Response<ResBody>, state: &mut ChargeState) -> Self::Response {
-        if state.holds.is_some() || self.charge_when.is_some() {
+        if self.charge_when.is_some() || matches!(state, ChargeState::Held(..)) {
             return self.respond_and_end(response, state);
         }
         self.add_headers(response.headers_mut(), state);
@@ -196,17 +195,17 @@ impl Http {
 
     #[inline]
     fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
-        if let Some(decision) = &state.decision
+        if let Some((decision, charge)) = state.counted()
             && !self.headers.dialects().is_empty()
         {
-            self.headers.add(headers, decision, &state.charge);
+            self.headers.add(headers, decision, charge);
         }
     }
 
     #[inline]
     fn add_extension(&self, extensions: &mut Extensions, state: &ChargeState) {
         if self.extensions
-            && let Some(decision) = &state.decision
+            && let Some((decision, _)) = state.counted()
         {
             extensions.insert(decision.clone());
         }
@@ -216,12 +215,10 @@ impl Http {
     #[inline(never)]
     fn add_to_head(&self, head: &mut Parts, state: &mut ChargeState) {
         self.add_extension(&mut head.extensions, state);
-        if self.settle_handle
-            && let Some(holds) = &mut state.holds
-        {
-            head.extensions.insert(holds.share());
-        }
-        if let Some(holds) = &mut state.holds {
+        if let ChargeState::Held(_, holds) = state {
+            if self.settle_handle {
+                head.extensions.insert(holds.share());
+            }
             holds.expects = match head.method {
                 Method::HEAD => Expects::NoBody,
                 Method::CONNECT => Expects::Tunnel,
@@ -243,7 +240,7 @@ impl Http {
         }
         self.add_headers(response.headers_mut(), state);
         self.add_extension(response.extensions_mut(), state);
-        let guard = state.holds.take().and_then(|mut holds| {
+        let guard = state.take_holds().and_then(|mut holds| {
             if !self.settle_handle {
                 holds.end_spent(|held| held);
             }
@@ -263,7 +260,7 @@ impl Http {
         let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
         self.add_headers(&mut head.headers, state);
         self.add_extension(&mut head.extensions, state);
-        let guard = state.holds.take().and_then(|mut holds| {
+        let guard = state.take_holds().and_then(|mut holds| {
             if !is_charged {
                 holds.end_spent(|_| 0);
             } else if !self.settles() {

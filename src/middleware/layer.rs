@@ -1,4 +1,4 @@
-//! The Tower layer and its settings. The path of a request is in `service.rs` and `future.rs`.
+//! The Tower layer and its settings. The path of a request is in `passage.rs`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,11 +11,10 @@ use crate::{
     algorithm::Algorithm,
     limiter::{FailurePolicy, IntoLimiter, Limiter, MaxWait, VendorState},
     middleware::{
-        admission::Shared,
         custom::Custom,
         extractor::{KeyExtractor, PeerIp},
         http::{BoxError, Headers, Http, MapRejection, Meter, ResponseBody, Usage},
-        pricing::{IntoMatch, Pricing},
+        passage::{IntoMatch, Pricing, Shared, matcher},
         protocol::ProtocolBase,
         rejection::{MissingKey, Rejection},
         rule::Rule,
@@ -705,7 +704,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// # }
     /// ```
     pub fn cost(self, cost: impl Fn(&P::Head) -> u64 + Send + Sync + 'static) -> Self {
-        self.set(|shared| shared.protocol.pricing_mut().set_cost(cost))
+        self.set(|shared| shared.protocol.pricing_mut().cost = Some(Arc::new(cost)))
     }
 
     /// Lets a request wait for up to `max_wait` instead of being rejected.
@@ -835,7 +834,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self,
         matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.set(|shared| shared.protocol.pricing_mut().forbid(matches))
+        self.set(|shared| shared.protocol.pricing_mut().forbidden.push(matcher(matches)))
     }
 
     /// Sets which requests proceed without being counted, unless they are
@@ -861,7 +860,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
         self,
         matches: impl Fn(&P::Head) -> M + Send + Sync + 'static,
     ) -> Self {
-        self.set(|shared| shared.protocol.pricing_mut().exempt(matches))
+        self.set(|shared| shared.protocol.pricing_mut().exempt.push(matcher(matches)))
     }
 
     /// Sets whether all requests proceed, even if they are denied. The default is `false`. Requests
@@ -970,7 +969,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 
     fn set(mut self, change: impl FnOnce(&mut Shared<P>)) -> Self {
-        Arc::make_mut(&mut self.0).change(change);
+        change(Arc::make_mut(&mut self.0));
         self
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{
     limiter::{Charge, VendorState},
     middleware::{
-        pricing::{ChargeState, Pricing},
+        passage::{ChargeState, Pricing},
         rejection::Rejection,
     },
 };
@@ -78,11 +78,6 @@ pub trait ProtocolBase: Clone {
     fn pricing(&self) -> &Pricing<Self::Head>;
 
     fn pricing_mut(&mut self) -> &mut Pricing<Self::Head>;
-
-    /// Returns whether the charge is needed after the decision to proceed.
-    fn keeps_charge(&self) -> bool {
-        self.holds_costs() || self.shares_holds() || self.learns()
-    }
 
     /// Returns whether the decision is reported with a request that proceeds.
     fn reports(&self) -> bool {

@@ -1,5 +1,5 @@
 //! The service that [`RateLimitLayer`](crate::RateLimitLayer) makes. The path of a request is in
-//! `future.rs`.
+//! `passage.rs`.
 
 use std::{
     sync::Arc,
@@ -9,7 +9,9 @@ use std::{
 use tower_service::Service;
 
 use crate::middleware::{
-    admission::Shared, future::ResponseFuture, http::Http, protocol::Protocol,
+    http::Http,
+    passage::{ResponseFuture, Shared},
+    protocol::Protocol,
 };
 
 /// A service with limited requests. See [`RateLimitLayer`](crate::RateLimitLayer).

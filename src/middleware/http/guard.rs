@@ -15,7 +15,7 @@ use http_body::{Body, Frame};
 
 use super::meter::{MakeMeter, Meter};
 use crate::{
-    middleware::settle::{Expects, RequestHolds},
+    middleware::passage::{Expects, RequestHolds},
     sync::get_mut,
 };
 

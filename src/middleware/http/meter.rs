@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::{HeaderMap, response};
 
-use crate::middleware::settle::RequestHolds;
+use crate::middleware::passage::RequestHolds;
 
 /// Determines from a response what its request has used, for
 /// [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by). Each response has its own

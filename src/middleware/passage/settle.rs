@@ -1,5 +1,5 @@
-//! `Settle`: the handle by which a service settles what its request holds, and the owner that ends
-//! the rest with the request.
+//! The last stage: what the response to a request needs, and the end of what the request holds. By
+//! `Settle` the service settles that; its owner ends the rest.
 
 use std::{
     fmt, mem,
@@ -7,7 +7,61 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{error::Error, limiter::Holds, sync::lock};
+use crate::{
+    decision::Decision,
+    error::Error,
+    limiter::{Charge, Holds, Learning, VendorState},
+    sync::lock,
+};
+
+/// What the response to a request needs, from the call of the service on.
+#[derive(Debug)]
+pub enum ChargeState {
+    /// Nothing: the request is exempt, or nothing needs the decision.
+    Exempt,
+    /// The decision, and the charge if it was made: the limiter of a layer is known without it.
+    Counted((Decision, Charge)),
+    /// The same, unless the request is exempt, and what it holds. The drop ends that, as used.
+    Held(Option<(Decision, Charge)>, Box<RequestHolds>),
+}
+
+impl ChargeState {
+    #[inline]
+    pub(super) fn new(
+        counted: Option<(Decision, Charge)>,
+        holds: Option<Box<RequestHolds>>,
+    ) -> Self {
+        match (counted, holds) {
+            (counted, Some(holds)) => Self::Held(counted, holds),
+            (Some(counted), None) => Self::Counted(counted),
+            (None, None) => Self::Exempt,
+        }
+    }
+
+    /// Returns the decision, and the charge if it was made.
+    #[inline]
+    pub(crate) fn counted(&self) -> Option<&(Decision, Charge)> {
+        match self {
+            Self::Exempt => None,
+            Self::Counted(counted) => Some(counted),
+            Self::Held(counted, _) => counted.as_ref(),
+        }
+    }
+
+    /// Takes what the request holds, and forgets the rest.
+    pub(crate) fn take_holds(&mut self) -> Option<Box<RequestHolds>> {
+        match mem::replace(self, Self::Exempt) {
+            Self::Held(_, holds) => Some(holds),
+            Self::Exempt | Self::Counted(_) => None,
+        }
+    }
+
+    /// Returns the call by which the limit adopts what a response says, if that is new.
+    pub(super) fn learn(&self, vendor: VendorState) -> Option<Learning> {
+        let (decision, charge) = self.counted()?;
+        charge.learn(vendor, decision.remaining())
+    }
+}
 
 /// A handle by which a service settles the units that its request holds. Clones settle the same
 /// request.
@@ -93,7 +147,7 @@ impl fmt::Debug for Settle {
 /// The owner of what a request holds. The drop ends what is not settled, as used, unless the
 /// service keeps it.
 #[derive(Debug)]
-pub(crate) struct RequestHolds {
+pub struct RequestHolds {
     holds: Ownership,
     pub(crate) expects: Expects,
 }
@@ -116,7 +170,7 @@ pub(crate) enum Expects {
 impl RequestHolds {
     /// Boxed, as few requests hold any.
     #[inline]
-    pub(crate) fn new(holds: Holds) -> Box<Self> {
+    pub(super) fn new(holds: Holds) -> Box<Self> {
         Box::new(Self { holds: Ownership::Sole(holds), expects: Expects::Body })
     }
 
@@ -137,6 +191,11 @@ impl RequestHolds {
     pub(crate) fn settle(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
         self.with(|holds| holds.take(limiter))?.end(|_| used);
         Ok(())
+    }
+
+    /// Returns all units: the service was not called.
+    pub(super) fn release(&mut self) {
+        self.with(Holds::take_all).end(|_| 0);
     }
 
     /// Returns whether the end of the request has anything to end.

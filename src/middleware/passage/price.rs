@@ -1,0 +1,207 @@
+//! The first stage: the key and the price of a request, from its head. Rules and key extractors are
+//! in `rule.rs` and `extractor.rs`.
+
+use std::{fmt, sync::Arc};
+
+use super::bill::Bill;
+use crate::{
+    keys::Key,
+    limiter::{AnyLimiter, Charge, IntoLimiter},
+    middleware::{
+        extractor::KeyExtractor,
+        rejection::{MissingKey, RequestError},
+        rule::{DynRule, Lookup, Rule},
+        watch::watched,
+    },
+};
+
+const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
+     charge for requests without a key from the rule";
+
+type Cost<H> = Arc<dyn Fn(&H) -> u64 + Send + Sync>;
+type Matcher<H> = Arc<dyn Fn(&H) -> Result<bool, RequestError> + Send + Sync>;
+
+pub(crate) fn matcher<H, M: IntoMatch>(
+    matches: impl Fn(&H) -> M + Send + Sync + 'static,
+) -> Matcher<H> {
+    Arc::new(move |head| matches(head).into_match())
+}
+
+/// The key extractor or rule of a layer, and its other settings for charges.
+pub struct Pricing<H> {
+    source: ChargeSource<H>,
+    pub(crate) cost: Option<Cost<H>>,
+    pub(crate) forbidden: Vec<Matcher<H>>,
+    pub(crate) exempt: Vec<Matcher<H>>,
+    pub(crate) missing_key: MissingKey,
+}
+
+/// The origin of charges.
+enum ChargeSource<H> {
+    Key(AnyLimiter, Arc<dyn KeyExtractor<H>>),
+    Rule(Arc<dyn DynRule<H>>),
+}
+
+impl<H: 'static> Pricing<H> {
+    pub(crate) fn by_key(limiter: impl IntoLimiter, key: impl KeyExtractor<H>) -> Self {
+        Self::new(ChargeSource::Key(limiter.into_limiter(), watched(key)))
+    }
+
+    pub(crate) fn by_rule(rule: impl Rule<H>) -> Self
+    where
+        H: Send + Sync,
+    {
+        Self::new(ChargeSource::Rule(Arc::new(rule)))
+    }
+
+    fn new(source: ChargeSource<H>) -> Self {
+        let missing_key = MissingKey::default();
+        Self { source, cost: None, forbidden: vec![], exempt: vec![], missing_key }
+    }
+
+    /// Returns the limiter of a layer with a key extractor.
+    pub(crate) fn limiter(&self) -> Option<&AnyLimiter> {
+        match &self.source {
+            ChargeSource::Key(limiter, _) => Some(limiter),
+            ChargeSource::Rule(_) => None,
+        }
+    }
+
+    /// Writes the bill of a request. Returns false if the rule has to [look up](Self::look_up) its
+    /// charge.
+    #[inline]
+    pub(super) fn price<'a>(&'a self, head: &H, bill: &mut Bill<'a>) -> Result<bool, RequestError> {
+        if self.is_exempt(head)? {
+            return Ok(true);
+        }
+        match &self.source {
+            ChargeSource::Key(limiter, extractor) => {
+                let key = match extractor.extract(head) {
+                    Ok(key) => Some(key),
+                    Err(error) => self.without_key(error)?,
+                };
+                let cost = || self.cost.as_ref().map_or(1, |cost| cost(head));
+                let units = key.map(|key| (limiter, key, cost()));
+                bill.units = units.filter(|(.., cost)| *cost > 0);
+            }
+            ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                Some(charge) => self.price_charge(head, charge, bill)?,
+                None => return Ok(false),
+            },
+        }
+        Ok(true)
+    }
+
+    /// Looks up the charge of a request by the rule.
+    pub(super) fn look_up(&self, head: H) -> Lookup<H> {
+        match &self.source {
+            ChargeSource::Rule(rule) => rule.clone().look_up(head),
+            ChargeSource::Key(..) => unreachable!("a key is extracted at once"),
+        }
+    }
+
+    /// Writes the bill of a request by the charge that the rule has returned.
+    pub(super) fn price_charge(
+        &self,
+        head: &H,
+        charge: Result<Charge, RequestError>,
+        bill: &mut Bill<'_>,
+    ) -> Result<(), RequestError> {
+        let charge = match (charge, &self.cost) {
+            (Ok(charge), Some(cost)) if !charge.is_exempt() => charge.or_cost(cost(head)),
+            (Ok(charge), _) => charge,
+            (Err(error), _) => return self.without_key(error).map(drop),
+        };
+        bill.charge = charge.without_free_limits();
+        Ok(())
+    }
+
+    /// Returns the key of a request that has none; `None` if the request is exempt.
+    #[inline(never)]
+    fn without_key(&self, error: RequestError) -> Result<Option<Key<'static>>, RequestError> {
+        match (self.missing_key, &self.source) {
+            _ if !matches!(error, RequestError::MissingKey { .. }) => Err(error),
+            (MissingKey::Reject, _) => Err(error),
+            (MissingKey::RejectWith(status), _) => {
+                let (message, reason) = (error.to_string().into(), "missing_key");
+                Err(RequestError::WithStatus { status, message, reason })
+            }
+            (MissingKey::Exempt, _) => Ok(None),
+            (MissingKey::Share, ChargeSource::Key(..)) => Ok(Some(Key::scoped("anonymous", ""))),
+            (MissingKey::Share, ChargeSource::Rule(_)) => {
+                Err(RequestError::misconfigured(SHARE_WITH_RULE))
+            }
+        }
+    }
+
+    /// Returns whether a list exempts the request; an error if a list forbids it, which is asked
+    /// first.
+    #[inline]
+    fn is_exempt(&self, head: &H) -> Result<bool, RequestError> {
+        let is_on = |list: &[Matcher<H>]| {
+            let found = list.iter().map(|matches| matches(head)).find(|found| *found != Ok(false));
+            found.unwrap_or(Ok(false))
+        };
+        if is_on(&self.forbidden)? {
+            return Err(RequestError::forbidden("access is not allowed"));
+        }
+        is_on(&self.exempt)
+    }
+}
+
+impl<H> Clone for ChargeSource<H> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Key(limiter, key) => Self::Key(limiter.clone(), key.clone()),
+            Self::Rule(rule) => Self::Rule(rule.clone()),
+        }
+    }
+}
+
+impl<H> Clone for Pricing<H> {
+    fn clone(&self) -> Self {
+        let Self { source, cost, forbidden, exempt, missing_key } = self;
+        Self {
+            source: source.clone(),
+            cost: cost.clone(),
+            forbidden: forbidden.clone(),
+            exempt: exempt.clone(),
+            missing_key: *missing_key,
+        }
+    }
+}
+
+impl<H> fmt::Debug for Pricing<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pricing").field("missing_key", &self.missing_key).finish_non_exhaustive()
+    }
+}
+
+/// A type by which a closure reports that a request matches: a `bool`, or the `Result` of a list of
+/// addresses, which must reject a request without an address. `false` would let each client of a
+/// misconfigured service pass such a list.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not report whether a request matches",
+    label = "not a `bool`",
+    note = "return a `bool` or a `Result<bool, RequestError>` from the closure"
+)]
+pub trait IntoMatch {
+    /// Converts the value into `true` if the request matches.
+    ///
+    /// # Errors
+    ///
+    /// If the request is invalid, or the service is misconfigured.
+    fn into_match(self) -> Result<bool, RequestError>;
+}
+
+impl IntoMatch for bool {
+    fn into_match(self) -> Result<bool, RequestError> {
+        Ok(self)
+    }
+}
+
+impl IntoMatch for Result<bool, RequestError> {
+    fn into_match(self) -> Result<bool, RequestError> {
+        self
+    }
+}
