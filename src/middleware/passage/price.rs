@@ -112,7 +112,7 @@ impl<H: 'static> Pricing<H> {
             (Ok(charge), _) => charge,
             (Err(error), _) => return self.without_key(error).map(drop),
         };
-        bill.charge = charge.without_free_limits();
+        bill.charge = charge.without_free_limits().with_counts();
         Ok(())
     }
 
