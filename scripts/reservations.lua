@@ -31,8 +31,8 @@ local function find_holds()
   if last == 72 then
     local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
-  elseif last < 63 or last > 67 or (state_length() - 2 * own) % ENTRY > 0 then -- no double
-    fail(key, first .. string.sub(tail, -1))
+  elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
+    fail(key, first .. string.sub(tail, -1)) -- not the cost of a reservation
   end
 end
 

@@ -24,7 +24,7 @@ end
 -- Returns the instant of the newest reservation; none if no request waits. Returns, too, whether
 -- something else stands behind the state.
 local function newest_reservation(key, value)
-  local is_other = #value < PAGE and (#value - 2 * size) % 16 > 0
+  local is_other = #value < PAGE and math.max(#value - 2 * size, 1) % 16 > 0
   if #value == PAGE then
     value = call('GETRANGE', key, '-16', '-1')
   end
