@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 3989b06e01c40ac3e7b68cf47f9afec2eeca63ee
+-- EVALSHA names the text below this line d7f657cf1e445945ee29436d9d264fc0e9a81a83
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -453,7 +453,7 @@ local function find_holds()
   if last == 72 then
     local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
-  elseif last < 63 or last > 67 or (state_length() - 2 * own) % ENTRY > 0 then
+  elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
     fail(key, first .. string.sub(tail, -1))
   end
 end

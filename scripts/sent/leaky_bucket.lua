@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with leaky_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, leaky_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 9acc7251e484483c20ac5c77adacf0ee2e2131a4
+-- EVALSHA names the text below this line cc80bef19c51934bd5271cb604657005dfa63919
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -618,7 +618,7 @@ local function find_holds()
   if last == 72 then
     local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
-  elseif last < 63 or last > 67 or (state_length() - 2 * own) % ENTRY > 0 then
+  elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
     fail(key, first .. string.sub(tail, -1))
   end
 end
@@ -1120,7 +1120,7 @@ local function read(key)
 end
 
 local function newest_reservation(key, value)
-  local is_other = #value < PAGE and (#value - 2 * size) % 16 > 0
+  local is_other = #value < PAGE and math.max(#value - 2 * size, 1) % 16 > 0
   if #value == PAGE then
     value = call('GETRANGE', key, '-16', '-1')
   end

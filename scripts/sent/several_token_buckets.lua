@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line 5bb7284de9d0968f76f9f06ce388bfd334cc79d0
+-- EVALSHA names the text below this line b87fc949af160ed1b3b0b32b2326bb828a63cc05
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -695,7 +695,7 @@ local function find_holds()
   if last == 72 then
     local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
-  elseif last < 63 or last > 67 or (state_length() - 2 * own) % ENTRY > 0 then
+  elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
     fail(key, first .. string.sub(tail, -1))
   end
 end

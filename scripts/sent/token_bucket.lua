@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 32121b937017b0f6671b8e9e283bd09cb17009e7
+-- EVALSHA names the text below this line 0ebe6f772d4937af6d03eb52dc362b50e7cc479c
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -645,7 +645,7 @@ local function find_holds()
   if last == 72 then
     local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
-  elseif last < 63 or last > 67 or (state_length() - 2 * own) % ENTRY > 0 then
+  elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
     fail(key, first .. string.sub(tail, -1))
   end
 end
