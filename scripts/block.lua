@@ -83,9 +83,10 @@ local function open_block(letter)
   end
   local ends = 0
   if letter == 66 then
-    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
-    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
-      fail(key)
+    local head, last = call('GETRANGE', key, '0', '8'), call('GETRANGE', key, '-1', '-1')
+    local letters = string.sub(head, 1, 1) .. last
+    if #head < 9 or letters ~= 'BB' then
+      fail(key, letters)
     end
     ends = struct.unpack('<I7', head, 2)
     if can_be_denied and ends - now > max_wait then

@@ -61,8 +61,8 @@ end
 
 if action == 'release' then
   key = KEYS[1]
-  engine().decide_all({{count = 1}})
-  return {now}
+  local ok, err = pcall(engine().decide_all, {{count = 1}})
+  return ok and {now} or failure(key, err)
 end
 
 -- FAST

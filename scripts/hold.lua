@@ -50,12 +50,14 @@ local function packed_holds(count)
 end
 
 -- Reads what is held, from the end of the value. Returns the state, if all of it has been read.
-local function open_holds(tail)
+-- `first` is the letter of the state, if that begins with it.
+local function open_holds(tail, first)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
-  local position, _, counts, epoch, at, skew = #tail - size + 1
-  if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
-    fail(key)
+  local position, _, counts, epoch, at, skew = math.max(#tail - size + 1, 0)
+  if count < 1 or position == 0 or string.byte(tail, position) ~= 72
+    or string.byte(tail, position + 1) % 16 ~= count then
+    fail(key, first .. string.sub(tail, position, position))
   end
   _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
   local slots = {}

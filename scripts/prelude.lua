@@ -25,11 +25,23 @@ local unpack = table.unpack or unpack -- in Lua 5.4, or 5.1
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
--- Reports a value that another program wrote to the key, or a state in another form.
-local FOREIGN = ' holds no state of this limiter'
+local forms -- the letters of the states of an algorithm; see state.lua
 local UNDECIDED = ' cannot be decided about; delete it: ' -- another error of this script
-local function fail(key)
-  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+
+-- Reports a value that cannot be read. `letters` are the bytes where letters of forms stand: if not
+-- given, the first byte of the state. An upper-case letter that no form has is of another version,
+-- whose counts must stay; all else, another program has written, or it is damaged.
+local function fail(key, letters)
+  if not letters then
+    local head = call('GETRANGE', key, '0', '8')
+    letters = string.match(head, '^B.......(.)') or string.sub(head, 1, 1)
+  end
+  if string.find(letters, '[^%UBH' .. forms .. ']') then
+    error('VERSION the key ' .. key .. ' cannot be read: its state was written by a newer version '
+      .. 'of this crate, or by an older one, and was not changed; finish the deployment, or wait '
+      .. 'until an older state expires', 0)
+  end
+  error('ERR the key ' .. key .. ' holds no state of this limiter: delete it', 0)
 end
 
 -- Returns the reply for a key. This error of Lua, or of a command, has ended the decision about it.
@@ -38,8 +50,8 @@ end
 local function failure(key, err)
   local text = type(err) == 'table' and err.err or err
   local of_command = string.match(text, '^@user_script: %d+: (.*)$')
-  if string.find(text, FOREIGN, 1, true) then
-    text = 'ERR ' .. text
+  if string.find(text, '^%u+ the key ') then -- as `fail` has written it
+    return {err = text}
   elseif string.find(text, 'WRONGTYPE', 1, true) then
     text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
   elseif of_command then

@@ -26,10 +26,13 @@ local function find_holds()
   if string.byte(found) ~= 72 and not is_longer then
     return
   end
-  local tail = get(most_text, '-1')
-  if string.byte(tail, -1) == 72 then
-    local state = open_holds(tail)
+  local tail, first = get(most_text, '-1'), string.sub(found, 1, 1)
+  local last = string.byte(tail, -1)
+  if last == 72 then
+    local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
+  elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
+    fail(key, first .. string.sub(tail, -1)) -- not the cost of a reservation
   end
 end
 

@@ -240,6 +240,9 @@ impl Error {
 fn store_failure(error: &StoreError) -> &'static str {
     match error.kind() {
         ErrorKind::Full => "the store of the rate limiter has no room for the key",
+        ErrorKind::OtherVersion => {
+            "the rate limiter cannot read the state of the key, which another version has written"
+        }
         _ => "the store of the rate limiter failed",
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     flags::Shared,
     limits,
     peek::{as_json, no_state},
-    report::{Failure, NO_STATE, is_seen, merged, readable, state_json, verdict},
+    report::{Failure, NO_STATE, Unreadable, is_seen, merged, readable, state_json, verdict},
     text::{number, time},
 };
 
@@ -93,29 +93,29 @@ impl Change {
 pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCode, Failure> {
     let limits = limits::limits(flags, true)?;
     let store = limits::store(flags)?;
-    let (mut peeked, mut damaged) = (vec![], vec![]);
+    let (mut peeked, mut unreadable) = (vec![], vec![]);
     for (name, limit) in &limits {
         let limiter = limit.limiter(name, store.clone());
         let limiter = limiter.map_err(|error| Failure::usage(error.to_string()))?;
         match readable(limiter.peek(key).await)? {
             Ok(before) => peeked.push((name, limit, limiter, before)),
-            Err(error) => damaged.push((name, limit, limiter, error)),
+            Err(error) => unreadable.push((name, limit, limiter, error)),
         }
     }
     let mut found = vec![];
     let mut code = ExitCode::SUCCESS;
-    let has_damaged = !damaged.is_empty();
-    for (name, limit, limiter, error) in damaged {
+    let has_unreadable = !unreadable.is_empty();
+    for (name, limit, limiter, Unreadable { is, error }) in unreadable {
         let is_reset = matches!(change, Change::Reset) && !flags.dry_run;
         if is_reset {
             limiter.reset(key).await?;
         }
         match (change, is_reset) {
             (Change::Reset, true) if !flags.json => {
-                println!("{name}: {key} is reset; it was damaged: {error}");
+                println!("{name}: {key} is reset; it was {is}: {error}");
             }
             (Change::Reset, false) if !flags.json => {
-                println!("{name}: {key} would be reset; now damaged: {error}");
+                println!("{name}: {key} would be reset; now {is}: {error}");
             }
             (Change::Reset, _) => {}
             _ => {
@@ -127,7 +127,7 @@ pub async fn run(flags: &Shared, change: Change, key: &Key<'_>) -> Result<ExitCo
             "error": error });
         found.push(as_json(name, limit, states));
     }
-    let seen = has_damaged || peeked.iter().any(|(.., before)| is_seen(before));
+    let seen = has_unreadable || peeked.iter().any(|(.., before)| is_seen(before));
     // Before a block, which is state, too.
     let warning = if seen { None } else { Some(no_state(flags, key, &limits).await?) };
     let mut may_be_remembered = false;

@@ -8,7 +8,10 @@ use tower_ratelimit::{Algorithm, Key, Quota, config::Limit};
 use crate::{
     flags::Shared,
     limits::{self, Named},
-    report::{Failure, NO_STATE, is_seen, limit_json, merged, readable, rest, state_json, verdict},
+    report::{
+        Failure, NO_STATE, Unreadable, is_seen, limit_json, merged, readable, rest, state_json,
+        verdict,
+    },
     text::{Tone, headings, table},
 };
 
@@ -25,7 +28,7 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
         "all back in",
     ])];
     let mut found = vec![];
-    let (mut seen, mut damaged) = (false, vec![]);
+    let (mut seen, mut unreadable) = (false, vec![]);
     for (name, limit) in &limits {
         let limiter =
             limit.limiter(name, store.clone()).map_err(|it| Failure::usage(it.to_string()))?;
@@ -40,10 +43,10 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
                 rows.push(cells.chain([verdict(&state)]).chain(rest(&state)).collect());
                 found.push(merged(limit_json(name, limit), state_json(&state)));
             }
-            Err(error) => {
-                rows.push(cells.chain([("damaged".to_owned(), Tone::Bad)]).collect());
+            Err(Unreadable { is, error }) => {
+                rows.push(cells.chain([(is.to_owned(), Tone::Bad)]).collect());
                 found.push(merged(limit_json(name, limit), json!({ "error": error })));
-                damaged.push(error);
+                unreadable.push(error);
             }
         }
     }
@@ -54,8 +57,8 @@ pub async fn run(flags: &Shared, key: &Key<'_>) -> Result<ExitCode, Failure> {
         ),
         false => print!("key {key}\n{}", table(&rows, &[4])),
     }
-    if !damaged.is_empty() {
-        damaged.iter().for_each(|error| eprintln!("error: {error}"));
+    if !unreadable.is_empty() {
+        unreadable.iter().for_each(|error| eprintln!("error: {error}"));
         return Ok(ExitCode::FAILURE);
     }
     if seen {

@@ -46,19 +46,33 @@ impl From<Error> for Failure {
     }
 }
 
-/// Texts in the errors about the value of one key.
-const DAMAGED: [&str; 2] = ["delete it", "WRONGTYPE"];
+/// The error about the value of one key.
+pub struct Unreadable {
+    /// [`DAMAGED`], or [`OF_ANOTHER_VERSION`].
+    pub is: &'static str,
+    pub error: String,
+}
 
-/// Separates the error about one key, which is damaged, from the errors of Redis, such as a
+pub const DAMAGED: &str = "damaged";
+pub const OF_ANOTHER_VERSION: &str = "of another version";
+
+/// Texts in the errors about a damaged key.
+const TEXTS: [&str; 2] = ["delete it", "WRONGTYPE"];
+
+/// Separates the error about one key, which cannot be read, from the errors of Redis, such as a
 /// permission that is missing.
-pub fn readable(peeked: Result<KeyState, Error>) -> Result<Result<KeyState, String>, Failure> {
+pub fn readable(peeked: Result<KeyState, Error>) -> Result<Result<KeyState, Unreadable>, Failure> {
     match peeked {
         Ok(state) => Ok(Ok(state)),
+        Err(Error::Store(error)) if error.kind() == ErrorKind::OtherVersion => {
+            let error = format!("{}; use the limitctl of the service's version", sources(&error));
+            Ok(Err(Unreadable { is: OF_ANOTHER_VERSION, error }))
+        }
         Err(Error::Store(error)) if error.kind() == ErrorKind::ErrorReply => {
-            let text = sources(&error);
-            match DAMAGED.iter().any(|it| text.contains(it)) {
-                true => Ok(Err(text)),
-                false => Err(Failure::new(text)),
+            let error = sources(&error);
+            match TEXTS.iter().any(|it| error.contains(it)) {
+                true => Ok(Err(Unreadable { is: DAMAGED, error })),
+                false => Err(Failure::new(error)),
             }
         }
         Err(error) => Err(error.into()),

@@ -10,7 +10,10 @@ use crate::{
     flags::Shared,
     limits::{self, sources},
     peek::as_json,
-    report::{Failure, is_seen, merged, readable, rest, state_json, verdict},
+    report::{
+        DAMAGED, Failure, OF_ANOTHER_VERSION, Unreadable, is_seen, merged, readable, rest,
+        state_json, verdict,
+    },
     text::{Tone, headings, number, table},
 };
 
@@ -21,8 +24,8 @@ const PEEKS: usize = 32;
 #[derive(Default)]
 struct Scanned {
     keys: BTreeMap<String, KeyState>,
-    /// The errors of keys that are damaged.
-    damaged: BTreeMap<String, String>,
+    /// The errors of keys that cannot be read.
+    unreadable: BTreeMap<String, Unreadable>,
     scans: usize,
     is_complete: bool,
 }
@@ -39,7 +42,7 @@ pub async fn run(
     let mut code = ExitCode::SUCCESS;
     for (name, limit) in &limits {
         let scanned = scan(&store, name, limit, max_keys, max_scans).await?;
-        if !scanned.damaged.is_empty() {
+        if !scanned.unreadable.is_empty() {
             code = ExitCode::FAILURE;
         }
         let all = scanned.keys.len();
@@ -52,11 +55,16 @@ pub async fn run(
                 .iter()
                 .map(|(key, it)| merged(json!({ "key": key }), state_json(it)))
                 .collect();
+            let errors = |is| -> BTreeMap<_, _> {
+                let those = scanned.unreadable.iter().filter(|(_, it)| it.is == is);
+                those.map(|(key, it)| (key, &it.error)).collect()
+            };
             let scan = json!({
                 "keys_with_state": all,
                 "scan_commands": scanned.scans,
                 "complete": scanned.is_complete,
-                "damaged": scanned.damaged,
+                "damaged": errors(DAMAGED),
+                "other_version": errors(OF_ANOTHER_VERSION),
                 "keys": keys,
             });
             found.push(as_json(name, limit, scan));
@@ -78,8 +86,8 @@ pub async fn run(
             }));
             print!("{}", table(&rows, &[2]));
         }
-        for (key, error) in &scanned.damaged {
-            eprintln!("error: {name}: {key} is damaged: {error}");
+        for (key, Unreadable { is, error }) in &scanned.unreadable {
+            eprintln!("error: {name}: {key} is {is}: {error}");
         }
     }
     if flags.json {
@@ -100,7 +108,7 @@ async fn scan(
     let mut scan = store.scan(name, limit.algorithm());
     let mut scanned = Scanned::default();
     let mut peeks = JoinSet::new();
-    while scanned.scans < max_scans && scanned.keys.len() + scanned.damaged.len() < max_keys {
+    while scanned.scans < max_scans && scanned.keys.len() + scanned.unreadable.len() < max_keys {
         let step = scan.next().await;
         let Some(keys) = step.map_err(|error| Failure::new(sources(&error)))? else {
             scanned.is_complete = true;
@@ -137,7 +145,7 @@ fn add(
         // A key whose quota is restored expires a little later.
         Ok(state) if !is_seen(&state) => {}
         Ok(state) => drop(scanned.keys.insert(key, state)),
-        Err(error) => drop(scanned.damaged.insert(key, error)),
+        Err(error) => drop(scanned.unreadable.insert(key, error)),
     }
     Ok(())
 }

@@ -347,6 +347,46 @@ async fn a_damaged_key_does_not_hide_the_others() {
 }
 
 #[tokio::test]
+async fn a_state_of_another_version_is_named_and_only_a_reset_deletes_it() {
+    let site = Site::new();
+    let api = site.api();
+    let _ = api.check("old").await.unwrap();
+    let name = "ratelimit:api:token-bucket:{new}";
+    let mut connection = site.server.connection();
+    redis::cmd("SET").arg(name).arg("Znew").arg("EX").arg(600).exec(&mut connection).unwrap();
+    damage(&site, "broken");
+    let words = ["written by a newer version", "use the limitctl of the service's version"];
+    let is_named = |text: &str| words.iter().all(|word| text.contains(word));
+
+    let found = site.run(&["--limit", "api", "peek", "text:new"]);
+    assert_eq!(found.code, 1);
+    assert!(found.text.contains("3/h    of another version"), "{}", found.text);
+    assert!(is_named(&found.errors) && !found.errors.contains("delete"), "{}", found.errors);
+    let found = site.run(&["--limit", "api", "top"]);
+    assert_eq!(found.code, 1);
+    assert!(found.text.contains("\nold "), "{}", found.text);
+    assert!(found.errors.contains("api: new is of another version: "), "{}", found.errors);
+    assert!(found.errors.contains("api: broken is damaged: "), "{}", found.errors);
+    let json = site.run(&["--limit", "api", "--json", "top"]).json();
+    let [damaged, other] = ["damaged", "other_version"].map(|name| &json["limits"][0][name]);
+    assert!(damaged["broken"].is_string() && damaged["new"].is_null(), "{json}");
+    assert!(is_named(other["new"].as_str().unwrap()) && other["broken"].is_null(), "{json}");
+    for change in [&["block", "--for", "1h"][..], &["unblock"], &["--dry-run", "reset"]] {
+        let found = site.run(&[&["--limit", "api"], change, &["text:new"]].concat());
+        let is_dry = change.contains(&"reset");
+        assert_eq!(found.code, i32::from(!is_dry), "{found:?}");
+        assert!(is_named(if is_dry { &found.text } else { &found.errors }), "{found:?}");
+        let value: String = redis::cmd("GET").arg(name).query(&mut connection).unwrap();
+        assert_eq!(value, "Znew", "{change:?}");
+    }
+    let reset = site.run(&["--limit", "api", "reset", "text:new"]);
+    assert_eq!(reset.code, 0, "{}", reset.errors);
+    let is = "api: new is reset; it was of another version: ";
+    assert!(reset.text.starts_with(is), "{}", reset.text);
+    assert!(api.check("new").await.unwrap().is_allowed());
+}
+
+#[tokio::test]
 async fn a_limit_with_damaged_keys_alone_does_not_hide_other_limits() {
     let site = Site::new();
     let login = Limiter::new("login", site.store(), Algorithm::sliding_log(), Quota::per_hour(5));

@@ -10,7 +10,7 @@ local function read(found)
   end
   local letter, counts = string.byte(found, 1, 2)
   local count = (counts or 0) % 16
-  if letter ~= 72 or #found ~= 25 + 14 * count then
+  if letter ~= 72 or #found ~= 25 + 14 * count or string.byte(found, -1) ~= 72 then
     return
   end
   local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', found)

@@ -4,6 +4,7 @@
 --         window, the count of the window of `last`, or of the current one if that is newer, the
 --         window that this was counted with
 -- params  'F', then doubles: {limit, window}
+forms = 'F'
 local STATE, size = '<BI7I7I7I6', 28
 local limit, window = struct.unpack('<dd', params, 2)
 -- ENGINE

@@ -21,14 +21,16 @@ local function read(key)
   end
 end
 
--- Returns the instant of the newest reservation; none if no request waits.
+-- Returns the instant of the newest reservation; none if no request waits. Returns, too, whether
+-- something else stands behind the state.
 local function newest_reservation(key, value)
+  local is_other = #value < PAGE and math.max(#value - 2 * size, 1) % 16 > 0
   if #value == PAGE then
     value = call('GETRANGE', key, '-16', '-1')
   end
   if #value >= 16 and #value ~= size then
-    local instant = struct.unpack('<d', value, #value - 15)
-    return instant > now and instant
+    local instant, cost = struct.unpack('<dd', value, #value - 15)
+    return instant > now and instant, is_other or not (cost >= 1 and cost <= 2 ^ 53)
   end
 end
 
@@ -99,7 +101,10 @@ local function fast(key, _, runs)
     return
   end
   local expires = round_up(at + math.ceil(debt / lump), old_grain)
-  local newest = newest_reservation(key, value)
+  local newest, is_other = newest_reservation(key, value)
+  if is_other then
+    return
+  end
   local before, entries = math.max(debt - (now - at) * lump, 0), {}
   at, debt = now, before
   for _, run in ipairs(runs) do

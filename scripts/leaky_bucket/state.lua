@@ -12,6 +12,7 @@
 -- `limit` is the burst. `debt` is in parts: `unit` parts are one request of cost 1; `lump` parts
 -- flow out in a microsecond. 2^exponent us is the power of two that is at most the time of a full
 -- drain.
+forms = 'LM'
 local STATE, size, size_text = '<BI7I7I7I6I4I3B', 36, '36'
 local BEYOND, BEYOND_SIZE = '<BI7I7I7I6I4I3I7', 42
 local form -- 76, or 77 for the second one; none for a new key

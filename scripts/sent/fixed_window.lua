@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 51137cb823ccc7b142149c65b5ba2254f1fe89c9
+-- EVALSHA names the text below this line d7f657cf1e445945ee29436d9d264fc0e9a81a83
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -14,17 +14,27 @@ local unpack = table.unpack or unpack
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local FOREIGN = ' holds no state of this limiter'
+local forms
 local UNDECIDED = ' cannot be decided about; delete it: '
-local function fail(key)
-  error('the key ' .. key .. FOREIGN .. ': delete it', 0)
+
+local function fail(key, letters)
+  if not letters then
+    local head = call('GETRANGE', key, '0', '8')
+    letters = string.match(head, '^B.......(.)') or string.sub(head, 1, 1)
+  end
+  if string.find(letters, '[^%UBH' .. forms .. ']') then
+    error('VERSION the key ' .. key .. ' cannot be read: its state was written by a newer version '
+      .. 'of this crate, or by an older one, and was not changed; finish the deployment, or wait '
+      .. 'until an older state expires', 0)
+  end
+  error('ERR the key ' .. key .. ' holds no state of this limiter: delete it', 0)
 end
 
 local function failure(key, err)
   local text = type(err) == 'table' and err.err or err
   local of_command = string.match(text, '^@user_script: %d+: (.*)$')
-  if string.find(text, FOREIGN, 1, true) then
-    text = 'ERR ' .. text
+  if string.find(text, '^%u+ the key ') then
+    return {err = text}
   elseif string.find(text, 'WRONGTYPE', 1, true) then
     text = 'WRONGTYPE the key ' .. key .. ' holds another type of value: delete it'
   elseif of_command then
@@ -77,6 +87,7 @@ local lifetime, grid = 0, 0
 if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
+forms = 'F'
 local STATE, size = '<BI7I7I7I6', 28
 local limit, window = struct.unpack('<dd', params, 2)
 
@@ -120,12 +131,13 @@ local function packed_holds(count)
   return table.concat(parts) .. struct.pack('<BB', count, 72)
 end
 
-local function open_holds(tail)
+local function open_holds(tail, first)
   local count = string.byte(tail, -2) or 0
   local size = HELD_SIZE + SLOT_SIZE * count
-  local position, _, counts, epoch, at, skew = #tail - size + 1
-  if count < 1 or size > #tail or string.byte(tail, position) ~= 72 then
-    fail(key)
+  local position, _, counts, epoch, at, skew = math.max(#tail - size + 1, 0)
+  if count < 1 or position == 0 or string.byte(tail, position) ~= 72
+    or string.byte(tail, position + 1) % 16 ~= count then
+    fail(key, first .. string.sub(tail, position, position))
   end
   _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
   local slots = {}
@@ -289,9 +301,10 @@ local function open_block(letter)
   end
   local ends = 0
   if letter == 66 then
-    local head, last = call('GETRANGE', key, '0', '7'), call('GETRANGE', key, '-1', '-1')
-    if #head < 8 or string.byte(head) ~= 66 or last ~= 'B' then
-      fail(key)
+    local head, last = call('GETRANGE', key, '0', '8'), call('GETRANGE', key, '-1', '-1')
+    local letters = string.sub(head, 1, 1) .. last
+    if #head < 9 or letters ~= 'BB' then
+      fail(key, letters)
     end
     ends = struct.unpack('<I7', head, 2)
     if can_be_denied and ends - now > max_wait then
@@ -435,10 +448,13 @@ local function find_holds()
   if string.byte(found) ~= 72 and not is_longer then
     return
   end
-  local tail = get(most_text, '-1')
-  if string.byte(tail, -1) == 72 then
-    local state = open_holds(tail)
+  local tail, first = get(most_text, '-1'), string.sub(found, 1, 1)
+  local last = string.byte(tail, -1)
+  if last == 72 then
+    local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
+  elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
+    fail(key, first .. string.sub(tail, -1))
   end
 end
 
@@ -915,8 +931,8 @@ end
 
 if action == 'release' then
   key = KEYS[1]
-  engine().decide_all({{count = 1}})
-  return {now}
+  local ok, err = pcall(engine().decide_all, {{count = 1}})
+  return ok and {now} or failure(key, err)
 end
 
 local function read(found)

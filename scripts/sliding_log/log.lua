@@ -14,7 +14,7 @@ local function load()
     tail = get(tail_text, '-1')
   end
   if not held and string.byte(tail, -1) == 72 then
-    open_holds(string.sub(tail, -MOST_SIZE))
+    open_holds(string.sub(tail, -MOST_SIZE), '')
     tail = get(tail_text, '-1')
   end
   found, stale, committed, merges = tail ~= '', false, false, false
@@ -23,7 +23,7 @@ local function load()
   if not found then
     return
   elseif not read_foot(tail) then
-    fail(key)
+    fail(key, string.match(string.sub(tail, -1), '%u') or get('0', '0'))
   end
   first_read = math.max(length - PAGE, 0)
   last = instant_of(length - 1)

@@ -7,6 +7,7 @@
 --         'X': the same, with a sum and counts of 7 bytes, once a count does not fit in four bytes
 -- params  'W', then doubles: {limit, window, buckets}
 -- Inside, one microsecond is `buckets` parts, so that a sub-window is `window` parts.
+forms = 'WX'
 local limit, window, buckets = struct.unpack('<ddd', params, 2)
 local MAX_COUNT, MAX_NARROW = 2 ^ 46, 2 ^ 32 - 1
 local NARROW, WIDE = 87, 88

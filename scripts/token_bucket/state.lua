@@ -17,6 +17,7 @@
 -- `limit` is the burst. `debt` and `lump` are in parts of a token, `unit` parts to a token.
 -- `max_debt` is the most that is counted in parts; `beyond` are whole units beyond it (see
 -- debt.lua). 2^exponent us is the power of two that is at most the time of a whole refill.
+forms = 'TUVX'
 local SHORT = '<BI7I7I6I4B'
 local limit, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
   struct.unpack('<ddddddd', params, 2)

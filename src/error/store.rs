@@ -33,6 +33,10 @@ pub enum ErrorKind {
     CircuitOpen,
     /// The server answered with an error.
     ErrorReply,
+    /// Another version of this crate has written the state of the key, in a form that this version
+    /// does not know. Nothing was changed. It lasts until all processes run one version, or until
+    /// the state of an older one expires.
+    OtherVersion,
     /// The store in memory has no room for another key.
     Full,
     /// Another failure: most often, the server cannot be reached, or rejects the login.
@@ -41,17 +45,18 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Timeout,
         Self::Interrupted,
         Self::CircuitOpen,
         Self::ErrorReply,
+        Self::OtherVersion,
         Self::Full,
         Self::Other,
     ];
 
     /// Returns the name, as in a label: `timeout`, `interrupted`, `circuit_open`, `error_reply`,
-    /// `full` or `other`.
+    /// `other_version`, `full` or `other`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -59,6 +64,7 @@ impl ErrorKind {
             Self::Interrupted => "interrupted",
             Self::CircuitOpen => "circuit_open",
             Self::ErrorReply => "error_reply",
+            Self::OtherVersion => "other_version",
             Self::Full => "full",
             Self::Other => "other",
         }

@@ -103,9 +103,9 @@ pub enum Event<'a> {
     },
     /// All units of an ended permit count as used, instead of those that were. Its end did not
     /// reach the store before the hold expired, or before the store was dropped. Or the reply was
-    /// lost, or too many ends were waiting for the store. Until the hold expires, the units stay
-    /// held. If the store executed an end whose reply was lost, the unused
-    /// units are returned all the same. Units that count [at a
+    /// lost, too many ends were waiting for the store, or another version has written the state of
+    /// the key. Until the hold expires, the units stay held. If the store executed an end whose
+    /// reply was lost, the unused units are returned all the same. Units that count [at a
     /// time](crate::Algorithm::Concurrency) are only held for too long.
     #[non_exhaustive]
     HoldUnsettled {

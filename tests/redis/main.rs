@@ -25,3 +25,4 @@ mod sentinel;
 mod store;
 mod tls;
 mod url;
+mod versions;

@@ -74,6 +74,7 @@ impl ExplainedError {
             () if error.is_timeout() => ErrorKind::Timeout,
             () if error.is_interrupted() => ErrorKind::Interrupted,
             () if error.is_circuit_open() => ErrorKind::CircuitOpen,
+            () if error.redis().is_some_and(is_of_other_version) => ErrorKind::OtherVersion,
             () if error.is_error_reply() => ErrorKind::ErrorReply,
             () => ErrorKind::Other,
         };
@@ -184,7 +185,14 @@ const KEY_ERRORS: [&str; 3] =
 /// contain the key.
 pub(super) fn is_of_one_key(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
-    error.code() == Some("WRONGTYPE") || KEY_ERRORS.iter().any(|text| detail.contains(text))
+    error.code() == Some("WRONGTYPE")
+        || is_of_other_version(error)
+        || KEY_ERRORS.iter().any(|text| detail.contains(text))
+}
+
+/// Returns whether a script has found a state in a form that it does not know.
+fn is_of_other_version(error: &RedisError) -> bool {
+    error.code() == Some("VERSION")
 }
 
 pub(super) fn status_of(state: ServerState) -> Status {

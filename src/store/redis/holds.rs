@@ -439,15 +439,21 @@ impl Keeper {
     fn failed(&self, sent: Sent, may_have_run: bool) {
         match sent {
             // A renewal can be repeated: the units are found by the old receipt, too. But if the
-            // state is lost and so is the reply, each one holds them again, so not at once.
+            // state is lost and so is the reply, each one holds them again, so not at once. A hold
+            // that has expired is renewed rarely: another version can have written the state.
             Sent::Renewal(Renewal { id, .. }) => {
                 let holds = &mut *lock(&self.0.holds);
                 let now = Instant::now();
                 let left = holds.live.get(&id).map_or(PAUSE, |live| live.expires - now);
-                let pause = if may_have_run { left / 4 } else { PAUSE };
+                let pause = match may_have_run {
+                    true if left.is_zero() => ANSWER_TIMEOUT,
+                    true => left / 4,
+                    false => PAUSE,
+                };
                 holds.renew_at(id, now + pause.max(PAUSE));
             }
-            // Repeated, an end would take the units of another hold.
+            // Repeated, an end would take the units of another hold. In a state that another version
+            // has written, it would not be found later, either: the drop reports it.
             Sent::End(_) if may_have_run => {}
             Sent::End(end) => {
                 self.queue(end);

@@ -2,8 +2,8 @@
 //! `instructions.sh` starts it, and divides the counts by the number of requests.
 //!
 //! For each row it prints a line: the number of the row whose instructions are to be subtracted, 0
-//! for none, the number of requests, and the name. With arguments, it runs only the rows whose names
-//! contain one of them.
+//! for none, the number of requests, and the name. With arguments, it runs only the rows whose
+//! names contain one of them.
 
 use std::{convert::Infallible, env, hint::black_box, net::SocketAddr, sync::Arc, time::Duration};
 
