@@ -8,12 +8,12 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, LONGEST_BLOCK, Params, Refill, Release,
-        State,
+        State, arithmetic::ceil_div,
     },
-    backends::{Backend, RedisServer, Scripted, check, settled},
+    backends::{Backend, RedisServer, START, Scripted, check, settled},
     contract::all_with,
 };
-use crate::quota::{LONGEST_REFILL, MAX_UNITS, Quota};
+use crate::quota::{MAX_UNITS, Quota};
 
 #[derive(Clone, Debug)]
 pub(super) struct Step {
@@ -32,21 +32,21 @@ pub(super) struct Step {
 
 impl Step {
     /// The time that passes before the step, in microseconds; `goes_back`: if it may be negative.
-    pub(super) fn ahead(&self, params: &Params, goes_back: bool) -> f64 {
+    pub(super) fn ahead(&self, params: &Params, goes_back: bool) -> i64 {
         let (window, _) = window_and_max_cost(params);
-        let ahead = (window * f64::from(self.ahead.0) / 1e3).floor() + f64::from(self.ahead.1);
-        if goes_back { ahead } else { ahead.max(0.0) }
+        let ahead = (window * i64::from(self.ahead.0)).div_euclid(1_000) + i64::from(self.ahead.1);
+        if goes_back { ahead } else { ahead.max(0) }
     }
 
     /// Takes the units to release out of the `admitted` instants and costs.
-    pub(super) fn releases(&self, admitted: &mut Vec<(f64, f64)>) -> Vec<Release> {
+    pub(super) fn releases(&self, admitted: &mut Vec<(i64, i64)>) -> Vec<Release> {
         let mut releases = vec![];
         for (which, quarters) in &self.releases {
             if admitted.is_empty() {
                 break;
             }
             let (instant, cost) = admitted.swap_remove(which.index(admitted.len()));
-            let units = (cost * f64::from(*quarters) / 4.0).ceil();
+            let units = ceil_div(cost * i64::from(*quarters), 4);
             releases.push(Release { instant: Some(instant), units });
             if units < cost {
                 admitted.push((instant, cost - units));
@@ -55,25 +55,25 @@ impl Step {
         releases
     }
 
-    pub(super) fn decide(&self, params: &Params, now: f64) -> EngineRequest {
+    pub(super) fn decide(&self, params: &Params, now: i64) -> EngineRequest {
         let (window, max_cost) = window_and_max_cost(params);
         let cost = match self.cost {
-            Ok(cost) => f64::from(cost).min(max_cost),
-            Err(part) => (max_cost * f64::from(part) / 1e3).ceil(),
+            Ok(cost) => i64::from(cost).min(max_cost),
+            Err(part) => ceil_div(max_cost * i64::from(part), 1_000),
         };
         let max_wait = self
             .max_wait
-            .map_or(params.default_wait(), |wait| (window * wait as f64 / 1e3).floor())
+            .map_or(params.default_wait(), |wait| window.saturating_mul(wait as i64) / 1_000)
             .min(if self.action.blocks() { LONGEST_BLOCK } else { params.max_reservable() });
         let action = lasting(self.action, max_wait);
-        EngineRequest { action, cost, max_wait, now, admission: None, blocked: 0.0 }
+        EngineRequest { action, cost, max_wait, now, admission: None, blocked: 0 }
     }
 }
 
 /// The action; a block of this duration.
-pub(super) fn lasting(action: Action, duration: f64) -> Action {
+pub(super) fn lasting(action: Action, duration: i64) -> Action {
     match action {
-        Action::Block { .. } => Action::Block { duration: duration as u64 },
+        Action::Block { .. } => Action::Block { duration },
         action => action,
     }
 }
@@ -121,8 +121,7 @@ pub(super) fn large() -> impl Strategy<Value = u64> {
         Just(15_000_000_000),
         Just(50_000_000_000),
         Just(1_000_000_000_000),
-        (32_u32..46, 0.0..1.0)
-            .prop_map(|(bits, part)| ((1.0 + part) * 2_f64.powi(bits as i32)) as u64),
+        (32_u32..46).prop_flat_map(|bits| 1_u64 << bits..2 << bits),
         Just(MAX_UNITS),
     ]
 }
@@ -201,18 +200,18 @@ fn params_with<Q: Strategy<Value = Quota>>(
 }
 
 /// The time in which a used-up quota is full again, and the largest cost that can be granted.
-pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
+pub(super) fn window_and_max_cost(params: &Params) -> (i64, i64) {
     let args = params.args();
     let window = match params {
         Params::TokenBucket(_) => {
             let [burst, _, unit, period, lump, ..] = args[..] else { unreachable!() };
-            (burst * unit / lump * period).min(3e13)
+            burst * unit / lump * period
         }
-        Params::LeakyBucket(_) => (args[0] * args[1] / args[2]).min(3e13),
+        Params::LeakyBucket(_) => args[0] * args[1] / args[2],
         Params::Concurrency(_) => 1e6,
         _ => args[1],
     };
-    (window, params.max_cost())
+    (window.min(3e13) as i64, params.max_cost())
 }
 
 #[test]
@@ -280,8 +279,8 @@ pub(super) fn goes_back<'a>(steps: impl IntoIterator<Item = &'a Step>) -> bool {
 
 /// With a `steady` clock and quota, all laws hold at every step.
 fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady: bool) {
-    let mut twin = State::Initial;
-    let mut now = 1.7e15;
+    let mut twin = State::default();
+    let mut now = START;
     let mut current = 0;
     let mut admitted = vec![];
     let goes_back = !steady && goes_back(steps);
@@ -293,9 +292,9 @@ fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady:
         now += step.ahead(params, goes_back);
 
         let (bytes, expiry) = (scripted.bytes(), scripted.expiry());
-        let expired = expiry.is_some_and(|expiry| expiry * 1e3 <= now);
+        let expired = expiry.is_some_and(|expiry| expiry * 1_000 <= now);
         if expired {
-            twin = State::Initial;
+            twin = State::default();
         }
         let before = twin.clone();
         let releases = step.releases(&mut admitted);
@@ -316,7 +315,7 @@ fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady:
         let before = (!expired).then_some((bytes, expiry));
         let limits = if steady { &limits[..1] } else { &limits[..] };
         check_writes(scripted, limits, before, (&request, &reply), !goes_back);
-        if steady && reply.blocked == 0.0 {
+        if steady && reply.blocked == 0 {
             laws(params, &twin, request, reply);
         }
     }
@@ -328,21 +327,21 @@ fn history(scripted: &mut Scripted, limits: [Params; 2], steps: &[Step], steady:
 fn check_writes(
     scripted: &mut Scripted,
     limits: &[Params],
-    before: Option<(Option<Vec<u8>>, Option<f64>)>,
+    before: Option<(Option<Vec<u8>>, Option<i64>)>,
     (request, reply): (&EngineRequest, &EngineReply),
     is_forward: bool,
 ) {
     let writes = request.action.commits() && reply.admitted;
     if writes {
         let expiry = scripted.expiry().expect("each key expires");
-        let late = expiry - ((request.now + reply.reset) / 1e3).ceil();
+        let late = expiry - ceil_div(request.now + reply.reset, 1_000);
         // Up to the time in which an empty bucket refills, by the quota that set the expiry.
-        let mut max = limits.iter().map(max_lateness).fold(0.0, f64::max);
+        let mut max = limits.iter().map(max_lateness).fold(0.0, f64::max).ceil() as i64;
         // A longer time than a century is not known exactly: the key may stay twice as long.
-        if reply.reset >= LONGEST_REFILL as f64 {
-            max += reply.reset / 1e3;
+        if reply.reset >= LONGEST_BLOCK {
+            max += ceil_div(reply.reset, 1_000);
         }
-        assert!((0.0..=max.ceil()).contains(&late), "{late} ms too late");
+        assert!((0..=max).contains(&late), "{late} ms too late");
     }
     if request.action == Action::Peek || is_forward && request.action.commits() && !writes {
         assert!(before.is_none_or(|before| before == (scripted.bytes(), scripted.expiry())));
@@ -383,13 +382,13 @@ pub(super) fn same_states(
     scripted: &mut Scripted,
     params: &Params,
     twin: &State,
-    now: f64,
+    now: i64,
     context: &str,
 ) {
     let state = scripted.state(params);
     let gone = |state: &State| {
         let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
-        state.clone().decide(params, peek).reset == 0.0
+        state.clone().decide(params, peek).reset == 0
     };
     if settled(state.clone(), now, params) != settled(twin.clone(), now, params) {
         assert!(gone(&state) && gone(twin), "{params:?} {context}\n{state:?}\n{twin:?}");
@@ -397,46 +396,44 @@ pub(super) fn same_states(
 }
 
 fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineReply) {
-    let later = |time: f64, request: EngineRequest| {
+    let later = |time: i64, request: EngineRequest| {
         after.clone().decide(params, EngineRequest { now: request.now + time, ..request })
     };
     let checking = EngineRequest { action: Action::Check, ..request };
 
-    if reply.reset >= LONGEST_REFILL as f64 {
+    if reply.reset >= LONGEST_BLOCK {
         return; // lower bounds: longer times than a century are not known exactly
     }
     if request.action == Action::Check && !reply.admitted {
-        assert!(later(reply.wait, checking).admitted, "retry_after is too short");
-        assert!(!later(reply.wait - 1.0, checking).admitted, "retry_after is too long");
+        assert!(later(reply.known_wait(), checking).admitted, "retry_after is too short");
+        assert!(!later(reply.known_wait() - 1, checking).admitted, "retry_after is too long");
     }
 
-    let one = EngineRequest { cost: 1.0, max_wait: params.default_wait(), ..checking };
+    let one = EngineRequest { cost: 1, max_wait: params.default_wait(), ..checking };
     let mut state = after.clone();
-    for _ in 0..reply.remaining.min(40.0) as u32 {
+    for _ in 0..reply.remaining.min(40) as u32 {
         assert!(state.decide(params, one).admitted, "remaining is too large");
     }
-    if reply.remaining <= 40.0 {
+    if reply.remaining <= 40 {
         let next = state.decide(params, one);
         assert!(!next.admitted, "remaining is too small");
     }
 
-    if reply.replenish > 0.0 {
+    if reply.replenish > 0 {
         let peek = EngineRequest { action: Action::Peek, ..one };
         assert!(later(reply.replenish, peek).remaining > reply.remaining);
-        assert!(later(reply.replenish - 1.0, peek).remaining <= reply.remaining);
+        assert!(later(reply.replenish - 1, peek).remaining <= reply.remaining);
     }
 
     let fresh =
-        State::Initial.decide(params, EngineRequest { now: request.now + reply.reset, ..one });
+        State::default().decide(params, EngineRequest { now: request.now + reply.reset, ..one });
     let mut reset = after.clone();
     assert_eq!(
         reset.decide(params, EngineRequest { now: request.now + reply.reset, ..one }),
         fresh
     );
-    if reply.reset > 0.0 {
-        assert!(
-            later(reply.reset - 1.0, EngineRequest { action: Action::Peek, ..one }).reset > 0.0
-        );
+    if reply.reset > 0 {
+        assert!(later(reply.reset - 1, EngineRequest { action: Action::Peek, ..one }).reset > 0);
     }
 }
 
@@ -444,16 +441,20 @@ fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineRep
 fn a_clock_that_steps_back_admits_nothing_extra_and_does_not_extend_a_denial() {
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
-        for back in [1.0, 1e3, 5e5, 1e6, 1e9] {
-            let mut state = State::Initial;
-            let start = 1.7e15;
+        for back in [1, 1_000, 500_000, 1_000_000, 1_000_000_000] {
+            let mut state = State::default();
+            let start = START;
             while state.decide(&params, check(1, start)).admitted {}
             let denied = state.decide(&params, check(1, start));
             let after = state.decide(&params, check(1, start - back));
             assert!(!after.admitted, "{algorithm} admits extra after a step of {back} us");
-            assert_eq!(after.wait, denied.wait, "{algorithm} counts time that did not pass");
-            assert!(after.wait <= 2e6, "{algorithm}");
-            let retry = state.decide(&params, check(1, start - back + after.wait));
+            assert_eq!(
+                after.known_wait(),
+                denied.known_wait(),
+                "{algorithm} counts time that did not pass"
+            );
+            assert!(after.known_wait() <= 2_000_000, "{algorithm}");
+            let retry = state.decide(&params, check(1, start - back + after.known_wait()));
             assert!(retry.admitted, "{algorithm} still denies after a step of {back} us");
         }
     }
@@ -467,11 +468,11 @@ fn a_state_that_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back()
         let mut scripted = Scripted::new(&server, "{key}");
         scripted.forget();
         let params = Params::new(algorithm, quota).unwrap();
-        let mut twin = State::Initial;
-        let reset = twin.clone().decide(&params, check(1, 1.7e15)).reset;
-        let steps = [(Action::Check, 0.0), (Action::Refund, reset), (Action::Check, reset - 3.0)];
+        let mut twin = State::default();
+        let reset = twin.clone().decide(&params, check(1, START)).reset;
+        let steps = [(Action::Check, 0), (Action::Refund, reset), (Action::Check, reset - 3)];
         for (action, at) in steps {
-            let request = EngineRequest { action, ..check(1, 1.7e15 + at) };
+            let request = EngineRequest { action, ..check(1, START + at) };
             both(&mut scripted, &mut twin, &params, request);
         }
     }
@@ -481,11 +482,11 @@ fn a_state_that_is_over_when_it_is_refunded_stays_over_if_the_clock_steps_back()
 fn a_peek_changes_nothing_even_if_the_state_is_over() {
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
-        let mut state = State::Initial;
-        let reset = state.decide(&params, check(1, 1.7e15)).reset;
+        let mut state = State::default();
+        let reset = state.decide(&params, check(1, START)).reset;
         let before = state.clone();
-        let peek = EngineRequest { action: Action::Peek, ..check(1, 1.7e15 + reset) };
-        assert_eq!(state.decide(&params, peek).reset, 0.0, "{algorithm}");
+        let peek = EngineRequest { action: Action::Peek, ..check(1, START + reset) };
+        assert_eq!(state.decide(&params, peek).reset, 0, "{algorithm}");
         assert_eq!(state, before, "{algorithm}");
     }
 }

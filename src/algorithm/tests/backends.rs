@@ -5,9 +5,11 @@ use std::{collections::VecDeque, time::Duration};
 
 use super::super::{
     Action, EngineReply, EngineRequest, HoldChange, HoldReply, Params, Release, State,
+    hold::{self, Held},
     model::Model,
     reservations::{Reservation, Reservations, Reserved, Waiting},
     sliding_log,
+    table::Spent,
 };
 use crate::{
     decision::{Outcome, Receipt},
@@ -26,13 +28,13 @@ pub(super) use server::RedisServer;
 pub(super) trait Backend {
     fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply;
 
-    fn release(&mut self, params: &Params, now: f64, releases: &[Release]);
+    fn release(&mut self, params: &Params, now: i64, releases: &[Release]);
 }
 
 /// A backend of an algorithm that can hold units.
 pub(super) trait Holds: Backend {
     /// Ends and renews holds of the key.
-    fn change_holds(&mut self, params: &Params, now: f64, changes: &[HoldChange])
+    fn change_holds(&mut self, params: &Params, now: i64, changes: &[HoldChange])
     -> Vec<HoldReply>;
 }
 
@@ -42,7 +44,7 @@ impl Backend for State {
         params.step(self, &request)
     }
 
-    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+    fn release(&mut self, params: &Params, now: i64, releases: &[Release]) {
         params.return_units(self, now, releases);
     }
 }
@@ -51,10 +53,12 @@ impl Holds for State {
     fn change_holds(
         &mut self,
         params: &Params,
-        now: f64,
+        now: i64,
         changes: &[HoldChange],
     ) -> Vec<HoldReply> {
-        params.change_holds(self, now, now, changes)
+        let mut replies = vec![];
+        params.change_holds(self, now, now, changes, |reply| replies.push(reply));
+        replies
     }
 }
 
@@ -127,7 +131,7 @@ impl Scripted {
     }
 
     /// The instant at which the key expires, in milliseconds.
-    pub(super) fn expiry(&mut self) -> Option<f64> {
+    pub(super) fn expiry(&mut self) -> Option<i64> {
         let expiry = format!("{}:expiry", self.key);
         redis::cmd("GET").arg(expiry).query(&mut self.connection).unwrap()
     }
@@ -139,42 +143,45 @@ impl Scripted {
 
     /// The state in the form of the twin.
     pub(super) fn state(&mut self, params: &Params) -> State {
-        self.bytes().map_or(State::Initial, |text| state(&text, params))
+        self.bytes().map_or(State::default(), |text| state(&text, params))
     }
 }
 
 fn state(text: &[u8], params: &Params) -> State {
     if let [b'B', block @ .., b'B'] = text {
         let (ends, text) = block.split_at(7);
-        let state = if text.is_empty() { State::Initial } else { state(text, params) };
-        return params.blocked(state, integer(ends));
+        let state = if text.is_empty() { State::default() } else { state(text, params) };
+        return State { blocked_until: integer(ends), ..state };
     }
     if let [before @ .., count, b'H'] = text
         && let Some(length) = text.len().checked_sub(25 + 14 * usize::from(*count))
         && before.get(length) == Some(&b'H')
     {
         let (before, held) = text.split_at(length);
-        let beside = if before.is_empty() { State::Initial } else { state(before, params) };
-        return params.with_holds(held, beside);
+        let beside = if before.is_empty() { State::default() } else { state(before, params) };
+        let (held, rest) = hold::decode(held).expect("what is held");
+        assert!(rest.is_empty(), "{rest:?} behind what is held");
+        return State { held, ..beside };
     }
-    match params {
-        Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 28))),
+    let spent = match params {
+        Params::FixedWindow(_) => Spent::FixedWindow(reserved(text, 28)),
         Params::TokenBucket(_) => {
             let size = if text[0] == b'T' { 26 } else { 41 };
-            State::TokenBucket(Some(reserved(text, size)))
+            Spent::TokenBucket(reserved(text, size))
         }
         Params::LeakyBucket(_) => {
             let size = if text[0] == b'L' { 36 } else { 42 };
-            State::LeakyBucket(Some(reserved(text, size)))
+            Spent::LeakyBucket(reserved(text, size))
         }
         Params::SlidingWindow(_) => {
             let counts = usize::from(text[1]) + 1;
             let size = if text[0] == b'W' { 35 + 4 * counts } else { 37 + 7 * counts };
-            State::SlidingWindow(Some(reserved(text, size)))
+            Spent::SlidingWindow(reserved(text, size))
         }
-        Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
+        Params::SlidingLog(_) => Spent::SlidingLog(Reserved::new(log(text))),
         Params::Concurrency(_) => panic!("a state: {text:?}"),
-    }
+    };
+    State { spent, ..State::default() }
 }
 
 fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {
@@ -192,12 +199,12 @@ fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {
     let [at, skew, window, sum, dead, gone, length, oldest_at, oldest_cost] = foot;
     let entry = |bytes: &[u8]| (integer(&bytes[..7]), integer(&bytes[7..]));
     let entries: Vec<_> = entries.chunks(entry_size).map(entry).collect();
-    assert_eq!(entries.len() as f64, length);
+    assert_eq!(entries.len() as i64, length);
     let stored = &entries[gone as usize..];
-    assert_eq!(stored.iter().filter(|(_, cost)| *cost == 0.0).count() as f64, dead);
+    assert_eq!(stored.iter().filter(|(_, cost)| *cost == 0).count() as i64, dead);
     assert_eq!(stored[0], (oldest_at, oldest_cost), "the oldest entry");
     // The twin drops dead entries immediately.
-    let living: VecDeque<_> = stored.iter().copied().filter(|(_, cost)| *cost > 0.0).collect();
+    let living: VecDeque<_> = stored.iter().copied().filter(|(_, cost)| *cost > 0).collect();
     assert_eq!(stored.last().unwrap().0, living.back().unwrap().0, "a dead entry at the end");
     let state = sliding_log::SlidingLogState::new([at, skew, window], living);
     assert_eq!(state.sum, sum, "the sum");
@@ -206,10 +213,10 @@ fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {
 
 /// The state with past reservations made part of the base, with no reservations if no request
 /// waits, and without a block that is over: script and twin do all of that, at different times.
-pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
+pub(super) fn settled(mut state: State, now: i64, params: &Params) -> State {
     fn settle<S: Model>(
         Reserved { state, waiting }: &mut Reserved<S>,
-        now: f64,
+        now: i64,
         params: &S::Params,
     ) {
         // After the clock stepped back, both drop them with their next change.
@@ -221,32 +228,22 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
             reservations.base.advance(now);
         }
     }
-    match (&mut state, params) {
-        (State::Blocked(block), _) => {
-            block.state = settled(std::mem::take(&mut block.state), now, params);
-            return open(state, params, now);
-        }
-        (State::Held(held), _) => {
-            let beside = settled(std::mem::take(&mut held.state), now, params);
-            let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
-            let is_over = beside.clone().decide(params, peek).reset == 0.0;
-            held.state = if is_over { State::Initial } else { beside };
-        }
-        (State::FixedWindow(Some(state)), Params::FixedWindow(params)) => {
+    match (&mut state.spent, params) {
+        (Spent::FixedWindow(state), Params::FixedWindow(params)) => {
             settle(state, now, params);
         }
-        (State::SlidingWindow(Some(state)), Params::SlidingWindow(params)) => {
+        (Spent::SlidingWindow(state), Params::SlidingWindow(params)) => {
             settle(state, now, params);
         }
-        (State::TokenBucket(Some(state)), Params::TokenBucket(params)) => {
+        (Spent::TokenBucket(state), Params::TokenBucket(params)) => {
             settle(state, now, params);
         }
-        (State::LeakyBucket(Some(state)), Params::LeakyBucket(params)) => {
+        (Spent::LeakyBucket(state), Params::LeakyBucket(params)) => {
             settle(state, now, params);
         }
         // The twin merges what is granted at one instant, the script only most of it.
-        (State::SlidingLog(Some(Reserved { state, .. })), _) => {
-            let mut merged: VecDeque<(f64, f64)> = VecDeque::new();
+        (Spent::SlidingLog(Reserved { state, .. }), _) => {
+            let mut merged: VecDeque<(i64, i64)> = VecDeque::new();
             for (instant, cost) in state.entries.drain(..) {
                 match merged.back_mut() {
                     Some((last, sum)) if *last == instant => *sum += cost,
@@ -257,26 +254,27 @@ pub(super) fn settled(mut state: State, now: f64, params: &Params) -> State {
         }
         _ => {}
     }
+    open(state, params, now)
+}
+
+/// The state without a block that is over, and without units in a block or beside holds that do not
+/// count any more.
+pub(super) fn open(mut state: State, params: &Params, now: i64) -> State {
+    if state.blocked_until <= now {
+        state.blocked_until = 0;
+    }
+    if state.blocked_until > 0 || !matches!(state.held, Held::None) {
+        let mut beside = State { spent: state.spent.clone(), ..State::default() };
+        let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
+        if beside.decide(params, peek).reset == 0 {
+            state.spent = Spent::Nothing;
+        }
+    }
     state
 }
 
-/// The state without a block that is over, and without a state in the block that is over.
-pub(super) fn open(state: State, params: &Params, now: f64) -> State {
-    match state {
-        State::Blocked(block) if block.ends <= now => block.state,
-        State::Blocked(mut block) => {
-            let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
-            if block.state.clone().decide(params, peek).reset == 0.0 {
-                block.state = State::Initial;
-            }
-            State::Blocked(block)
-        }
-        state => state,
-    }
-}
-
-fn integer(bytes: &[u8]) -> f64 {
-    bytes.iter().rev().fold(0.0, |sum, byte| sum * 256.0 + f64::from(*byte))
+fn integer(bytes: &[u8]) -> i64 {
+    bytes.iter().rev().fold(0, |sum, byte| sum * 256 + i64::from(*byte))
 }
 
 /// Reads a head of this size, and the reservations behind it, if there are any.
@@ -287,7 +285,7 @@ fn reserved<S: Model>(text: &[u8], size: usize) -> Reserved<S> {
         let (base, entries) = tail.split_at(size);
         let entry = |bytes: &[u8]| {
             let number = |i: usize| f64::from_le_bytes(bytes[8 * i..][..8].try_into().unwrap());
-            Reservation { instant: number(0), cost: number(1) }
+            Reservation { instant: number(0) as i64, cost: number(1) as i64 }
         };
         assert!(!entries.is_empty() && entries.len() % 16 == 0, "{} bytes", entries.len());
         let entries = entries.chunks(16).map(entry).collect();
@@ -303,7 +301,7 @@ impl Backend for Scripted {
         eval_edited(&mut self.connection, &keys, &[*params], request, edit).0
     }
 
-    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+    fn release(&mut self, params: &Params, now: i64, releases: &[Release]) {
         let (mut command, script) = script::release_command(&self.key, params);
         command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
         let reply = eval_at(&mut self.connection, command, script, now);
@@ -315,7 +313,7 @@ impl Holds for Scripted {
     fn change_holds(
         &mut self,
         params: &Params,
-        now: f64,
+        now: i64,
         changes: &[HoldChange],
     ) -> Vec<HoldReply> {
         let (command, script) = script::change_holds(params, [(&*self.key, changes)].into_iter());
@@ -363,7 +361,7 @@ fn eval_edited(
     let (command, script) = script::decide(action, &limits);
     let reply = eval_text(connection, command, &edit(&script.text), now);
     let decided = script::read(&reply, action, &limits).unwrap();
-    assert_eq!(decided.now, now);
+    assert_eq!(decided.now as i64, now);
     (decided.reply, decided.limit)
 }
 
@@ -371,7 +369,7 @@ fn eval_edited(
 pub(super) fn eval_limits(
     connection: &mut redis::Connection,
     limits: &[Limit],
-    now: f64,
+    now: i64,
 ) -> Vec<EngineReply> {
     let (command, script) = script::decide(Action::Check, limits);
     let reply = eval_at(connection, command, script, now);
@@ -382,7 +380,7 @@ pub(super) fn eval_limits(
 pub(super) fn eval_each(
     connection: &mut redis::Connection,
     checks: &[Limit],
-    now: f64,
+    now: i64,
 ) -> Vec<EngineReply> {
     let mut order: Vec<_> = (0..checks.len()).collect();
     order.sort_by_key(|index| &checks[*index].key);
@@ -403,7 +401,7 @@ fn eval_at(
     connection: &mut redis::Connection,
     command: redis::Cmd,
     script: &ScriptText,
-    now: f64,
+    now: i64,
 ) -> script::Reply {
     eval_text(connection, command, &script.text, now)
 }
@@ -412,7 +410,7 @@ fn eval_text(
     connection: &mut redis::Connection,
     command: redis::Cmd,
     text: &str,
-    now: f64,
+    now: i64,
 ) -> script::Reply {
     let mut eval = redis::cmd("EVAL");
     eval.arg(CLOCK.to_owned() + text);
@@ -423,49 +421,59 @@ fn eval_text(
     eval.arg(now as u64).query(connection).unwrap()
 }
 
+/// The time of most tests.
+pub(super) const START: i64 = 1_700_000_000_000_000;
+
+impl EngineReply {
+    /// The wait of a reply that knows it.
+    pub(crate) fn known_wait(&self) -> i64 {
+        self.wait.expect("a wait that does not depend on holds")
+    }
+}
+
 /// Units of a cost, as tests write them.
 pub(super) trait Units {
-    fn units(self) -> f64;
+    fn units(self) -> i64;
 }
 
 macro_rules! units {
     ($($type:ty),*) => {
         $(impl Units for $type {
-            fn units(self) -> f64 {
-                self as f64
+            fn units(self) -> i64 {
+                self as i64
             }
         })*
     };
 }
 
-units!(i32, u32, u64, f64);
+units!(i32, u32, u64, i64);
 
-pub(super) fn check(cost: impl Units, now: f64) -> EngineRequest {
+pub(super) fn check(cost: impl Units, now: i64) -> EngineRequest {
     EngineRequest {
         action: Action::Check,
         cost: cost.units(),
-        max_wait: 0.0,
+        max_wait: 0,
         now,
         admission: None,
-        blocked: 0.0,
+        blocked: 0,
     }
 }
 
 pub(super) fn reply_of(outcome: Outcome) -> EngineReply {
     let Outcome { decision, receipts } = outcome;
-    let micros = |time: Duration| time.as_micros() as f64;
+    let micros = |time: Duration| time.as_micros() as i64;
     EngineReply {
         admitted: decision.is_allowed(),
-        wait: micros(decision.retry_after().unwrap_or(decision.delay())),
-        remaining: decision.remaining() as f64,
+        wait: Some(micros(decision.retry_after().unwrap_or(decision.delay()))),
+        remaining: decision.remaining() as i64,
         replenish: micros(decision.replenish_after()),
         reset: micros(decision.reset_after()),
         instant: match receipts.get(0) {
-            Receipt::At(instant, _) => instant as f64,
-            _ => 0.0,
+            Receipt::At(instant, _) => instant as i64,
+            _ => 0,
         },
         blocked: micros(decision.block_rest()),
-        held: 0.0,
+        held: 0,
         hold: None,
     }
 }

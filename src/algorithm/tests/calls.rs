@@ -8,7 +8,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     super::{Action, EngineRequest, Lifetime, Params, State},
     agreement::{Step, both, goes_back, params, same_states, steps},
-    backends::{Backend, RedisServer, Scripted, check, eval_each},
+    backends::{Backend, RedisServer, START, Scripted, check, eval_each},
 };
 use crate::{quota::Quota, store::script::Limit};
 
@@ -24,7 +24,7 @@ fn checks(
     places: &[(usize, u32)],
     steps: &[Step],
     params: &Params,
-    now: f64,
+    now: i64,
 ) -> Vec<(usize, EngineRequest)> {
     let check = |(&(key, more), step): (&(usize, u32), &Step)| {
         let request = EngineRequest { action: Action::Check, ..step.decide(params, now) };
@@ -42,8 +42,8 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
     let histories = (params(), prop::collection::vec((places(), steps()), 1..12));
     TestRunner::new(config)
         .run(&histories, |(params, calls)| {
-            let mut twins = vec![State::Initial; KEYS];
-            let mut now = 1.7e15;
+            let mut twins = vec![State::default(); KEYS];
+            let mut now = START;
             let mut current = 0;
             let goes_back = goes_back(calls.iter().map(|(_, steps)| &steps[0]));
             for scripted in &scripted {
@@ -55,9 +55,9 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
                 now += steps[0].ahead(&params, goes_back);
                 for (scripted, twin) in scripted.iter().zip(&mut twins) {
                     let mut scripted = scripted.borrow_mut();
-                    if scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= now) {
+                    if scripted.expiry().is_some_and(|expiry| expiry * 1_000 <= now) {
                         scripted.forget();
-                        *twin = State::Initial;
+                        *twin = State::default();
                     }
                 }
                 let first = steps[0].decide(&params, now);
@@ -96,7 +96,7 @@ fn the_script_and_the_twin_agree_about_checks_of_one_call() {
 #[test]
 fn what_is_held_of_a_key_leaves_the_quota_of_the_next_key_of_the_call_whole() {
     let server = RedisServer::start();
-    let now = 1.7e15;
+    let now = START;
     let holding = Action::Hold { lifetime: Lifetime::new(60_000_000), epoch: None };
     for (algorithm, quota) in super::contract::all_with(Quota::per_second(10)) {
         let params = Params::new(algorithm, quota).unwrap();
@@ -104,7 +104,7 @@ fn what_is_held_of_a_key_leaves_the_quota_of_the_next_key_of_the_call_whole() {
             continue;
         }
         let mut keys = ["{key}0", "{key}1"].map(|key| Scripted::new(&server, key));
-        let mut twins = [State::Initial, State::Initial];
+        let mut twins = [State::default(), State::default()];
         let requests = [EngineRequest { action: holding, ..check(5, now) }, check(7, now)];
         for ((key, twin), request) in keys.iter_mut().zip(&mut twins).zip(requests) {
             key.forget();
@@ -124,12 +124,12 @@ fn what_is_held_of_a_key_leaves_the_quota_of_the_next_key_of_the_call_whole() {
 
 /// Asserts that the key does not expire before its state is that of an unseen key. A check that a
 /// block denies does not look at the state, which another quota may have counted.
-fn stays(scripted: &mut Scripted, twin: &State, params: &Params, now: f64) {
+fn stays(scripted: &mut Scripted, twin: &State, params: &Params, now: i64) {
     let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
     let reset = twin.clone().decide(params, peek).reset;
     // By another quota, a shaper reports no earlier time than its own.
-    if reset > 0.0 && !params.shapes() {
+    if reset > 0 && !params.shapes() {
         let expiry = scripted.expiry().expect("each key expires");
-        assert!(expiry * 1e3 >= now + reset, "{params:?} {twin:?}: {expiry}, {}", now + reset);
+        assert!(expiry * 1_000 >= now + reset, "{params:?} {twin:?}: {expiry}, {}", now + reset);
     }
 }

@@ -8,7 +8,7 @@ use tokio::{runtime, time::advance};
 
 use super::{
     super::{Action, Algorithm, EngineReply, EngineRequest, Params, Refill, Release, State},
-    backends::{Backend, RedisServer, Scripted, check},
+    backends::{Backend, RedisServer, START, Scripted, check},
     contract::now_or_never,
     memory,
 };
@@ -189,13 +189,13 @@ fn admitted(
     let (mut limits, mut now, mut changes) = (quotas[0], START, 0);
     let mut admitted: Vec<Admitted> = vec![];
     for (ahead, event) in events {
-        let window = limits.window_us as f64;
-        let part = |thousandths: u32| (window * f64::from(thousandths) / 1e3).floor();
+        let window = limits.window_us as i64;
+        let part = |thousandths: u32| window * i64::from(thousandths) / 1_000;
         now += part(*ahead);
         let params = limits.params(form);
         let (cost, max_wait) = match event {
             Event::Check(cost, wait) => {
-                ((f64::from(*cost) * limits.scale as f64).min(params.max_cost()), *wait)
+                ((i64::from(*cost) * limits.scale as i64).min(params.max_cost()), *wait)
             }
             Event::CheckAll(wait) => (params.max_cost(), *wait),
             Event::Change(which) => {
@@ -204,7 +204,7 @@ fn admitted(
                 continue;
             }
             Event::Block(duration) => {
-                let action = Action::Block { duration: part(*duration) as u64 };
+                let action = Action::Block { duration: part(*duration) };
                 backend.decide(&params, EngineRequest { action, ..check(1, now) });
                 continue;
             }
@@ -218,7 +218,7 @@ fn admitted(
                 if passed < admitted.len() {
                     let index = passed + which.index(admitted.len() - passed);
                     let Admitted { instant, cost, .. } = admitted.remove(index);
-                    let (instant, units) = (Some(instant as f64), cost as f64);
+                    let (instant, units) = (Some(instant as i64), cost as i64);
                     backend.release(&params, now, &[Release { instant, units }]);
                 }
                 continue;
@@ -227,7 +227,7 @@ fn admitted(
         let max_wait = part(max_wait).min(params.max_reservable());
         let reply = backend.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
         if reply.admitted {
-            let (arrival, instant) = (now as u128, (now + reply.wait) as u128);
+            let (arrival, instant) = (now as u128, (now + reply.known_wait()) as u128);
             admitted.push(Admitted { arrival, instant, cost: cost as u128, changes });
         }
     }
@@ -317,7 +317,7 @@ impl Promise {
 struct Stored {
     store: MemoryStore,
     settings: Vec<(Params, Arc<Settings>)>,
-    now: f64,
+    now: i64,
 }
 
 impl Stored {
@@ -327,7 +327,7 @@ impl Stored {
         Self { store: MemoryStore::new(), settings, now: START }
     }
 
-    fn advance(&mut self, params: &Params, now: f64) -> Arc<Settings> {
+    fn advance(&mut self, params: &Params, now: i64) -> Arc<Settings> {
         now_or_never(advance(Duration::from_micros((now - self.now) as u64)));
         self.now = now;
         let is_same = |other: &Params| format!("{other:?}") == format!("{params:?}");
@@ -336,15 +336,13 @@ impl Stored {
     }
 }
 
-const START: f64 = 1.7e15;
-
 impl Backend for Stored {
     fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
         let settings = self.advance(params, request.now);
         memory::decide(&self.store, &settings, "key", request)
     }
 
-    fn release(&mut self, params: &Params, now: f64, releases: &[Release]) {
+    fn release(&mut self, params: &Params, now: i64, releases: &[Release]) {
         let settings = self.advance(params, now);
         let by_store = |release: &Release| {
             let instant = release.instant.map(|instant| instant - START);
@@ -391,7 +389,7 @@ fn admit_at_most_what_is_promised(
         });
         TestRunner::new(config)
             .run(&(&quotas, events, 0..20), |(quotas, events, scripted)| {
-                let twin = admitted(&mut State::Initial, form, &quotas, &events);
+                let twin = admitted(&mut State::default(), form, &quotas, &events);
                 let promise = Promise::of(&quotas, form);
                 // After a block was lifted, requests may overtake in a fixed window.
                 let is_in_order = matches!(form, Form::FixedWindow)

@@ -6,9 +6,11 @@ use std::{cell::RefCell, time::Duration};
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, EngineReply, EngineRequest, Params, State, combine},
+    super::{
+        Action, Algorithm, EngineReply, EngineRequest, Params, State, arithmetic::ceil_div, combine,
+    },
     agreement::{Step, params, steps, window_and_max_cost},
-    backends::{Backend, RedisServer, Scripted, check, eval, open, settled},
+    backends::{Backend, RedisServer, START, Scripted, check, eval, open, settled},
 };
 use crate::quota::Quota;
 
@@ -20,28 +22,28 @@ fn decide(limits: &[Params], states: &mut [State], request: EngineRequest) -> (E
 }
 
 /// The largest cost that all limits can grant.
-fn max_cost(limits: &[Params]) -> f64 {
-    limits.iter().map(|params| window_and_max_cost(params).1).fold(f64::INFINITY, f64::min)
+fn max_cost(limits: &[Params]) -> i64 {
+    limits.iter().map(|params| window_and_max_cost(params).1).fold(i64::MAX, i64::min)
 }
 
-fn max_reservable(limits: &[Params]) -> f64 {
-    limits.iter().map(Params::max_reservable).fold(f64::INFINITY, f64::min)
+fn max_reservable(limits: &[Params]) -> i64 {
+    limits.iter().map(Params::max_reservable).fold(i64::MAX, i64::min)
 }
 
 /// The requests of a history. It has no releases: these concern one limit each, and `agreement`
 /// tests them.
 fn requests(limits: &[Params], steps: &[Step]) -> Vec<EngineRequest> {
     let (window, _) = window_and_max_cost(&limits[0]);
-    let part = |thousandths: f64| (window * thousandths / 1e3).floor();
+    let part = |thousandths: i64| (window * thousandths).div_euclid(1_000);
     let max_cost = max_cost(limits);
-    let mut now = 1.7e15;
+    let mut now = START;
     let request = |step: &Step| {
-        now += (part(f64::from(step.ahead.0)) + f64::from(step.ahead.1)).max(0.0);
+        now += (part(i64::from(step.ahead.0)) + i64::from(step.ahead.1)).max(0);
         let cost = match step.cost {
-            Ok(cost) => f64::from(cost).min(max_cost),
-            Err(part) => (max_cost * f64::from(part) / 1e3).ceil(),
+            Ok(cost) => i64::from(cost).min(max_cost),
+            Err(part) => ceil_div(max_cost * i64::from(part), 1_000),
         };
-        let max_wait = step.max_wait.map_or(0.0, |wait| part(wait as f64));
+        let max_wait = step.max_wait.map_or(0, |wait| part(wait as i64));
         let max_wait = max_wait.min(max_reservable(limits));
         EngineRequest { action: step.action, max_wait, ..check(cost, now) }
     };
@@ -64,11 +66,11 @@ fn the_script_and_the_twin_agree() {
                 scripted[..limits.len()].iter().map(RefCell::borrow_mut).collect();
             scripted.iter_mut().for_each(|scripted| scripted.forget());
             let keys: Vec<_> = scripted.iter().map(|scripted| scripted.key().to_owned()).collect();
-            let mut states = vec![State::Initial; limits.len()];
+            let mut states = vec![State::default(); limits.len()];
             for mut request in requests(&limits, &steps) {
                 for (state, scripted) in states.iter_mut().zip(&mut scripted) {
-                    if scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= request.now) {
-                        *state = State::Initial;
+                    if scripted.expiry().is_some_and(|expiry| expiry * 1_000 <= request.now) {
+                        *state = State::default();
                     }
                 }
                 if request.action.blocks() {
@@ -107,9 +109,9 @@ fn the_script_and_the_twin_agree() {
 }
 
 /// Returns true if the state equals the initial one.
-fn is_gone(params: &Params, state: &State, now: f64) -> bool {
+fn is_gone(params: &Params, state: &State, now: i64) -> bool {
     let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
-    state.clone().decide(params, peek).reset == 0.0
+    state.clone().decide(params, peek).reset == 0
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
     let config = ProptestConfig { cases: 1_000, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
         .run(&(limits(), steps()), |(limits, steps)| {
-            let mut states = vec![State::Initial; limits.len()];
+            let mut states = vec![State::default(); limits.len()];
             for request in requests(&limits, &steps) {
                 if request.action.blocks() {
                     let _ = states[0].decide(&limits[0], request);
@@ -128,7 +130,7 @@ fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
                 if request.action != Action::Check {
                     continue;
                 }
-                let later = |time: f64| {
+                let later = |time: i64| {
                     let request = EngineRequest { now: request.now + time, ..request };
                     decide(&limits, &mut states.clone(), request).0.admitted
                 };
@@ -137,7 +139,7 @@ fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
                     // A leaky bucket reports its room, also for requests that have to wait.
                     let is_leaky = |params: &Params| matches!(params, Params::LeakyBucket(_));
                     let shapes = limits.iter().any(is_leaky);
-                    if !shapes && reply.wait == 0.0 && reply.remaining < 40.0 {
+                    if !shapes && reply.known_wait() == 0 && reply.remaining < 40 {
                         prop_assert_eq!(reply.remaining, remaining);
                     }
                     continue;
@@ -152,9 +154,12 @@ fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
                 // A block is reported without a look at the count.
                 let is_blocked = |state: &State| state.blocked_until() > Some(request.now);
                 let is_lower_bound = before.iter().any(is_blocked);
-                prop_assert!(is_lower_bound || later(reply.wait), "retry_after is too short");
-                prop_assert!(!later(reply.wait - 1.0), "retry_after is too long");
-                let single = EngineRequest { now: request.now + reply.wait - 1.0, ..request };
+                prop_assert!(
+                    is_lower_bound || later(reply.known_wait()),
+                    "retry_after is too short"
+                );
+                prop_assert!(!later(reply.known_wait() - 1), "retry_after is too long");
+                let single = EngineRequest { now: request.now + reply.known_wait() - 1, ..request };
                 let denies = !states[binding].clone().decide(&limits[binding], single).admitted;
                 prop_assert!(denies, "another limit binds");
             }
@@ -164,10 +169,10 @@ fn all_limits_are_charged_or_none_and_the_decision_is_exact() {
 }
 
 /// The number of requests of cost 1 that all limits admit now, up to 40.
-fn remaining(limits: &[Params], states: &[State], now: f64) -> f64 {
+fn remaining(limits: &[Params], states: &[State], now: i64) -> i64 {
     let mut states = states.to_vec();
     let admitted = (0..40).take_while(|_| decide(limits, &mut states, check(1, now)).0.admitted);
-    admitted.count() as f64
+    admitted.count() as i64
 }
 
 #[test]
@@ -183,17 +188,17 @@ fn limits_that_reserve_together_keep_their_guarantees() {
                 Params::new(Algorithm::SlidingWindow { buckets: 4 }, quota(window, 9_000_000))
                     .unwrap(),
             ];
-            let mut states = vec![State::Initial; 3];
-            let mut now = 1.7e15;
-            let mut departures: Vec<(f64, f64)> = vec![];
+            let mut states = vec![State::default(); 3];
+            let mut now = START;
+            let mut departures: Vec<(i64, i64)> = vec![];
             for (ahead, cost, max_wait) in requests {
-                now += f64::from(ahead) * 1e3;
+                now += i64::from(ahead) * 1_000;
                 let cost = cost.min(rate).min(log).min(window);
-                let max_wait = f64::from(max_wait) * 1e3;
+                let max_wait = i64::from(max_wait) * 1_000;
                 let (reply, _) =
                     decide(&limits, &mut states, EngineRequest { max_wait, ..check(cost, now) });
                 if reply.admitted {
-                    departures.push((now + reply.wait, cost as f64));
+                    departures.push((now + reply.known_wait(), cost as i64));
                 }
             }
             prop_assert!(
@@ -201,7 +206,7 @@ fn limits_that_reserve_together_keep_their_guarantees() {
                 "not in order: {:?}",
                 departures
             );
-            let within = |from: usize, length: f64| -> f64 {
+            let within = |from: usize, length: i64| -> i64 {
                 let since = departures[from].0;
                 departures[from..]
                     .iter()
@@ -210,11 +215,11 @@ fn limits_that_reserve_together_keep_their_guarantees() {
                     .sum()
             };
             for i in 0..departures.len() {
-                prop_assert!(within(i, 5e6) <= log as f64, "{:?}", departures);
+                prop_assert!(within(i, 5_000_000) <= log as i64, "{:?}", departures);
                 for j in i..departures.len() {
                     let time = departures[j].0 - departures[i].0;
-                    let sum: f64 = departures[i..=j].iter().map(|departure| departure.1).sum();
-                    let max = rate as f64 + rate as f64 * time / 1e6;
+                    let sum: i64 = departures[i..=j].iter().map(|departure| departure.1).sum();
+                    let max = rate as i64 + rate as i64 * time / 1_000_000;
                     prop_assert!(sum <= max, "{:?}", departures);
                 }
             }

@@ -10,29 +10,28 @@ use super::{
         Action, Algorithm, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime,
         Params, State,
     },
-    backends::{Holds, RedisServer, Scripted, check},
+    backends::{Holds, RedisServer, START, Scripted, check},
 };
 use crate::quota::Quota;
 
-const START: f64 = 1.7e15;
 const LIFETIME: u64 = 8_000_000;
 
 pub(super) fn params(limit: u64) -> Params {
     Params::new(Algorithm::Concurrency, Quota::concurrent(limit)).unwrap()
 }
 
-fn hold(backend: &mut impl Holds, params: &Params, now: f64, units: f64) -> Option<HoldReceipt> {
+fn hold(backend: &mut impl Holds, params: &Params, now: i64, units: i64) -> Option<HoldReceipt> {
     let action = Action::Hold { lifetime: Lifetime::new(LIFETIME), epoch: None };
     let reply = backend.decide(params, EngineRequest { action, ..check(units, now) });
     assert_eq!(reply.admitted, reply.hold.is_some());
-    assert!(reply.admitted || reply.wait == f64::INFINITY, "{reply:?}");
+    assert!(reply.admitted || reply.wait.is_none(), "{reply:?}");
     reply.hold
 }
 
 fn change(
     backend: &mut impl Holds,
     params: &Params,
-    now: f64,
+    now: i64,
     permit: &Permit,
     action: HoldAction,
 ) -> HoldReply {
@@ -44,9 +43,9 @@ fn change(
 #[derive(Clone, Debug)]
 struct Permit {
     receipt: HoldReceipt,
-    units: f64,
+    units: i64,
     /// By the time that has passed, not by the clock of the store.
-    held_until: f64,
+    held_until: i64,
     is_counted: bool,
 }
 
@@ -88,8 +87,8 @@ fn play<B: Holds>(
     events: &[Event],
     lose_state: impl Fn(&mut B),
 ) -> Result<(), TestCaseError> {
-    let part = |thousandths: u32| f64::from(thousandths) * LIFETIME as f64 / 1e3;
-    let (mut now, mut passed, mut back) = (START, 0.0, 0.0);
+    let part = |thousandths: u32| i64::from(thousandths) * LIFETIME as i64 / 1_000;
+    let (mut now, mut passed, mut back) = (START, 0, 0);
     let (mut current, mut permits) = (0, Vec::<Permit>::new());
     for event in events {
         let limit = params(limits[current]);
@@ -97,14 +96,14 @@ fn play<B: Holds>(
             Event::Hold(units) => {
                 let units = units.min(&limits[current]);
                 let alive = |it: &&Permit| it.is_counted && passed < it.held_until;
-                let held: f64 = permits.iter().filter(alive).map(|it| it.units).sum();
-                let Some(receipt) = hold(store, &limit, now, *units as f64) else { continue };
-                let total = held + *units as f64;
-                prop_assert!(total <= limits[current] as f64, "{total} at {passed}: {permits:?}");
-                let held_until = passed + LIFETIME as f64;
+                let held: i64 = permits.iter().filter(alive).map(|it| it.units).sum();
+                let Some(receipt) = hold(store, &limit, now, *units as i64) else { continue };
+                let total = held + *units as i64;
+                prop_assert!(total <= limits[current] as i64, "{total} at {passed}: {permits:?}");
+                let held_until = passed + LIFETIME as i64;
                 permits.push(Permit {
                     receipt,
-                    units: *units as f64,
+                    units: *units as i64,
                     held_until,
                     is_counted: true,
                 });
@@ -112,17 +111,17 @@ fn play<B: Holds>(
             Event::End(..) | Event::EndTwice(_) | Event::Renew(_) if permits.is_empty() => {}
             Event::End(which, used) => {
                 let permit = permits.swap_remove(which.index(permits.len()));
-                let action = HoldAction::End { used: *used as f64 };
+                let action = HoldAction::End { used: *used as i64 };
                 change(store, &limit, now, &permit, action);
             }
             Event::EndTwice(which) => {
                 // Only one of which nothing is counted any more: an end is never repeated.
                 let index = which.index(permits.len());
-                if passed < permits[index].held_until + 0.25 * LIFETIME as f64 + back {
+                if passed < permits[index].held_until + LIFETIME as i64 / 4 + back {
                     continue;
                 }
                 let reply =
-                    change(store, &limit, now, &permits[index], HoldAction::End { used: 1.0 });
+                    change(store, &limit, now, &permits[index], HoldAction::End { used: 1 });
                 prop_assert!(matches!(reply, HoldReply::Expired | HoldReply::Lost));
             }
             Event::Renew(which) => {
@@ -131,7 +130,7 @@ fn play<B: Holds>(
                 if let HoldReply::Renewed(receipt) =
                     change(store, &limit, now, &permits[index], action)
                 {
-                    let held_until = passed + LIFETIME as f64;
+                    let held_until = passed + LIFETIME as i64;
                     let units = permits[index].units;
                     permits[index] = Permit { receipt, units, held_until, is_counted: true };
                 } else {
@@ -143,15 +142,15 @@ fn play<B: Holds>(
             Event::StepBack(time) => (now, back) = (now - part(*time), back + part(*time)),
             Event::LoseState => {
                 lose_state(store);
-                now += 1.0; // epochs tell states apart by their instants
+                now += 1; // epochs tell states apart by their instants
                 permits.iter_mut().for_each(|permit| permit.is_counted = false);
             }
             Event::ChangeLimit => current = 1 - current,
         }
     }
     let limit = params(limits[current]);
-    now += 1.25 * LIFETIME as f64 + back + 1.0;
-    prop_assert!(hold(store, &limit, now, limits[current] as f64).is_some(), "leaked: {permits:?}");
+    now += LIFETIME as i64 * 5 / 4 + back + 1;
+    prop_assert!(hold(store, &limit, now, limits[current] as i64).is_some(), "leaked: {permits:?}");
     Ok(())
 }
 
@@ -174,7 +173,7 @@ fn run<B: Holds>(cases: u32, store: B, lose_state: impl Fn(&mut B) + Copy) {
 
 #[test]
 fn the_twin_never_holds_more_than_the_limit_and_leaks_nothing() {
-    run(3_000, State::Initial, |state| *state = State::Initial);
+    run(3_000, State::default(), |state| *state = State::default());
 }
 
 #[test]
@@ -185,19 +184,19 @@ fn the_script_never_holds_more_than_the_limit_and_leaks_nothing() {
 
 #[test]
 fn nothing_is_spent() {
-    let (limit, mut state) = (params(3), State::Initial);
-    let receipt = hold(&mut state, &limit, START, 2.0).unwrap();
-    assert!(hold(&mut state, &limit, START, 2.0).is_none());
-    let permit = Permit { receipt, units: 2.0, held_until: 0.0, is_counted: true };
-    let ended = change(&mut state, &limit, START, &permit, HoldAction::End { used: 9.0 });
+    let (limit, mut state) = (params(3), State::default());
+    let receipt = hold(&mut state, &limit, START, 2).unwrap();
+    assert!(hold(&mut state, &limit, START, 2).is_none());
+    let permit = Permit { receipt, units: 2, held_until: 0, is_counted: true };
+    let ended = change(&mut state, &limit, START, &permit, HoldAction::End { used: 9 });
     assert_eq!(ended, HoldReply::Ended);
-    assert!(state.is_initial());
+    assert!(state == State::default());
     // A hold that expires is free again, and its late end changes nothing.
-    let receipt = hold(&mut state, &limit, START, 3.0).unwrap();
-    assert!(hold(&mut state, &limit, receipt.ends - 1.0, 1.0).is_none());
-    assert!(hold(&mut state, &limit, receipt.ends, 3.0).is_some());
-    let permit = Permit { receipt, units: 3.0, held_until: 0.0, is_counted: true };
-    let ended = change(&mut state, &limit, receipt.ends, &permit, HoldAction::End { used: 3.0 });
+    let receipt = hold(&mut state, &limit, START, 3).unwrap();
+    assert!(hold(&mut state, &limit, receipt.ends - 1, 1).is_none());
+    assert!(hold(&mut state, &limit, receipt.ends, 3).is_some());
+    let permit = Permit { receipt, units: 3, held_until: 0, is_counted: true };
+    let ended = change(&mut state, &limit, receipt.ends, &permit, HoldAction::End { used: 3 });
     assert_eq!(ended, HoldReply::Expired);
-    assert!(hold(&mut state, &limit, receipt.ends, 1.0).is_none());
+    assert!(hold(&mut state, &limit, receipt.ends, 1).is_none());
 }

@@ -13,14 +13,12 @@ use proptest::{
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
-        HoldReply, Lifetime, Params, Refill, State,
+        HoldReply, Lifetime, Params, Refill, State, arithmetic::ceil_div, table::Spent,
     },
-    backends::{Backend, Holds, RedisServer, Scripted, check},
+    backends::{Backend, Holds, RedisServer, START, Scripted, check},
     hold_laws,
 };
 use crate::quota::Quota;
-
-const START: f64 = 1.7e15;
 
 /// A key whose state can be lost.
 pub(super) trait Key: Holds {
@@ -34,7 +32,7 @@ pub(super) trait Key: Holds {
 
 impl Key for State {
     fn lose(&mut self) {
-        *self = Self::Initial;
+        *self = Self::default();
     }
 
     fn copy(&self) -> Option<State> {
@@ -116,10 +114,10 @@ impl Setup {
         Params::new(self.algorithm, self.quotas[which]).unwrap()
     }
 
-    pub(super) fn overdraft(&self) -> f64 {
+    pub(super) fn overdraft(&self) -> i64 {
         match self.algorithm {
-            Algorithm::TokenBucket { overdraft, .. } => overdraft as f64,
-            _ => 0.0,
+            Algorithm::TokenBucket { overdraft, .. } => overdraft as i64,
+            _ => 0,
         }
     }
 }
@@ -190,8 +188,8 @@ pub(super) fn setups(algorithms: impl Strategy<Value = Algorithm>) -> impl Strat
 /// Units that were used, or spent beyond what a hold contains.
 #[derive(Clone, Copy, Debug)]
 struct Use {
-    at: f64,
-    units: f64,
+    at: i64,
+    units: i64,
     /// The decision or the change that counts them.
     index: usize,
     /// The number of losses of the state before they were admitted.
@@ -202,19 +200,19 @@ struct Use {
 
 #[derive(Clone, Copy, Debug)]
 struct Admitted {
-    at: f64,
+    at: i64,
     index: usize,
     generation: usize,
     /// The opening of its window, if windows are fixed.
-    window: Option<f64>,
+    window: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    units: f64,
-    begin: f64,
+    units: i64,
+    begin: i64,
     /// The instant until which its holder may use the units.
-    expires: f64,
+    expires: i64,
     receipt: HoldReceipt,
     parts: [u16; 3],
     index: usize,
@@ -228,16 +226,16 @@ struct History<'a, B> {
     backend: &'a mut B,
     setup: Setup,
     current: usize,
-    now: f64,
+    now: i64,
     /// How far the clock of the store has stepped back.
-    back: f64,
+    back: i64,
     generation: usize,
     index: usize,
     uses: Vec<Use>,
     admitted: Vec<Admitted>,
-    granted: f64,
+    granted: i64,
     open: Vec<Open>,
-    epoch: f64,
+    epoch: i64,
 }
 
 impl<B: Key> History<'_, B> {
@@ -245,16 +243,16 @@ impl<B: Key> History<'_, B> {
         self.setup.params(self.current)
     }
 
-    fn part_of_window(&self, thousandths: u32) -> f64 {
-        (self.setup.quotas[0].window_us() as f64 * f64::from(thousandths) / 1e3).floor()
+    fn part_of_window(&self, thousandths: u32) -> i64 {
+        self.setup.quotas[0].window_us() as i64 * i64::from(thousandths) / 1_000
     }
 
-    fn clock(&self) -> f64 {
+    fn clock(&self) -> i64 {
         self.now - self.back
     }
 
-    fn cost(&self, units: u32) -> f64 {
-        f64::from(units).min(self.setup.params(0).max_cost()).min(self.setup.params(1).max_cost())
+    fn cost(&self, units: u32) -> i64 {
+        i64::from(units).min(self.setup.params(0).max_cost()).min(self.setup.params(1).max_cost())
     }
 
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
@@ -270,7 +268,7 @@ impl<B: Key> History<'_, B> {
                 self.excess(units.into());
             }
             Step::Grant(units) if scope.grants => {
-                self.granted += f64::from(units);
+                self.granted += i64::from(units);
                 let request =
                     EngineRequest { action: Action::Refund, ..check(units, self.clock()) };
                 let params = self.params();
@@ -278,14 +276,14 @@ impl<B: Key> History<'_, B> {
             }
             Step::End(which, quarters) if !self.open.is_empty() => {
                 let hold = self.open.swap_remove(which.index(self.open.len()));
-                let used = (hold.units * f64::from(quarters) / 4.0).round();
-                self.end(hold, if hold.is_lost { 0.0 } else { used });
+                let used = (hold.units * i64::from(quarters) + 2) / 4;
+                self.end(hold, if hold.is_lost { 0 } else { used });
             }
             Step::EndTwice(which) if !self.open.is_empty() && scope.grants => {
                 let hold = self.open.swap_remove(which.index(self.open.len()));
-                self.end(hold, 0.0);
+                self.end(hold, 0);
                 self.granted += hold.units;
-                self.end(hold, 0.0);
+                self.end(hold, 0);
             }
             Step::Renew(which, life, is_lost) if !self.open.is_empty() => {
                 let which = which.index(self.open.len());
@@ -294,13 +292,13 @@ impl<B: Key> History<'_, B> {
             Step::Lose if scope.losses => {
                 self.backend.lose();
                 self.generation += 1;
-                self.now += 1.0; // separates the uses that are lost from the next ones
+                self.now += 1; // separates the uses that are lost from the next ones
             }
             Step::Pass(thousandths, us) => {
-                self.now += self.part_of_window(thousandths) + f64::from(us);
+                self.now += self.part_of_window(thousandths) + i64::from(us);
             }
             Step::PassLifetime(life, part) => {
-                self.now += (self.setup.lifetimes[life] as f64 * f64::from(part) / 1e3).floor();
+                self.now += self.setup.lifetimes[life] as i64 * i64::from(part) / 1_000;
             }
             Step::Back(part) if scope.steps_back => {
                 self.back += self.part_of_window(part);
@@ -309,7 +307,7 @@ impl<B: Key> History<'_, B> {
                 self.current ^= 1;
             }
             Step::Block(part) if scope.blocks => {
-                self.block(Action::Block { duration: self.part_of_window(part) as u64 });
+                self.block(Action::Block { duration: self.part_of_window(part) });
             }
             Step::Unblock if scope.blocks => self.block(Action::Unblock),
             _ => {}
@@ -339,12 +337,12 @@ impl<B: Key> History<'_, B> {
     }
 
     fn check(&mut self, cost: u32, wait: u32) -> Result<(), TestCaseError> {
-        let max_wait = if self.setup.scope.waits { self.part_of_window(wait) } else { 0.0 };
+        let max_wait = if self.setup.scope.waits { self.part_of_window(wait) } else { 0 };
         let max_wait = max_wait.min(self.params().max_reservable());
         let request = EngineRequest { max_wait, ..check(self.cost(cost), self.clock()) };
         let reply = self.ask(request)?;
         if reply.admitted {
-            let at = self.now + reply.wait;
+            let at = self.now + reply.known_wait();
             let Self { index, generation, .. } = *self;
             let units = request.cost;
             self.uses.push(Use { at, units, index, generation, is_excess: false });
@@ -355,15 +353,12 @@ impl<B: Key> History<'_, B> {
     }
 
     /// The opening of the fixed window of this instant, if it is known, and one is open.
-    fn window_of(&mut self, at: f64) -> Option<f64> {
+    fn window_of(&mut self, at: i64) -> Option<i64> {
         if self.setup.algorithm != Algorithm::FixedWindow {
             return None;
         }
-        let state = match self.backend.state(&self.params()) {
-            State::Held(held) => held.state,
-            state => state,
-        };
-        let State::FixedWindow(Some(reserved)) = state else { return None };
+        let State { spent, .. } = self.backend.state(&self.params());
+        let Spent::FixedWindow(reserved) = spent else { return None };
         let state = reserved.state;
         let opening = state.start + state.ahead() * state.length;
         (opening <= at && at < opening + state.length).then_some(opening)
@@ -374,9 +369,9 @@ impl<B: Key> History<'_, B> {
     }
 
     /// The instant until which a hold with this receipt may be used.
-    fn expiry(&self, receipt: HoldReceipt, life: usize) -> f64 {
+    fn expiry(&self, receipt: HoldReceipt, life: usize) -> i64 {
         match self.setup.scope.steps_back {
-            true => self.now + self.setup.lifetimes[life] as f64,
+            true => self.now + self.setup.lifetimes[life] as i64,
             false => receipt.ends,
         }
     }
@@ -390,7 +385,7 @@ impl<B: Key> History<'_, B> {
     ) -> Result<(), TestCaseError> {
         let action = Action::Hold { lifetime: self.lifetime(life), epoch: None };
         // A hold does not wait, whatever it says.
-        let max_wait = if self.setup.scope.waits { self.part_of_window(1_000) } else { 0.0 };
+        let max_wait = if self.setup.scope.waits { self.part_of_window(1_000) } else { 0 };
         let request = EngineRequest { action, max_wait, ..check(self.cost(units), self.clock()) };
         let reply = self.ask(request)?;
         if let Some(receipt) = reply.hold {
@@ -416,9 +411,9 @@ impl<B: Key> History<'_, B> {
         self.backend.change_holds(&params, now, &[change])[0]
     }
 
-    fn end(&mut self, hold: Open, used: f64) {
+    fn end(&mut self, hold: Open, used: i64) {
         self.change(&hold, HoldAction::End { used });
-        self.excess((used - hold.units).max(0.0));
+        self.excess((used - hold.units).max(0));
         self.uses_of(&hold, used.min(hold.units), self.now);
     }
 
@@ -448,7 +443,7 @@ impl<B: Key> History<'_, B> {
     }
 
     /// The holder used these units before the end, in pieces.
-    fn uses_of(&mut self, hold: &Open, units: f64, end: f64) {
+    fn uses_of(&mut self, hold: &Open, units: i64, end: i64) {
         let Open { begin, expires, parts, index, generation, is_lost, .. } = *hold;
         if is_lost {
             return;
@@ -456,15 +451,15 @@ impl<B: Key> History<'_, B> {
         let end = end.min(expires);
         let mut left = units;
         for (i, part) in parts.into_iter().enumerate() {
-            let at = begin + ((end - begin) * f64::from(part) / 65_535.0).floor();
-            let units = (left / (3 - i) as f64).ceil();
+            let at = begin + (end - begin) * i64::from(part) / 65_535;
+            let units = ceil_div(left, 3 - i as i64);
             left -= units;
             self.uses.push(Use { at, units, index, generation, is_excess: false });
         }
     }
 
-    fn excess(&mut self, units: f64) {
-        if units > 0.0 {
+    fn excess(&mut self, units: i64) {
+        if units > 0 {
             let Self { now: at, index, generation, .. } = *self;
             self.uses.push(Use { at, units, index, generation, is_excess: true });
         }
@@ -475,8 +470,8 @@ impl<B: Key> History<'_, B> {
         for hold in std::mem::take(&mut self.open) {
             self.uses_of(&hold, hold.units, hold.expires);
         }
-        self.uses.retain(|used| used.units > 0.0);
-        self.uses.sort_by(|one, other| one.at.total_cmp(&other.at));
+        self.uses.retain(|used| used.units > 0);
+        self.uses.sort_by_key(|used| used.at);
     }
 }
 
@@ -500,7 +495,7 @@ impl Promise {
             limit: one.limit().max(other.limit()) as f64,
             window: one.window_us().min(other.window_us()) as f64,
             rate: rate(one).max(rate(other)),
-            size: size + setup.overdraft(),
+            size: size + setup.overdraft() as f64,
         }
     }
 
@@ -538,7 +533,7 @@ impl Promise {
             Algorithm::FixedWindow => {
                 let is_known = !setup.scope.changes && !setup.scope.steps_back;
                 let opening = last.window.filter(|_| is_known).unwrap_or(last.at);
-                if last.at - time >= opening {
+                if last.at as f64 - time >= opening as f64 {
                     // By another length, the window of this very instant may be over.
                     return if setup.scope.changes { 2.0 * limit } else { *limit };
                 }
@@ -553,7 +548,7 @@ impl Promise {
 /// Returns the excess over the promise, and its place.
 fn over<B>(history: &History<'_, B>) -> Option<String> {
     let promise = Promise::of(history.setup);
-    let granted = history.granted;
+    let granted = history.granted as f64;
     let Setup { algorithm, scope, .. } = history.setup;
     // By another length, the window in which a caller has just spent may be over.
     let forgets_excess = scope.changes && algorithm == Algorithm::FixedWindow;
@@ -562,11 +557,11 @@ fn over<B>(history: &History<'_, B>) -> Option<String> {
         let uses: Vec<_> = history.uses.iter().filter(of).collect();
         // In any time at all.
         for (i, first) in uses.iter().enumerate() {
-            let mut sum = 0.0;
+            let mut sum = 0;
             for used in uses[i..].iter().filter(|used| !used.is_excess) {
                 sum += used.units;
                 let time = used.at - first.at;
-                if sum > promise.most(time) + granted {
+                if sum as f64 > promise.most(time as f64) + granted {
                     return Some(format!("{sum} in {time} from {first:?}"));
                 }
             }
@@ -574,7 +569,7 @@ fn over<B>(history: &History<'_, B>) -> Option<String> {
         // At an admission, the uses of all holds until then count, even those that come later, and
         // what callers spent without asking.
         for last in history.admitted.iter().filter(|last| last.generation == generation) {
-            let mut sum = 0.0;
+            let mut sum = 0;
             let counts = |used: &&&Use| {
                 let before = if used.is_excess { last.index - 1 } else { last.index };
                 used.index <= before && !(used.is_excess && forgets_excess)
@@ -583,8 +578,8 @@ fn over<B>(history: &History<'_, B>) -> Option<String> {
             for used in uses.iter().rev().filter(counts) {
                 sum += used.units;
                 seen.push_front(**used);
-                let time = (last.at - used.at).max(0.0);
-                if sum > promise.most_before(last, time) + granted {
+                let time = (last.at - used.at).max(0);
+                if sum as f64 > promise.most_before(last, time as f64) + granted {
                     return Some(format!("{sum} in {time} before {last:?}: {seen:?}"));
                 }
             }
@@ -605,14 +600,14 @@ fn run(
         setup,
         current: 0,
         now: START,
-        back: 0.0,
+        back: 0,
         generation: 0,
         index: 0,
         uses: vec![],
         admitted: vec![],
-        granted: 0.0,
+        granted: 0,
         open: vec![],
-        epoch: 0.0,
+        epoch: 0,
     };
     for step in steps {
         history.step(step)?;
@@ -646,7 +641,7 @@ fn seeds() -> Vec<u64> {
 }
 
 fn never_exceeds(algorithms: impl Strategy<Value = Algorithm>) {
-    run_all(algorithms, BATCH, &mut State::Initial);
+    run_all(algorithms, BATCH, &mut State::default());
 }
 
 /// The same for the scripts, with fewer histories if the environment does not ask for more.
@@ -727,7 +722,7 @@ fn without_epochs_holds_are_over_after_a_loss_of_the_state() {
                 ignores_epochs: true,
                 ..setup.scope
             };
-            let over = run(&mut State::Initial, setup, &steps)?;
+            let over = run(&mut State::default(), setup, &steps)?;
             prop_assert!(over.is_none(), "{}", over.unwrap());
             Ok(())
         });

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReply, Lifetime,
-        Params, Refill, State,
+        Params, Refill, State, arithmetic::ceil_div,
     },
-    backends::{Backend, Holds, check},
+    backends::{Backend, Holds, START, check},
     hold_histories::Setup,
 };
 use crate::quota::Quota;
@@ -24,12 +24,12 @@ pub(super) fn keeps(
     let params = Params::new(setup.algorithm, quota).unwrap();
     let &EngineRequest { cost, now, .. } = request;
     let is_hold = matches!(request.action, Action::Hold { .. });
-    if let State::Held(held) = after {
-        prop_assert!(held.slots.slots.len() <= 9);
-        prop_assert!(held.slots.slots.is_sorted_by(|one, next| one.ends < next.ends));
+    if let Some(held) = after.held.slots() {
+        prop_assert!(held.slots.len() <= 9);
+        prop_assert!(held.slots.is_sorted_by(|one, next| one.ends < next.ends));
     }
     if is_hold {
-        prop_assert!(!reply.admitted || reply.wait == 0.0, "a hold reserves no instant");
+        prop_assert!(!reply.admitted || reply.wait == Some(0), "a hold reserves no instant");
     }
     // Law 1: a denial writes at most once that a clock stepped back.
     if !reply.admitted {
@@ -44,41 +44,40 @@ pub(super) fn keeps(
     // Law 4.
     let mut state = after.clone();
     let count = (0..100).take_while(|_| state.decide(&params, check(1, now)).admitted).count();
-    prop_assert_eq!(count as f64, reply.remaining, "remaining");
-    if reply.blocked > 0.0 {
+    prop_assert_eq!(count as i64, reply.remaining, "remaining");
+    if reply.blocked > 0 {
         return Ok(());
     }
     // The wait is unknown if holds have to end.
     let overdraft = setup.overdraft();
     let held = if is_hold && reply.admitted { reply.held - cost } else { reply.held };
-    let fits = held + (cost - overdraft).max(0.0) <= quota.burst_size() as f64;
-    prop_assert_eq!(reply.wait.is_finite(), fits, "{:?} beside {}", request, held);
+    let fits = held + (cost - overdraft).max(0) <= quota.burst_size() as i64;
+    prop_assert_eq!(reply.wait.is_some(), fits, "{:?} beside {}", request, held);
     // Law 3.
-    if !reply.admitted && fits && first_end(after, now).is_none_or(|end| end > now + reply.wait) {
+    let wait = reply.wait.unwrap_or(0);
+    if !reply.admitted && fits && first_end(after, now).is_none_or(|end| end > now + wait) {
         let at = |now| after.clone().decide(&params, EngineRequest { now, ..*request });
-        let (retry, early) = (at(now + reply.wait), at(now + reply.wait - 1.0));
+        let (retry, early) = (at(now + wait), at(now + wait - 1));
         prop_assert!(retry.admitted && !early.admitted, "{reply:?}: {early:?}, {retry:?}");
     }
     // Law 5.
     let later = now + reply.reset;
     let seen = after.clone().decide(&params, EngineRequest::observe(later));
-    prop_assert!(seen.held == 0.0 && seen.reset == 0.0, "{reply:?}: {seen:?} after the reset");
+    prop_assert!(seen.held == 0 && seen.reset == 0, "{reply:?}: {seen:?} after the reset");
     let mut state = after.clone();
-    let most = State::Initial.decide(&params, EngineRequest::observe(later)).remaining;
+    let most = State::default().decide(&params, EngineRequest::observe(later)).remaining;
     prop_assert_eq!(seen.remaining, most);
     prop_assert!(state.decide(&params, check(params.max_cost(), later)).admitted);
     Ok(())
 }
 
 /// The instant of the clock at which the first slot ends.
-fn first_end(state: &State, now: f64) -> Option<f64> {
-    let State::Held(held) = state else { return None };
-    let first = held.slots.slots.first()?;
-    Some(first.ends - (held.slots.time(now) - now))
+fn first_end(state: &State, now: i64) -> Option<i64> {
+    let held = state.held.slots()?;
+    Some(held.slots.first()?.ends - (held.time(now) - now))
 }
 
-const SECOND: f64 = 1e6;
-const START: f64 = 1.7e15;
+const SECOND: i64 = 1_000_000;
 
 fn all_with(quota: Quota) -> Vec<(Algorithm, Params)> {
     [
@@ -93,7 +92,7 @@ fn all_with(quota: Quota) -> Vec<(Algorithm, Params)> {
     .to_vec()
 }
 
-fn hold(units: f64, now: f64, lifetime: u64) -> EngineRequest {
+fn hold(units: i64, now: i64, lifetime: u64) -> EngineRequest {
     let action = Action::Hold { lifetime: Lifetime::new(lifetime), epoch: None };
     EngineRequest { action, ..check(units, now) }
 }
@@ -101,19 +100,19 @@ fn hold(units: f64, now: f64, lifetime: u64) -> EngineRequest {
 #[test]
 fn an_estimate_of_500_that_is_settled_to_180_returns_320() {
     for (algorithm, params) in all_with(Quota::per_minute(100_000)) {
-        let mut state = State::Initial;
-        let before = state.decide(&params, check(99_500, START + 30.0 * SECOND - 1.0)).remaining;
-        assert_eq!(before, 500.0, "{algorithm}");
-        let mut state = State::Initial;
-        let receipt = state.decide(&params, hold(500.0, START, 60_000_000)).hold.unwrap();
-        let now = START + 30.0 * SECOND;
+        let mut state = State::default();
+        let before = state.decide(&params, check(99_500, START + 30 * SECOND - 1)).remaining;
+        assert_eq!(before, 500, "{algorithm}");
+        let mut state = State::default();
+        let receipt = state.decide(&params, hold(500, START, 60_000_000)).hold.unwrap();
+        let now = START + 30 * SECOND;
         assert!(state.decide(&params, check(99_500, now)).admitted, "{algorithm}");
         assert!(!state.decide(&params, check(1, now)).admitted);
-        let action = HoldAction::End { used: 180.0 };
-        let change = HoldChange { receipt, units: 500.0, action };
+        let action = HoldAction::End { used: 180 };
+        let change = HoldChange { receipt, units: 500, action };
         assert_eq!(state.change_holds(&params, now, &[change]), [HoldReply::Ended]);
         let seen = state.decide(&params, EngineRequest::observe(now));
-        assert_eq!((seen.remaining, seen.held), (320.0, 0.0), "{algorithm}");
+        assert_eq!((seen.remaining, seen.held), (320, 0), "{algorithm}");
         assert!(state.decide(&params, check(320, now)).admitted, "{algorithm}");
     }
 }
@@ -122,20 +121,20 @@ fn an_estimate_of_500_that_is_settled_to_180_returns_320() {
 fn holds_reach_the_promise_exactly() {
     // In each round, units are held, half of them are used, and what is left is held again.
     for (algorithm, params) in all_with(Quota::per_minute(64)) {
-        let (mut state, mut used) = (State::Initial, 0.0);
+        let (mut state, mut used) = (State::default(), 0);
         for _ in 0..10 {
             let units = state.decide(&params, EngineRequest::observe(START)).remaining;
-            if units == 0.0 {
+            if units == 0 {
                 break;
             }
             let receipt = state.decide(&params, hold(units, START, 1_000_000)).hold.unwrap();
             assert!(!state.decide(&params, check(1, START)).admitted);
-            let half = (units / 2.0).ceil();
+            let half = ceil_div(units, 2);
             let action = HoldAction::End { used: half };
             state.change_holds(&params, START, &[HoldChange { receipt, units, action }]);
             used += half;
         }
-        assert_eq!(used, 64.0, "{algorithm}");
+        assert_eq!(used, 64, "{algorithm}");
     }
 }
 
@@ -143,15 +142,15 @@ fn holds_reach_the_promise_exactly() {
 fn a_hold_lives_for_one_to_one_and_a_quarter_of_its_lifetime() {
     let params = Params::new(Algorithm::token_bucket(), Quota::per_second(1_000_000)).unwrap();
     for lifetime in [1, 7, 8, 9, 1_000, 60_000_000, 86_400_000_000, 99_999_999_999_u64] {
-        let mut state = State::Initial;
+        let mut state = State::default();
         for i in 0..1_000 {
-            let time = lifetime as f64;
-            let now = START + (f64::from(i) * time / 100.0).floor();
-            let receipt = state.decide(&params, hold(1.0, now, lifetime)).hold.unwrap();
+            let time = lifetime as i64;
+            let now = START + i64::from(i) * time / 100;
+            let receipt = state.decide(&params, hold(1, now, lifetime)).hold.unwrap();
             let lives = receipt.ends - now;
-            assert!((time..=1.25 * time).contains(&lives), "{lifetime}: {lives}");
-            let State::Held(held) = &state else { panic!() };
-            assert!(held.slots.slots.len() <= 9, "{lifetime}: {:?}", held.slots);
+            assert!((4 * time..=5 * time).contains(&(4 * lives)), "{lifetime}: {lives}");
+            let held = state.held.slots().unwrap();
+            assert!(held.slots.len() <= 9, "{lifetime}: {held:?}");
         }
     }
 }
@@ -159,13 +158,13 @@ fn a_hold_lives_for_one_to_one_and_a_quarter_of_its_lifetime() {
 #[test]
 fn a_clock_that_steps_back_keeps_no_hold_for_longer_than_its_life() {
     for (algorithm, params) in all_with(Quota::per_second(10)) {
-        for back in [1.0, SECOND, 3_600.0 * SECOND] {
-            let mut state = State::Initial;
-            assert!(state.decide(&params, hold(10.0, START, 8_000_000)).admitted);
+        for back in [1, SECOND, 3_600 * SECOND] {
+            let mut state = State::default();
+            assert!(state.decide(&params, hold(10, START, 8_000_000)).admitted);
             let now = START - back;
             state.change_holds(&params, now, &[]);
-            assert!(!state.decide(&params, check(1, now + 7.9 * SECOND)).admitted);
-            let now = now + 10.0 * SECOND + 2.0 * SECOND;
+            assert!(!state.decide(&params, check(1, now + 79 * SECOND / 10)).admitted);
+            let now = now + 10 * SECOND + 2 * SECOND;
             assert!(state.decide(&params, check(10, now)).admitted, "{algorithm}, {back}");
         }
     }

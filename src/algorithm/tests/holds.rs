@@ -8,22 +8,21 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
-        HoldReply, Lifetime, Params, State, combine,
+        HoldReply, Lifetime, Params, State, arithmetic::ceil_div, combine,
     },
     agreement::{Step, both, goes_back, params as any_params, same_states, steps},
-    backends::{Backend, Holds, RedisServer, Scripted, check, eval_limits},
+    backends::{Backend, Holds, RedisServer, START, Scripted, check, eval_limits},
     concurrency,
 };
 use crate::{quota::Quota, store::script::Limit};
 
-const SECOND: f64 = 1e6;
-const START: f64 = 1.7e15;
+const SECOND: i64 = 1_000_000;
 
 fn params(algorithm: Algorithm) -> Params {
     Params::new(algorithm, Quota::new(10, Duration::from_secs(10))).unwrap()
 }
 
-fn hold(backend: &mut impl Backend, params: &Params, now: f64, units: f64) -> EngineReply {
+fn hold(backend: &mut impl Backend, params: &Params, now: i64, units: i64) -> EngineReply {
     let lifetime = Lifetime::new(8_000_000);
     let action = Action::Hold { lifetime, epoch: None };
     backend.decide(params, EngineRequest { action, ..check(units, now) })
@@ -32,9 +31,9 @@ fn hold(backend: &mut impl Backend, params: &Params, now: f64, units: f64) -> En
 fn end(
     backend: &mut impl Holds,
     params: &Params,
-    now: f64,
+    now: i64,
     receipt: HoldReceipt,
-    [units, used]: [f64; 2],
+    [units, used]: [i64; 2],
 ) -> HoldReply {
     let action = HoldAction::End { used };
     backend.change_holds(params, now, &[HoldChange { receipt, units, action }])[0]
@@ -50,27 +49,27 @@ const ALGORITHMS: [Algorithm; 4] = [
 #[test]
 fn what_is_settled_below_the_estimate_returns_whatever_the_time() {
     for algorithm in ALGORITHMS {
-        let (params, mut state) = (params(algorithm), State::Initial);
-        let held = hold(&mut state, &params, START, 8.0);
-        assert!(held.admitted && held.remaining == 2.0, "{algorithm}: {held:?}");
+        let (params, mut state) = (params(algorithm), State::default());
+        let held = hold(&mut state, &params, START, 8);
+        assert!(held.admitted && held.remaining == 2, "{algorithm}: {held:?}");
         assert!(!state.decide(&params, check(3, START)).admitted);
-        let ended = end(&mut state, &params, START + 7.0 * SECOND, held.hold.unwrap(), [8.0, 3.0]);
+        let ended = end(&mut state, &params, START + 7 * SECOND, held.hold.unwrap(), [8, 3]);
         assert_eq!(ended, HoldReply::Ended);
-        let reply = state.decide(&params, check(7, START + 7.0 * SECOND));
-        assert!(reply.admitted && reply.remaining == 0.0, "{algorithm}: {reply:?}");
+        let reply = state.decide(&params, check(7, START + 7 * SECOND));
+        assert!(reply.admitted && reply.remaining == 0, "{algorithm}: {reply:?}");
     }
 }
 
 #[test]
 fn a_check_that_needs_a_hold_to_end_is_denied_for_an_unknown_time() {
     for algorithm in ALGORITHMS {
-        let (params, mut state) = (params(algorithm), State::Initial);
-        assert!(hold(&mut state, &params, START, 8.0).admitted);
+        let (params, mut state) = (params(algorithm), State::default());
+        assert!(hold(&mut state, &params, START, 8).admitted);
         let before = state.clone();
-        let request = EngineRequest { max_wait: 1e12, ..check(3, START) };
+        let request = EngineRequest { max_wait: 1_000_000_000_000, ..check(3, START) };
         let denied = state.decide(&params, request);
-        assert!(!denied.admitted && denied.wait == f64::INFINITY, "{algorithm}: {denied:?}");
-        assert_eq!(denied.remaining, 2.0);
+        assert!(!denied.admitted && denied.wait.is_none(), "{algorithm}: {denied:?}");
+        assert_eq!(denied.remaining, 2);
         assert_eq!(state, before);
     }
 }
@@ -78,13 +77,13 @@ fn a_check_that_needs_a_hold_to_end_is_denied_for_an_unknown_time() {
 #[test]
 fn an_expired_hold_is_spent_at_the_end_of_its_slot() {
     for algorithm in ALGORITHMS {
-        let (params, mut state) = (params(algorithm), State::Initial);
-        let held = hold(&mut state, &params, START, 8.0);
+        let (params, mut state) = (params(algorithm), State::default());
+        let held = hold(&mut state, &params, START, 8);
         let ends = held.hold.unwrap().ends;
-        assert!((START + 8.0 * SECOND..=START + 10.0 * SECOND).contains(&ends));
+        assert!((START + 8 * SECOND..=START + 10 * SECOND).contains(&ends));
         let reply = state.decide(&params, check(3, ends));
-        assert!(!reply.admitted && reply.wait.is_finite(), "{algorithm}: {reply:?}");
-        let late = end(&mut state, &params, ends, held.hold.unwrap(), [8.0, 8.0]);
+        assert!(!reply.admitted && reply.wait.is_some(), "{algorithm}: {reply:?}");
+        let late = end(&mut state, &params, ends, held.hold.unwrap(), [8, 8]);
         assert_eq!(late, HoldReply::Expired);
         let reply = state.decide(&params, check(2, ends));
         assert!(reply.admitted, "{algorithm}: {reply:?}");
@@ -96,16 +95,16 @@ fn an_expired_hold_is_spent_at_the_end_of_its_slot() {
 #[test]
 fn a_renewal_of_the_only_hold_keeps_its_epoch() {
     for algorithm in ALGORITHMS {
-        let (params, mut state) = (params(algorithm), State::Initial);
-        let receipt = hold(&mut state, &params, START, 8.0).hold.unwrap();
+        let (params, mut state) = (params(algorithm), State::default());
+        let receipt = hold(&mut state, &params, START, 8).hold.unwrap();
         // The clock steps back, and the holder does not get the reply.
         let now = START - SECOND;
         let action = HoldAction::Renew(Lifetime::new(8_000_000));
-        let change = HoldChange { receipt, units: 8.0, action };
+        let change = HoldChange { receipt, units: 8, action };
         let renewed = state.change_holds(&params, now, &[change])[0];
         let HoldReply::Renewed(renewed) = renewed else { panic!("{renewed:?}") };
         assert_eq!(renewed.epoch, receipt.epoch, "{algorithm}");
-        let ended = end(&mut state, &params, now, receipt, [8.0, 0.0]);
+        let ended = end(&mut state, &params, now, receipt, [8, 0]);
         assert_eq!(ended, HoldReply::Ended);
         assert!(state.decide(&params, check(10, now)).admitted, "{algorithm}");
     }
@@ -113,18 +112,18 @@ fn a_renewal_of_the_only_hold_keeps_its_epoch() {
 
 #[test]
 fn a_renewal_after_a_loss_of_the_state_holds_the_units_again() {
-    let (params, mut state) = (params(Algorithm::token_bucket()), State::Initial);
-    let receipt = hold(&mut state, &params, START, 8.0).hold.unwrap();
-    state = State::Initial;
-    hold(&mut state, &params, START + SECOND, 10.0);
+    let (params, mut state) = (params(Algorithm::token_bucket()), State::default());
+    let receipt = hold(&mut state, &params, START, 8).hold.unwrap();
+    state = State::default();
+    hold(&mut state, &params, START + SECOND, 10);
     let action = HoldAction::Renew(Lifetime::new(8_000_000));
-    let change = HoldChange { receipt, units: 8.0, action };
+    let change = HoldChange { receipt, units: 8, action };
     let renewed = state.change_holds(&params, START + SECOND, &[change])[0];
     let HoldReply::Renewed(renewed) = renewed else { panic!("{renewed:?}") };
     assert_ne!(renewed.epoch, receipt.epoch);
-    let ended = end(&mut state, &params, START + SECOND, receipt, [8.0, 1.0]);
+    let ended = end(&mut state, &params, START + SECOND, receipt, [8, 1]);
     assert_eq!(ended, HoldReply::Lost);
-    let ended = end(&mut state, &params, START + SECOND, renewed, [8.0, 0.0]);
+    let ended = end(&mut state, &params, START + SECOND, renewed, [8, 0]);
     assert_eq!(ended, HoldReply::Ended);
 }
 
@@ -134,23 +133,23 @@ fn lost_holds_change_no_others(
     params: &Params,
     algorithm: Algorithm,
 ) {
-    let first = hold(master, params, START, 1.0).hold;
-    assert_eq!(hold(replica, params, START, 1.0).hold, first);
-    let lost = [2.0, 3.0].map(|at| hold(master, params, START + at * SECOND, 1.0).hold.unwrap());
-    let now = START + 5.0 * SECOND;
-    let other = hold(replica, params, now, 1.0);
+    let first = hold(master, params, START, 1).hold;
+    assert_eq!(hold(replica, params, START, 1).hold, first);
+    let lost = [2, 3].map(|at| hold(master, params, START + at * SECOND, 1).hold.unwrap());
+    let now = START + 5 * SECOND;
+    let other = hold(replica, params, now, 1);
     assert_eq!(other.hold.unwrap().epoch, lost[0].epoch, "{algorithm}: the epoch tells nothing");
     let mut held = |change| {
         replica.change_holds(params, now, &[change]);
         replica.decide(params, EngineRequest::observe(now)).held
     };
-    let change = |receipt, action| HoldChange { receipt, units: 1.0, action };
-    let end = HoldAction::End { used: 0.0 };
-    assert_eq!(held(change(lost[0], end)), 2.0, "{algorithm}: an end");
+    let change = |receipt, action| HoldChange { receipt, units: 1, action };
+    let end = HoldAction::End { used: 0 };
+    assert_eq!(held(change(lost[0], end)), 2, "{algorithm}: an end");
     let renewal = HoldAction::Renew(Lifetime::new(8_000_000));
-    assert_eq!(held(change(lost[1], renewal)), 3.0, "{algorithm}: a renewal holds them again");
-    assert_eq!(held(change(other.hold.unwrap(), end)), 2.0, "{algorithm}");
-    assert_eq!(held(change(first.unwrap(), end)), 1.0, "{algorithm}");
+    assert_eq!(held(change(lost[1], renewal)), 3, "{algorithm}: a renewal holds them again");
+    assert_eq!(held(change(other.hold.unwrap(), end)), 2, "{algorithm}");
+    assert_eq!(held(change(first.unwrap(), end)), 1, "{algorithm}");
 }
 
 #[test]
@@ -159,7 +158,7 @@ fn holds_that_a_failover_lost_change_no_others() {
     let concurrent = (Algorithm::concurrency(), concurrency::params(10));
     let all = ALGORITHMS.map(|algorithm| (algorithm, params(algorithm))).into_iter();
     for (algorithm, params) in all.chain([concurrent]) {
-        let twins = [&mut State::Initial, &mut State::Initial];
+        let twins = [&mut State::default(), &mut State::default()];
         lost_holds_change_no_others(twins, &params, algorithm);
         for scripted in [Scripted::new, Scripted::without_fast_path] {
             let mut keys = ["{key}0", "{key}1"].map(|key| scripted(&server, key));
@@ -177,11 +176,11 @@ fn the_end_of_a_hold_by_another_quota_leaves_the_expiry_of_the_count() {
         let (plan, all) = (new(Quota::per_day(3)), new(Quota::per_second(1_000)));
         let mut key = Scripted::new(&server, "{key}");
         key.forget();
-        let held = hold(&mut key, &all, START, 1.0).hold.unwrap();
+        let held = hold(&mut key, &all, START, 1).hold.unwrap();
         assert!(key.decide(&plan, check(2, START)).admitted, "{algorithm}");
-        assert_eq!(end(&mut key, &all, START, held, [1.0, 0.0]), HoldReply::Ended);
-        let reply = key.decide(&plan, check(3, START + 3.0 * SECOND));
-        assert!(!reply.admitted && reply.remaining == 1.0, "{algorithm}: {reply:?}");
+        assert_eq!(end(&mut key, &all, START, held, [1, 0]), HoldReply::Ended);
+        let reply = key.decide(&plan, check(3, START + 3 * SECOND));
+        assert!(!reply.admitted && reply.remaining == 1, "{algorithm}: {reply:?}");
     }
 }
 
@@ -193,10 +192,10 @@ fn the_end_of_a_hold_by_another_burst_leaves_the_expiry_that_the_fast_path_count
     let mut key = Scripted::new(&server, "{key}");
     key.forget();
     assert!(key.decide(&burst(1_000), check(5, START)).admitted);
-    let held = hold(&mut key, &burst(10), START, 1.0).hold.unwrap();
-    assert_eq!(end(&mut key, &burst(10), START, held, [1.0, 0.0]), HoldReply::Ended);
-    assert!(key.decide(&burst(1_000), check(900, START + 0.4 * SECOND)).admitted);
-    let reply = key.decide(&burst(1_000), check(900, START + 3.0 * SECOND));
+    let held = hold(&mut key, &burst(10), START, 1).hold.unwrap();
+    assert_eq!(end(&mut key, &burst(10), START, held, [1, 0]), HoldReply::Ended);
+    assert!(key.decide(&burst(1_000), check(900, START + 2 * SECOND / 5)).admitted);
+    let reply = key.decide(&burst(1_000), check(900, START + 3 * SECOND));
     assert!(!reply.admitted, "{reply:?}");
 }
 
@@ -210,11 +209,11 @@ fn a_leaky_bucket_that_another_burst_unblocks_lives_until_it_is_empty() {
         key.forget();
         assert!(key.decide(&burst(1_000), check(5, START)).admitted);
         key.decide(&burst(10), EngineRequest { action: Action::Unblock, ..check(1, START) });
-        let now = START + 0.4 * SECOND;
+        let now = START + 2 * SECOND / 5;
         let request = EngineRequest { max_wait: SECOND, ..check(cost, now) };
         let reply = key.decide(&burst(1_000), request);
         assert!(reply.admitted);
-        let lives = key.expiry().unwrap() * 1e3 - now;
+        let lives = key.expiry().unwrap() * 1_000 - now;
         assert!(lives >= reply.reset, "{cost}: {lives} of {}", reply.reset);
     }
 }
@@ -226,9 +225,9 @@ fn each_end_returns_its_units_whatever_slots_have_joined() {
     TestRunner::new(ProptestConfig { failure_persistence: None, ..Default::default() })
         .run(&steps, |steps| {
             let params = concurrency::params(1_000);
-            let (mut state, mut now, mut open) = (State::Initial, START, Vec::new());
+            let (mut state, mut now, mut open) = (State::default(), START, Vec::new());
             for (what, which, ahead) in steps {
-                now += f64::from(ahead);
+                now += i64::from(ahead);
                 open.retain(|receipt: &HoldReceipt| receipt.ends > now);
                 let lifetime = *which.get(&lifetimes);
                 if what < 2 || open.is_empty() {
@@ -238,10 +237,10 @@ fn each_end_returns_its_units_whatever_slots_have_joined() {
                 } else {
                     let receipt = open.swap_remove(which.index(open.len()));
                     let action = match what {
-                        2 => HoldAction::End { used: 0.0 },
+                        2 => HoldAction::End { used: 0 },
                         _ => HoldAction::Renew(lifetime),
                     };
-                    let change = HoldChange { receipt, units: 1.0, action };
+                    let change = HoldChange { receipt, units: 1, action };
                     if let [HoldReply::Renewed(receipt)] =
                         state.change_holds(&params, now, &[change])[..]
                     {
@@ -250,20 +249,20 @@ fn each_end_returns_its_units_whatever_slots_have_joined() {
                 }
                 let held = state.decide(&params, EngineRequest::observe(now)).held;
                 // Those that joined a later slot and have expired stay for a while.
-                prop_assert!(held >= open.len() as f64, "{held} of {open:?}");
+                prop_assert!(held >= open.len() as i64, "{held} of {open:?}");
             }
             let changes: Vec<_> = open
                 .iter()
                 .map(|receipt| HoldChange {
                     receipt: *receipt,
-                    units: 1.0,
-                    action: HoldAction::End { used: 0.0 },
+                    units: 1,
+                    action: HoldAction::End { used: 0 },
                 })
                 .collect();
             let before = state.decide(&params, EngineRequest::observe(now)).held;
             state.change_holds(&params, now, &changes);
             let left = state.decide(&params, EngineRequest::observe(now)).held;
-            prop_assert_eq!(before - left, open.len() as f64);
+            prop_assert_eq!(before - left, open.len() as i64);
             Ok(())
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
@@ -300,18 +299,18 @@ pub(super) fn any_limits() -> impl Strategy<Value = [Params; 2]> {
 struct Histories<'a> {
     scripted: &'a mut Scripted,
     twin: State,
-    open: Vec<(HoldReceipt, f64)>,
+    open: Vec<(HoldReceipt, i64)>,
     lifetimes: [Lifetime; 2],
 }
 
 impl Histories<'_> {
     /// Does a step with a hold. Returns false if there is none to do.
-    fn step(&mut self, params: &Params, now: f64, hold: &Hold) -> bool {
+    fn step(&mut self, params: &Params, now: i64, hold: &Hold) -> bool {
         let index = |which: &Index| which.index(self.open.len());
         let change = match hold {
             Hold::None => return false,
             Hold::Begin(part, long) => {
-                let cost = (params.max_cost() * f64::from(*part) / 1e3).ceil();
+                let cost = ceil_div(params.max_cost() * i64::from(*part), 1_000);
                 let action =
                     Action::Hold { lifetime: self.lifetimes[usize::from(*long)], epoch: None };
                 let request = EngineRequest { action, ..check(cost, now) };
@@ -326,7 +325,7 @@ impl Histories<'_> {
                 if !stays {
                     self.open.swap_remove(i);
                 }
-                let used = (units * f64::from(*quarters) / 4.0).floor();
+                let used = units * i64::from(*quarters) / 4;
                 HoldChange { receipt, units, action: HoldAction::End { used } }
             }
             Hold::Renew(which, long) => {
@@ -377,11 +376,11 @@ fn agree(
     steady: bool,
 ) {
     let (window, _) = super::agreement::window_and_max_cost(&limits[0]);
-    let lifetime = |part: u32| Lifetime::new((window * f64::from(part) / 1e3).max(1.0) as u64);
+    let lifetime = |part: u32| Lifetime::new((window * i64::from(part) / 1_000).max(1) as u64);
     let lifetimes = [lifetime(thousandths), lifetime(thousandths / 7 + 1)];
-    let twin = State::Initial;
+    let twin = State::default();
     let mut histories = Histories { scripted, twin, open: vec![], lifetimes };
-    let (mut now, mut current, mut admitted) = (1.7e15, 0, vec![]);
+    let (mut now, mut current, mut admitted) = (START, 0, vec![]);
     let goes_back = !steady && goes_back(steps);
     for (step, hold) in steps.iter().zip(holds) {
         if step.switch && !steady {
@@ -389,8 +388,8 @@ fn agree(
         }
         let params = &limits[current];
         now += step.ahead(params, goes_back);
-        if histories.scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= now) {
-            histories.twin = State::Initial;
+        if histories.scripted.expiry().is_some_and(|expiry| expiry * 1_000 <= now) {
+            histories.twin = State::default();
         }
         let releases = step.releases(&mut admitted);
         if histories.step(params, now, hold) {
@@ -410,7 +409,7 @@ fn agree(
         let context = format!("{step:?} {hold:?} at {now}");
         let peek = EngineRequest { action: Action::Peek, ..check(1, now) };
         let reset = histories.twin.clone().decide(params, peek).reset;
-        let expiry = histories.scripted.expiry().unwrap_or(0.0) * 1e3;
+        let expiry = histories.scripted.expiry().unwrap_or(0) * 1_000;
         // A clock that steps back makes the key stay longer than its expiry says, and after a
         // change of the quota no call has set the expiry yet.
         if histories.twin.is_held() && steady {
@@ -430,7 +429,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
     let scripted: Vec<_> =
         (0..3).map(|i| RefCell::new(Scripted::new(&server, &format!("{{key}}{i}")))).collect();
     let limits = prop::collection::vec(any_limits().prop_map(|[params, _]| params), 2..4);
-    let charges = prop::collection::vec((any::<u8>(), 1_u32..600, 0.0_f64..1.5), 1..30);
+    let charges = prop::collection::vec((any::<u8>(), 1_u32..600, 0_i64..1_500), 1..30);
     let config = ProptestConfig {
         cases: 300,
         max_shrink_iters: 300,
@@ -442,14 +441,14 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
             let mut scripted: Vec<_> =
                 scripted[..limits.len()].iter().map(RefCell::borrow_mut).collect();
             scripted.iter_mut().for_each(|scripted| scripted.forget());
-            let mut states = vec![State::Initial; limits.len()];
+            let mut states = vec![State::default(); limits.len()];
             let (window, _) = super::agreement::window_and_max_cost(&limits[0]);
-            let most = limits.iter().map(Params::max_cost).fold(f64::INFINITY, f64::min);
-            let lifetime = Lifetime::new((window * 0.4).max(1.0) as u64);
+            let most = limits.iter().map(Params::max_cost).fold(i64::MAX, i64::min);
+            let lifetime = Lifetime::new((window * 2 / 5).max(1) as u64);
             let mut now = START;
             for (holds, part, ahead) in charges {
-                now += (window * ahead).floor();
-                let cost = (most * f64::from(part) / 1e3).ceil();
+                now += window * ahead / 1_000;
+                let cost = ceil_div(most * i64::from(part), 1_000);
                 let request = |(i, params): (usize, &Params)| {
                     let holds = params.can_hold() && (holds & 1 << i != 0 || !params.spends());
                     let hold = Action::Hold { lifetime, epoch: None };
@@ -458,8 +457,8 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
                 };
                 let requests: Vec<_> = limits.iter().enumerate().map(request).collect();
                 for (state, scripted) in states.iter_mut().zip(&mut scripted) {
-                    if scripted.expiry().is_some_and(|expiry| expiry * 1e3 <= now) {
-                        *state = State::Initial;
+                    if scripted.expiry().is_some_and(|expiry| expiry * 1_000 <= now) {
+                        *state = State::default();
                     }
                 }
                 let step = |i: usize, request: &_| states[i].decide(&limits[i], *request);

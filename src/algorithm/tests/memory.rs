@@ -10,15 +10,15 @@ use tokio::{runtime, time::advance};
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
-        Lifetime, Params, Release, State,
+        Lifetime, Params, Release, State, arithmetic::ceil_div,
     },
     agreement::{Step, large, lasting, params, step, steps},
-    backends::{Backend, Holds, RedisServer, Scripted, check, reply_of},
+    backends::{Backend, Holds, RedisServer, START, Scripted, check, reply_of},
     changes,
     contract::{all_with, now_or_never},
 };
 use crate::{
-    decision::{Outcome, Receipt, Source},
+    decision::{Receipt, Source},
     keys::Key,
     quota::Quota,
     store::{
@@ -98,11 +98,11 @@ fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
                     clock.advance(window * visit.ahead / 1_000);
                     for _ in 0..visit.new_keys {
                         used += 1;
-                        let _ = decide(&shared, &settings, &format!("new {used}"), check(1, 0.0));
+                        let _ = decide(&shared, &settings, &format!("new {used}"), check(1, 0));
                     }
-                    let max_wait = (window * visit.max_wait / 1_000).as_micros() as f64;
+                    let max_wait = (window * visit.max_wait / 1_000).as_micros() as i64;
                     let (action, cost) = (lasting(visit.action, max_wait), visit.cost);
-                    let request = EngineRequest { action, max_wait, ..check(cost, 0.0) };
+                    let request = EngineRequest { action, max_wait, ..check(cost, 0) };
                     let single = decide(&singles[visit.key], &settings, "key", request);
                     let reply = decide(&shared, &settings, &format!("key {}", visit.key), request);
                     prop_assert_eq!(reply, single, "{} {} {:?}", algorithm, quota, visit);
@@ -158,9 +158,9 @@ impl TestClock {
 }
 
 fn history(clock: &TestClock, params: [Params; 2], steps: &[Step]) {
-    let mut both = Both { store: clock.store(), twin: State::Initial };
+    let mut both = Both { store: clock.store(), twin: State::default() };
     let (mut settings, mut other) = (settings(params[0]), settings(params[1]));
-    let mut now = 0.0; // the clock of the store
+    let mut now = 0; // the clock of the store
     let mut admitted = vec![];
     for step in steps {
         if step.switch {
@@ -195,7 +195,7 @@ impl Both {
     fn decide(&mut self, settings: &Arc<Settings>, request: EngineRequest) -> EngineReply {
         let reply = self.twin.decide(&settings.params, request);
         let spent = reply.admitted && request.action.commits();
-        let expected = EngineReply { instant: if spent { reply.instant } else { 0.0 }, ..reply };
+        let expected = EngineReply { instant: if spent { reply.instant } else { 0 }, ..reply };
         let decided = decide(&self.store, settings, "key", request);
         assert_eq!(decided, expected, "{settings:?} {request:?} {:?}", self.twin);
         reply
@@ -223,16 +223,16 @@ pub(super) fn decide(
 
 #[tokio::test(start_paused = true)]
 async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
-    let spend = |cost: u32| EngineRequest { action: Action::Spend, ..check(cost, 0.0) };
+    let spend = |cost: u32| EngineRequest { action: Action::Spend, ..check(cost, 0) };
     let largest = Quota::per_day(7).burst(255_675); // refills in 100 years
     let fast = Quota::per_second(17).burst(35);
     for (quota, requests) in [
-        (largest, vec![check(1_u32, 0.0), check(255_674_u32, 0.0), check(1_u32, 0.0)]),
-        (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0.0)]),
-        (fast, vec![spend(100), check(3_u32, 0.0)]),
+        (largest, vec![check(1_u32, 0), check(255_674_u32, 0), check(1_u32, 0)]),
+        (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0)]),
+        (fast, vec![spend(100), check(3_u32, 0)]),
     ] {
         let settings = settings(Params::new(Algorithm::token_bucket(), quota).unwrap());
-        let mut both = Both { store: MemoryStore::new(), twin: State::Initial };
+        let mut both = Both { store: MemoryStore::new(), twin: State::default() };
         for request in requests {
             both.decide(&settings, request);
         }
@@ -276,12 +276,12 @@ struct Shared<'a> {
     store: MemoryStore,
     when_full: Option<WhenFull>,
     scripted: &'a mut Scripted,
-    now: f64,
+    now: i64,
     /// The settings of all quotas, and the indices of the quotas that the limiters have.
     settings: Vec<Arc<Settings>>,
     limiters: [usize; 2],
     new_keys: u32,
-    admitted: Vec<(f64, f64)>,
+    admitted: Vec<(i64, i64)>,
     open: Vec<(HoldReceipt, HoldReceipt, u64)>,
 }
 
@@ -295,7 +295,7 @@ impl Shared<'_> {
             Event::SetQuota(which) => self.limiters[limiter] = which.index(self.settings.len()),
             Event::Reset => {
                 // A hold of the same instant would have the same epoch in Redis.
-                self.pass(1.0);
+                self.pass(1);
                 self.forget();
             }
             Event::NewKeys(keys) => self.insert(*keys)?,
@@ -306,7 +306,7 @@ impl Shared<'_> {
         Ok(())
     }
 
-    fn pass(&mut self, time: f64) {
+    fn pass(&mut self, time: i64) {
         now_or_never(advance(Duration::from_micros(time as u64)));
         self.now += time;
     }
@@ -323,14 +323,14 @@ impl Shared<'_> {
         let mut stored = decide(&self.store, settings, "key", request);
         let is_spent = scripted.admitted && request.action.commits();
         let mut expected = EngineReply {
-            wait: if scripted.wait.is_finite() { scripted.wait } else { 0.0 },
-            instant: if is_spent { scripted.instant - START } else { 0.0 },
-            held: 0.0,
+            wait: Some(scripted.wait.unwrap_or(0)),
+            instant: if is_spent { scripted.instant - START } else { 0 },
+            held: 0,
             ..scripted
         };
         // In Redis, it includes the lifetime of the holds.
-        if scripted.held > 0.0 {
-            (stored.reset, expected.reset) = (0.0, 0.0);
+        if scripted.held > 0 {
+            (stored.reset, expected.reset) = (0, 0);
         }
         [stored, expected]
     }
@@ -366,7 +366,7 @@ impl Shared<'_> {
         if !params.can_hold() {
             return Ok(());
         }
-        let cost = (params.max_cost() * f64::from(part) / 1e3).ceil();
+        let cost = ceil_div(params.max_cost() * i64::from(part), 1_000);
         let action = Action::Hold { lifetime: Lifetime::new(LIFETIME), epoch: None };
         let request = EngineRequest { action, ..check(cost, self.now) };
         let scripted = self.scripted.decide(params, request);
@@ -385,7 +385,7 @@ impl Shared<'_> {
             _ => None,
         };
         prop_assert_eq!(outcome.decision.is_allowed(), scripted.admitted, "hold {}", cost);
-        prop_assert_eq!(outcome.decision.remaining() as f64, scripted.remaining, "hold {}", cost);
+        prop_assert_eq!(outcome.decision.remaining() as i64, scripted.remaining, "hold {}", cost);
         if let (Some(stored), Some(scripted)) = (stored, scripted.hold) {
             self.open.push((stored, scripted, cost as u64));
         }
@@ -407,8 +407,8 @@ impl Shared<'_> {
             units,
             used,
         });
-        let action = HoldAction::End { used: used as f64 };
-        let change = HoldChange { receipt: scripted, units: units as f64, action };
+        let action = HoldAction::End { used: used as i64 };
+        let change = HoldChange { receipt: scripted, units: units as i64, action };
         self.scripted.change_holds(&settings.params, self.now, &[change]);
     }
 
@@ -437,18 +437,17 @@ impl Shared<'_> {
             peeks.push(self.decide(&settings, peek));
         }
         if self.when_full.is_some() && peeks.iter().any(|[stored, scripted]| stored != scripted) {
-            let is_used_up = peeks.iter().all(|[_, scripted]| scripted.remaining == 0.0);
+            let is_used_up = peeks.iter().all(|[_, scripted]| scripted.remaining == 0);
             let is_kept = is_used_up && self.when_full == Some(WhenFull::RejectNewKeys);
             let observe = EngineRequest::observe(self.now);
             let held = self.scripted.decide(&self.settings[0].params, observe).held;
-            prop_assert!(!is_kept && held == 0.0, "evicted: {:?}", peeks);
+            prop_assert!(!is_kept && held == 0, "evicted: {:?}", peeks);
             self.forget();
         }
         Ok(())
     }
 }
 
-const START: f64 = 1.7e15;
 /// In microseconds: no hold expires, as none does in memory.
 const LIFETIME: u64 = 100_000_000_000_000;
 

@@ -85,7 +85,7 @@ struct Open {
 struct Both {
     store: MemoryStore,
     twin: State,
-    now: f64,
+    now: i64,
     epochs: u64,
     open: Vec<Open>,
     lost: Arc<Lost>,
@@ -98,8 +98,8 @@ impl Both {
         observers.add(lost.clone());
         Self {
             store: MemoryStore::new(),
-            twin: State::Initial,
-            now: 0.0,
+            twin: State::default(),
+            now: 0,
             epochs: 0,
             open: vec![],
             lost,
@@ -112,15 +112,15 @@ impl Both {
             Step::Hold { units } => self.hold(settings, units),
             Step::End { which, used } => self.end(settings, which, used),
             Step::Reset => {
-                self.twin = State::Initial;
+                self.twin = State::default();
                 drop(self.store.reset(settings, &Key::from("key")));
             }
-            Step::Block { micros } => self.act(settings, Action::Block { duration: micros }),
+            Step::Block { micros } => self.act(settings, Action::Block { duration: micros as i64 }),
             Step::Unblock => self.act(settings, Action::Unblock),
             Step::Switch => {}
             Step::Advance { micros } => {
                 now_or_never(advance(Duration::from_micros(micros)));
-                self.now += micros as f64;
+                self.now += micros as i64;
             }
         }
         self.act(settings, Action::Peek);
@@ -135,7 +135,7 @@ impl Both {
             return; // the limiter returns an error
         }
         self.epochs += 1;
-        let action = Action::Hold { lifetime: Lifetime::ENDLESS, epoch: Some(self.epochs) };
+        let action = Action::Hold { lifetime: Lifetime::ENDLESS, epoch: Some(self.epochs as i64) };
         let request = self.request(action, units);
         let twin = settings.params.step(&mut self.twin, &request);
         let held = self.decide(settings, Action::Check, units, twin);
@@ -156,7 +156,10 @@ impl Both {
             units: count(units),
             action: HoldAction::End { used: count(used) },
         };
-        let replies = settings.params.change_holds(&mut self.twin, self.now, 0.0, &[change]);
+        let mut replies = vec![];
+        settings.params.change_holds(&mut self.twin, self.now, 0, &[change], |reply| {
+            replies.push(reply);
+        });
         let algorithm = settings.params.kind();
         let (key, observers) = (&Key::from("key"), &self.observers);
         let before = self.lost.0.load(Relaxed);
@@ -179,7 +182,7 @@ impl Both {
         self.decide(settings, action, 1, twin);
     }
 
-    /// Decides by the path for all requests. Returns the receipt of a hold.
+    /// Decides in the store. Returns the receipt of a hold.
     fn decide(
         &self,
         settings: &Arc<Settings>,
@@ -197,10 +200,10 @@ impl Both {
             _ => None,
         };
         if receipt.is_none() {
-            assert_eq!(outcome.decision.held() as f64, twin.held);
+            assert_eq!(outcome.decision.held() as i64, twin.held);
         }
-        let wait = if twin.wait.is_finite() { twin.wait } else { 0.0 };
-        let expected = EngineReply { wait, instant: 0.0, held: 0.0, ..without_hold(twin) };
+        let wait = Some(twin.wait.unwrap_or(0));
+        let expected = EngineReply { wait, instant: 0, held: 0, ..without_hold(twin) };
         assert_eq!(reply_of(outcome), expected);
         receipt
     }

@@ -7,7 +7,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::{
     super::{Action, Algorithm, EngineRequest, Params, Refill, Release, State},
     agreement::{both, large},
-    backends::{Backend, RedisServer, Scripted, check},
+    backends::{Backend, RedisServer, START, Scripted, check},
 };
 use crate::quota::{MAX_UNITS, Quota};
 
@@ -55,8 +55,8 @@ fn admitted(
     requests: &[Request],
 ) -> Outcome {
     let params = Params::new(algorithm, quota).unwrap();
-    let part = |thousandths: u32| (quota.window_us() as f64 * f64::from(thousandths) / 1e3).floor();
-    let mut now = 1.7e15;
+    let part = |thousandths: u32| quota.window_us() as i64 * i64::from(thousandths) / 1_000;
+    let mut now = START;
     let (mut admitted, mut history): Outcome = Default::default();
     // Requests that have proceeded are released, too. A window stays at its instant, even if its
     // first request is released.
@@ -68,7 +68,7 @@ fn admitted(
         let passed = admitted.partition_point(is_past);
         if let Some(which) = dropped.filter(|_| passed < admitted.len()) {
             let request = admitted.remove(passed + which.index(admitted.len() - passed));
-            let release = release(request.cost as f64, request.instant as f64);
+            let release = release(request.cost as i64, request.instant as i64);
             backend.release(&params, now, &[release]);
             history.push(Err(request));
         }
@@ -79,7 +79,7 @@ fn admitted(
         let request = EngineRequest { max_wait, ..check(cost, now) };
         let reply = backend.decide(&params, request);
         if reply.admitted {
-            let instant = (now + reply.wait) as u128;
+            let instant = (now + reply.known_wait()) as u128;
             admitted.push(Admitted { arrival: now as u128, instant, cost: cost.into() });
             history.push(Ok(admitted[admitted.len() - 1]));
         }
@@ -100,7 +100,7 @@ fn always_in_history(
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
     TestRunner::new(config)
         .run(&(quotas(), requests(), 0..10), |(quota, requests, scripted)| {
-            let twin = admitted(&mut State::Initial, algorithm, quota, &requests);
+            let twin = admitted(&mut State::default(), algorithm, quota, &requests);
             let (proceeded, history) = &twin;
             prop_assert!(holds(quota, proceeded, history), "{algorithm} {quota}: {history:?}");
             let in_order = proceeded.is_sorted_by_key(|request| request.instant);
@@ -115,7 +115,7 @@ fn always_in_history(
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-fn release(units: f64, instant: f64) -> Release {
+fn release(units: i64, instant: i64) -> Release {
     Release { instant: Some(instant), units }
 }
 
@@ -127,15 +127,15 @@ fn reservations_that_are_released_leave_no_trace() {
         .run(&(quotas(), costs, order, 0_u32..50), |(quota, costs, order, ahead)| {
             for (algorithm, quota) in super::contract::all_with(quota) {
                 let params = Params::new(algorithm, quota).unwrap();
-                let mut now = 1.7e15;
-                let mut state = State::Initial;
+                let mut now = START;
+                let mut state = State::default();
                 while state.decide(&params, check(cost_of(1, quota), now)).admitted {}
-                now += (quota.window_us() as f64 / quota.limit() as f64 / 2.0).floor();
+                now += quota.window_us() as i64 / quota.limit() as i64 / 2;
                 let before = state.clone();
 
                 let mut reserved = vec![];
                 for cost in &costs {
-                    let cost = cost_of(*cost, quota) as f64;
+                    let cost = cost_of(*cost, quota) as i64;
                     let max_wait = params.max_reservable();
                     let reply =
                         state.decide(&params, EngineRequest { max_wait, ..check(cost, now) });
@@ -143,14 +143,14 @@ fn reservations_that_are_released_leave_no_trace() {
                         reserved.push((cost, reply.instant));
                     }
                     // All of them still wait.
-                    let first = reserved.first().map_or(f64::INFINITY, |&(_, instant)| instant);
-                    now = (now + f64::from(ahead)).min(first - 1.0).max(now);
+                    let first = reserved.first().map_or(i64::MAX, |&(_, instant)| instant);
+                    now = (now + i64::from(ahead)).min(first - 1).max(now);
                 }
                 while !reserved.is_empty() {
                     let (cost, instant) = reserved.swap_remove(order.index(reserved.len()));
                     state.release(&params, now, &[release(cost, instant)]);
                 }
-                for later in [0.0, 1e3, 1e6, 1e9] {
+                for later in [0, 1_000, 1_000_000, 1_000_000_000] {
                     let peek = EngineRequest { action: Action::Peek, ..check(1, now + later) };
                     let expected = before.clone().decide(&params, peek);
                     prop_assert_eq!(
@@ -285,20 +285,20 @@ fn a_leaky_bucket_releases_requests_at_its_rate() {
 /// and the units that the quota allows in that time.
 fn long_run(algorithm: Algorithm, quota: Quota, cost: u64, denials: u32) -> (f64, f64) {
     let params = Params::new(algorithm, quota).unwrap();
-    let mut state = State::Initial;
-    let start = 1.7e15;
+    let mut state = State::default();
+    let start = START;
     let (mut now, mut spent) = (start, 0.0);
     for _ in 0..denials {
         loop {
             let reply = state.decide(&params, check(cost, now));
             if !reply.admitted {
-                now += reply.wait;
+                now += reply.known_wait();
                 break;
             }
             spent += cost as f64;
         }
     }
-    (spent, quota.limit() as f64 * (now - start) / quota.window_us() as f64)
+    (spent, quota.limit() as f64 * (now - start) as f64 / quota.window_us() as f64)
 }
 
 #[test]
@@ -357,16 +357,16 @@ fn a_shaper_does_not_drift() {
         Quota::per_day(7),
     ] {
         let params = Params::new(Algorithm::LeakyBucket, quota).unwrap();
-        let mut state = State::Initial;
-        let mut now = 1.7e15;
+        let mut state = State::default();
+        let mut now = START;
         let start = now;
         let departures = 1_000_000;
         for _ in 0..departures {
             let max_wait = params.max_reservable();
-            let reply = state.decide(&params, EngineRequest { max_wait, ..check(1.0, now) });
-            now += if reply.admitted { reply.wait } else { panic!("{quota}: {reply:?}") };
+            let reply = state.decide(&params, EngineRequest { max_wait, ..check(1, now) });
+            now += if reply.admitted { reply.known_wait() } else { panic!("{quota}: {reply:?}") };
         }
-        let allowed = quota.limit() as f64 * (now - start) / quota.window_us() as f64;
+        let allowed = quota.limit() as f64 * (now - start) as f64 / quota.window_us() as f64;
         let share = f64::from(departures - 1) / allowed;
         assert!((1.0 - 1.5e-6..=1.0).contains(&share), "{quota}: {share}");
     }
@@ -384,8 +384,8 @@ fn a_burst_at_one_instant_admits_exactly_the_burst() {
         for algorithm in [Algorithm::token_bucket(), Algorithm::LeakyBucket] {
             let params = Params::new(algorithm, quota).unwrap();
             let max_wait = params.default_wait();
-            let request = EngineRequest { max_wait, ..check(1.0, 1.7e15) };
-            let mut state = State::Initial;
+            let request = EngineRequest { max_wait, ..check(1, START) };
+            let mut state = State::default();
             let count = (0..).take_while(|_| state.decide(&params, request).admitted).count();
             assert_eq!(count, quota.burst_size() as usize, "{algorithm} {quota}");
         }
@@ -395,7 +395,7 @@ fn a_burst_at_one_instant_admits_exactly_the_burst() {
 #[test]
 fn a_change_of_the_quota_keeps_the_used_units() {
     let all = |quota| super::contract::all_with(quota).into_iter();
-    let check = |params: &Params, state: &mut State, cost: u32, now: f64| {
+    let check = |params: &Params, state: &mut State, cost: u32, now: i64| {
         let max_wait = params.default_wait();
         state.decide(params, EngineRequest { max_wait, ..check(cost, now) })
     };
@@ -403,30 +403,36 @@ fn a_change_of_the_quota_keeps_the_used_units() {
     for ((algorithm, slow), (_, fast)) in all(slow).zip(all(fast)) {
         let slow = Params::new(algorithm, slow).unwrap();
         let fast = Params::new(algorithm, fast).unwrap();
-        let now = 1.7e15;
+        let now = START;
 
-        let mut state = State::Initial;
+        let mut state = State::default();
         assert!(check(&slow, &mut state, 10, now).admitted);
-        let raised = check(&fast, &mut state, 10, now + 60e6);
-        assert!(raised.admitted || raised.wait <= 2e6, "{algorithm}: {raised:?}");
+        let raised = check(&fast, &mut state, 10, now + 60_000_000);
+        assert!(raised.admitted || raised.known_wait() <= 2_000_000, "{algorithm}: {raised:?}");
 
-        let mut state = State::Initial;
+        let mut state = State::default();
         assert!(check(&fast, &mut state, 10, now).admitted);
         let before = state.clone();
-        let lowered = check(&slow, &mut state, 1, now + 1e3);
-        assert!(!lowered.admitted && lowered.wait > 0.9e6, "{algorithm}: {lowered:?}");
+        let lowered = check(&slow, &mut state, 1, now + 1_000);
+        assert!(!lowered.admitted && lowered.known_wait() > 900_000, "{algorithm}: {lowered:?}");
         assert_eq!(state, before, "{algorithm}: a denied check converts the state");
-        let retry = check(&slow, &mut state, 1, now + 1e3 + lowered.wait - 1.0);
+        let retry = check(&slow, &mut state, 1, now + 1_000 + lowered.known_wait() - 1);
         // A shaper reports no earlier time than its own.
         assert!(!retry.admitted || slow.shapes(), "{algorithm} forgets what was used");
         // By the quota that counted it, it is over.
-        assert!(check(&slow, &mut state, 1, now + 1e3 + lowered.wait).admitted, "{algorithm}");
+        assert!(
+            check(&slow, &mut state, 1, now + 1_000 + lowered.known_wait()).admitted,
+            "{algorithm}"
+        );
 
-        let mut state = State::Initial;
+        let mut state = State::default();
         assert!(check(&fast, &mut state, 5, now).admitted);
-        assert!(check(&slow, &mut state, 1, now + 1e3).admitted);
-        let lowered = check(&slow, &mut state, 5, now + 3e6);
-        assert!(!lowered.admitted && lowered.wait > 300e6, "{algorithm}: {lowered:?}");
+        assert!(check(&slow, &mut state, 1, now + 1_000).admitted);
+        let lowered = check(&slow, &mut state, 5, now + 3_000_000);
+        assert!(
+            !lowered.admitted && lowered.known_wait() > 300_000_000,
+            "{algorithm}: {lowered:?}"
+        );
     }
 }
 
@@ -436,10 +442,10 @@ fn replicas_with_different_quotas_still_admit_requests() {
     for other in [Quota::per_second(20), Quota::new(10, Duration::from_secs(2))] {
         for ((algorithm, quota), (_, other)) in one.clone().zip(super::contract::all_with(other)) {
             let params = [quota, other].map(|quota| Params::new(algorithm, quota).unwrap());
-            let mut state = State::Initial;
+            let mut state = State::default();
             let checks = 600;
             let admitted = (0..checks).filter(|i| {
-                let now = 1.7e15 + f64::from(*i) * 1e5;
+                let now = START + i64::from(*i) * 100_000;
                 state.decide(&params[*i as usize % 2], check(1, now)).admitted
             });
             // At least half of the units that the stricter quota allows in a minute.
@@ -451,7 +457,7 @@ fn replicas_with_different_quotas_still_admit_requests() {
 
 #[test]
 fn the_largest_reduction_of_a_quota_keeps_the_wait_within_bounds() {
-    let most = (36_525.0 + 366.0) * 86_400e6;
+    let most = (36_525 + 366) * 86_400_000_000;
     let lowest = Quota::new(1, Duration::from_secs(366 * 86_400));
     for highest in
         [Quota::per_second(1_000_000), Quota::new(u32::MAX.into(), Duration::from_millis(1))]
@@ -460,11 +466,11 @@ fn the_largest_reduction_of_a_quota_keeps_the_wait_within_bounds() {
         for ((algorithm, high), (_, low)) in pairs.zip(super::contract::all_with(lowest)) {
             let high = Params::new(algorithm, high).unwrap();
             let low = Params::new(algorithm, low).unwrap();
-            let mut state = State::Initial;
-            let spent = state.decide(&high, check(highest.limit(), 1.7e15));
+            let mut state = State::default();
+            let spent = state.decide(&high, check(highest.limit(), START));
             assert!(spent.admitted);
-            let denied = state.decide(&low, check(1, 1.7e15 + 1.0));
-            assert!(!denied.admitted && denied.wait <= most, "{algorithm}: {denied:?}");
+            let denied = state.decide(&low, check(1, START + 1));
+            assert!(!denied.admitted && denied.known_wait() <= most, "{algorithm}: {denied:?}");
             assert!(denied.reset <= most, "{algorithm}: {denied:?}");
         }
     }
@@ -473,18 +479,18 @@ fn the_largest_reduction_of_a_quota_keeps_the_wait_within_bounds() {
 #[test]
 fn a_refund_returns_the_oldest_units_so_that_the_log_keeps_its_guarantee() {
     let params = Params::new(Algorithm::SlidingLog, Quota::per_second(10)).unwrap();
-    let mut state = State::Initial;
-    let mut decide = |action, cost, ms: f64| {
-        let request = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
+    let mut state = State::default();
+    let mut decide = |action, cost, ms: i64| {
+        let request = EngineRequest { action, ..check(cost, START + ms * 1_000) };
         state.decide(&params, request)
     };
-    assert!(decide(Action::Check, 5.0, 0.0).admitted);
-    assert!(decide(Action::Check, 5.0, 900.0).admitted);
-    assert_eq!(decide(Action::Refund, 5.0, 900.0).remaining, 5.0);
-    assert!(decide(Action::Check, 5.0, 900.0).admitted);
-    assert!(!decide(Action::Check, 1.0, 1000.0).admitted);
-    assert_eq!(decide(Action::Refund, 3.0, 1000.0).remaining, 3.0);
-    assert_eq!(decide(Action::Refund, 100.0, 1000.0).reset, 0.0);
+    assert!(decide(Action::Check, 5, 0).admitted);
+    assert!(decide(Action::Check, 5, 900).admitted);
+    assert_eq!(decide(Action::Refund, 5, 900).remaining, 5);
+    assert!(decide(Action::Check, 5, 900).admitted);
+    assert!(!decide(Action::Check, 1, 1_000).admitted);
+    assert_eq!(decide(Action::Refund, 3, 1_000).remaining, 3);
+    assert_eq!(decide(Action::Refund, 100, 1_000).reset, 0);
 }
 
 #[test]
@@ -496,16 +502,16 @@ fn reservations_stay_ahead_when_the_quota_is_changed() {
             continue;
         }
         let params = Params::new(algorithm, quota).unwrap();
-        let now = 1.7e15;
-        let mut state = State::Initial;
-        let mut last = 0.0;
+        let now = START;
+        let mut state = State::default();
+        let mut last = 0;
         for _ in 0..6 {
-            let request = EngineRequest { max_wait: 60e6, ..check(10, now) };
-            last = state.decide(&params, request).wait;
+            let request = EngineRequest { max_wait: 60_000_000, ..check(10, now) };
+            last = state.decide(&params, request).known_wait();
         }
         let other = Params::new(algorithm, other).unwrap();
         let denied = state.decide(&other, check(1, now));
-        assert!(denied.wait > last, "{algorithm}: {} after {last}", denied.wait);
+        assert!(denied.known_wait() > last, "{algorithm}: {} after {last}", denied.known_wait());
     }
 }
 
@@ -514,22 +520,22 @@ fn reservations_delay_later_requests_no_longer_than_their_units_count() {
     let (slow, fast) = (Quota::per_second(1), Quota::per_second(1000));
     let [slow, fast] =
         [slow, fast].map(|quota| Params::new(Algorithm::token_bucket(), quota).unwrap());
-    let now = 1.7e15;
-    let mut state = State::Initial;
+    let now = START;
+    let mut state = State::default();
     for _ in 0..6 {
-        let request = EngineRequest { max_wait: 60e6, ..check(1, now) };
+        let request = EngineRequest { max_wait: 60_000_000, ..check(1, now) };
         assert!(state.decide(&slow, request).admitted);
     }
-    assert!(state.clone().decide(&slow, check(1, now)).wait > 5e6);
+    assert!(state.clone().decide(&slow, check(1, now)).known_wait() > 5_000_000);
 
     // With a higher quota, until the last of them proceeds.
-    let raised = state.clone().decide(&fast, check(1, now + 1e6));
-    assert_eq!((raised.admitted, raised.wait), (false, 4e6), "{raised:?}");
+    let raised = state.clone().decide(&fast, check(1, now + 1_000_000));
+    assert_eq!((raised.admitted, raised.known_wait()), (false, 4_000_000), "{raised:?}");
 
     // The reservations are dropped, and the units that were spent are refunded.
-    state.decide(&slow, check(1, now - 1.0));
+    state.decide(&slow, check(1, now - 1));
     let refund = EngineRequest { action: Action::Refund, ..check(6, now) };
-    assert_eq!(state.decide(&slow, refund).reset, 0.0);
+    assert_eq!(state.decide(&slow, refund).reset, 0);
     assert!(state.decide(&slow, check(1, now)).admitted);
 }
 
@@ -537,16 +543,16 @@ fn reservations_delay_later_requests_no_longer_than_their_units_count() {
 fn a_refund_returns_units_that_still_count() {
     for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 2 }] {
         let params = Params::new(algorithm, Quota::per_second(10)).unwrap();
-        let mut state = State::Initial;
-        let mut decide = |action, cost, ms: f64| {
-            let request = EngineRequest { action, ..check(cost, 1.7e15 + ms * 1e3) };
+        let mut state = State::default();
+        let mut decide = |action, cost, ms: i64| {
+            let request = EngineRequest { action, ..check(cost, START + ms * 1_000) };
             state.decide(&params, request)
         };
-        assert!(decide(Action::Check, 4.0, 0.0).admitted);
-        assert!(decide(Action::Check, 3.0, 1000.0).admitted);
+        assert!(decide(Action::Check, 4, 0).admitted);
+        assert!(decide(Action::Check, 3, 1_000).admitted);
         // The request that was admitted first no longer counts.
-        assert_eq!(decide(Action::Peek, 1.0, 1500.0).remaining, 7.0, "{algorithm}");
-        assert_eq!(decide(Action::Refund, 3.0, 1500.0).remaining, 10.0, "{algorithm}");
+        assert_eq!(decide(Action::Peek, 1, 1_500).remaining, 7, "{algorithm}");
+        assert_eq!(decide(Action::Refund, 3, 1_500).remaining, 10, "{algorithm}");
     }
 }
 
@@ -559,17 +565,17 @@ fn a_refund_leaves_the_units_of_requests_that_wait_after_the_clock_stepped_back(
     for buckets in [1, 2, 10] {
         let algorithm = Algorithm::SlidingWindow { buckets };
         let params = Params::new(algorithm, Quota::per_second(1)).unwrap();
-        let mut twin = State::Initial;
+        let mut twin = State::default();
         scripted.forget();
         let mut decide = |action, cost, max_wait, now| {
             let request = EngineRequest { action, max_wait, ..check(cost, now) };
             both(&mut scripted, &mut twin, &params, request)
         };
-        let now = 1.7e15;
-        decide(Action::Spend, 7.0, 0.0, now);
-        assert!(decide(Action::Check, 1.0, 60e6, now).wait > 1e6, "{algorithm}");
-        decide(Action::Refund, 4.0, 0.0, now - 1.0);
-        let denied = decide(Action::Check, 1.0, 0.0, now - 1.0);
-        assert!(!denied.admitted && denied.wait > 1e6, "{algorithm}: {denied:?}");
+        let now = START;
+        decide(Action::Spend, 7, 0, now);
+        assert!(decide(Action::Check, 1, 60_000_000, now).known_wait() > 1_000_000, "{algorithm}");
+        decide(Action::Refund, 4, 0, now - 1);
+        let denied = decide(Action::Check, 1, 0, now - 1);
+        assert!(!denied.admitted && denied.known_wait() > 1_000_000, "{algorithm}: {denied:?}");
     }
 }

@@ -3,23 +3,23 @@
 
 use super::{
     super::{Algorithm, Params, State},
-    backends::{Backend, check},
+    backends::{Backend, START, check},
 };
 use crate::quota::Quota;
 
 const LIMIT: u32 = 1_000;
 
 /// The maximum admitted in any window, as a multiple of the limit, of requests at the given times.
-fn overshoot(buckets: u32, times: impl Iterator<Item = f64>) -> f64 {
+fn overshoot(buckets: u32, times: impl Iterator<Item = i64>) -> f64 {
     let params =
         Params::new(Algorithm::SlidingWindow { buckets }, Quota::per_second(LIMIT.into())).unwrap();
-    let mut state = State::Initial;
+    let mut state = State::default();
     let mut inside = std::collections::VecDeque::new();
     let mut max = 0;
     for now in times {
         if state.decide(&params, check(1, now)).admitted {
             inside.push_back(now);
-            while inside.front().is_some_and(|instant| *instant <= now - 1e6) {
+            while inside.front().is_some_and(|instant| *instant <= now - 1_000_000) {
                 inside.pop_front();
             }
             max = max.max(inside.len());
@@ -29,16 +29,16 @@ fn overshoot(buckets: u32, times: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Requests at random instants, `at_once` at a time, as many as the quota allows on average.
-fn random(at_once: u32, windows: u32) -> impl Iterator<Item = f64> {
+fn random(at_once: u32, windows: u32) -> impl Iterator<Item = i64> {
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
-    let mut now = 1.7e15;
+    let mut now = START;
     let arrivals = LIMIT * windows / at_once;
     let instant = move |_| {
         seed ^= seed << 13;
         seed ^= seed >> 7;
         seed ^= seed << 17;
         let uniform = ((seed >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
-        now += (-uniform.ln() * 1e6 * f64::from(at_once) / f64::from(LIMIT)).round();
+        now += (-uniform.ln() * 1e6 * f64::from(at_once) / f64::from(LIMIT)).round() as i64;
         now
     };
     (0..arrivals).map(instant).flat_map(move |now| std::iter::repeat_n(now, at_once as usize))
@@ -46,14 +46,14 @@ fn random(at_once: u32, windows: u32) -> impl Iterator<Item = f64> {
 
 /// The limit at the end of a sub-window, and further requests while the first ones leave the
 /// window.
-fn adversary(buckets: u32) -> impl Iterator<Item = f64> {
-    let sub_window = (1e6 / f64::from(buckets)).floor();
-    let start = 1.7e15;
+fn adversary(buckets: u32) -> impl Iterator<Item = i64> {
+    let sub_window = 1_000_000 / i64::from(buckets);
+    let start = START;
     let first = std::iter::once(start);
-    let end_of_first = std::iter::repeat_n(start + sub_window - 1.0, LIMIT as usize);
+    let end_of_first = std::iter::repeat_n(start + sub_window - 1, LIMIT as usize);
     let while_it_leaves = (0..=100).flat_map(move |i| {
-        let instant = start + 1e6 + (sub_window - 2.0) * f64::from(i) / 100.0;
-        std::iter::repeat_n(instant.floor(), LIMIT as usize / 50)
+        let instant = start + 1_000_000 + (sub_window - 2) * i / 100;
+        std::iter::repeat_n(instant, LIMIT as usize / 50)
     });
     first.chain(end_of_first).chain(while_it_leaves)
 }

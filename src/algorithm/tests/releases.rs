@@ -6,8 +6,11 @@ use std::{env, time::Duration};
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::{
-    super::{Action, Algorithm, EngineRequest, Params, Refill, Release, State},
-    backends::{Backend, RedisServer, Scripted, check},
+    super::{
+        Action, Algorithm, EngineRequest, Params, Refill, Release, State, arithmetic::ceil_div,
+        table::Spent,
+    },
+    backends::{Backend, RedisServer, START, Scripted, check},
 };
 use crate::quota::Quota;
 
@@ -52,22 +55,22 @@ fn quotas() -> impl Strategy<Value = Quota> {
 /// Units that were used, in the order in which they were admitted.
 #[derive(Clone, Debug)]
 struct Use {
-    instant: f64,
+    instant: i64,
     /// Negative if they were granted.
-    used: f64,
+    used: i64,
     /// True if the request could have been denied.
     is_check: bool,
     /// The number of losses of state before.
     losses: usize,
     /// The opening of the window, if windows are fixed.
-    window: f64,
+    window: i64,
 }
 
 /// The opening of the fixed window of an instant, or else of the newest one with a reservation.
-fn window_of(state: &State, instant: Option<f64>, length: f64) -> f64 {
-    let State::FixedWindow(Some(reserved)) = state else { return 0.0 };
+fn window_of(state: &State, instant: Option<i64>, length: i64) -> i64 {
+    let Spent::FixedWindow(reserved) = &state.spent else { return 0 };
     let state = &reserved.state;
-    let ahead = instant.map_or(state.ahead(), |at| ((at - state.start) / length).floor());
+    let ahead = instant.map_or(state.ahead(), |at| (at - state.start).div_euclid(length));
     state.start + ahead * length
 }
 
@@ -79,7 +82,7 @@ trait Lossy: Backend {
 
 impl Lossy for State {
     fn lose(&mut self) {
-        *self = Self::Initial;
+        *self = Self::default();
     }
 
     fn state(&mut self, _: &Params) -> State {
@@ -107,7 +110,7 @@ struct History<'a, B> {
     limiters: [Params; 2],
     /// The index of the quota that applies.
     current: usize,
-    now: f64,
+    now: i64,
     losses: usize,
     uses: Vec<Use>,
     /// The index of each use that is not released yet, and of the quota that it was charged by.
@@ -115,12 +118,12 @@ struct History<'a, B> {
 }
 
 impl<B: Lossy> History<'_, B> {
-    fn window(&self) -> f64 {
-        self.quotas[0].window_us() as f64
+    fn window(&self) -> i64 {
+        self.quotas[0].window_us() as i64
     }
 
-    fn part_of_window(&self, thousandths: u32) -> f64 {
-        (self.window() * f64::from(thousandths) / 1e3).floor()
+    fn part_of_window(&self, thousandths: u32) -> i64 {
+        self.window() * i64::from(thousandths) / 1_000
     }
 
     /// Returns true if the quota stays. Waiting requests keep their instants when the quota is
@@ -142,10 +145,10 @@ impl<B: Lossy> History<'_, B> {
             Step::Lose => {
                 self.backend.lose();
                 self.losses += 1;
-                self.now += 1.0; // separates the uses that are lost from the next ones
+                self.now += 1; // separates the uses that are lost from the next ones
             }
             Step::Pass(thousandths, us) => {
-                self.now += self.part_of_window(*thousandths) + f64::from(*us);
+                self.now += self.part_of_window(*thousandths) + i64::from(*us);
             }
             Step::Change => self.current = 1,
         }
@@ -156,7 +159,7 @@ impl<B: Lossy> History<'_, B> {
         let max_cost = self.quotas.map(|quota| quota.limit()).into_iter().min().unwrap();
         let max_wait = match self.can_wait() {
             true => self.part_of_window(max_wait).max(params.default_wait()),
-            false => 0.0,
+            false => 0,
         };
         let request = EngineRequest { max_wait, ..check(max_cost.min(cost.into()), self.now) };
         if self.admit(request) {
@@ -185,7 +188,7 @@ impl<B: Lossy> History<'_, B> {
             let (index, charged_by) = self.open.swap_remove(which.index(self.open.len()));
             let Use { instant, used: units, .. } = self.uses[index];
             releases[charged_by].push(Release { instant: Some(instant), units });
-            self.uses[index].used = 0.0;
+            self.uses[index].used = 0;
             let grant = self.granted(units);
             self.returned(index, grant);
         }
@@ -208,7 +211,7 @@ impl<B: Lossy> History<'_, B> {
     }
 
     /// A grant of units in the window that is open now.
-    fn granted(&mut self, units: f64) -> Use {
+    fn granted(&mut self, units: i64) -> Use {
         let state = self.backend.state(&self.limiters[self.current]);
         let window = window_of(&state, Some(self.now), self.window());
         let (instant, losses) = (self.now, self.losses);
@@ -237,7 +240,7 @@ fn history(
     backend.lose();
     let limiters = quotas.map(|quota| Params::new(algorithm, quota).unwrap());
     let (uses, open) = (vec![], vec![]);
-    let (current, now, losses) = (0, 1.7e15, 0);
+    let (current, now, losses) = (0, START, 0);
     let mut history = History { backend, quotas, limiters, current, now, losses, uses, open };
     for step in steps {
         history.step(step);
@@ -258,7 +261,7 @@ fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, or
     let config = |cases| ProptestConfig { cases, failure_persistence: None, ..Default::default() };
     let strategy = (quotas, steps());
     let result = TestRunner::new(config(histories)).run(&strategy, |(quotas, steps)| {
-        history(&mut State::Initial, algorithm, quotas, &steps, oracle)
+        history(&mut State::default(), algorithm, quotas, &steps, oracle)
     });
     result.unwrap_or_else(|failure| panic!("{failure}"));
     let server = RedisServer::start();
@@ -273,18 +276,18 @@ fn histories(algorithm: Algorithm, quotas: impl Strategy<Value = [Quota; 2]>, or
 /// check and begins after the last loss. Granted units may have been used at any time before.
 fn stretches(quota: Quota, uses: &[Use], max: impl Fn(f64, f64) -> f64, last_counts: bool) -> bool {
     let burst = quota.burst_size() as f64;
-    let checks = (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0);
+    let checks = (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0);
     checks.into_iter().all(|last| {
         let Use { instant: end, losses, used, .. } = uses[last];
         let before = uses[..last].iter().filter(|u| u.losses == losses && u.instant <= end);
-        let (granted, mut before): (Vec<_>, Vec<_>) = before.partition(|u| u.used < 0.0);
-        let granted: f64 = granted.iter().map(|u| u.used).sum();
-        before.sort_by(|a, b| b.instant.total_cmp(&a.instant));
-        let mut sum = granted + if last_counts { used } else { 0.0 };
-        let mut holds = sum <= max(burst, 0.0);
+        let (granted, mut before): (Vec<_>, Vec<_>) = before.partition(|u| u.used < 0);
+        let granted: i64 = granted.iter().map(|u| u.used).sum();
+        before.sort_by_key(|u| std::cmp::Reverse(u.instant));
+        let mut sum = granted + if last_counts { used } else { 0 };
+        let mut holds = sum as f64 <= max(burst, 0.0);
         for earlier in before {
             sum += earlier.used;
-            holds &= sum <= max(burst, end - earlier.instant);
+            holds &= sum as f64 <= max(burst, (end - earlier.instant) as f64);
         }
         holds
     })
@@ -329,10 +332,10 @@ fn both_quotas() -> impl Strategy<Value = [Quota; 2]> {
 
 /// The units that are left under `params`, on the twin and on the script, after `history` on each
 /// of them.
-fn left_after(params: &Params, now: f64, history: impl Fn(&mut dyn Lossy)) -> [f64; 2] {
+fn left_after(params: &Params, now: i64, history: impl Fn(&mut dyn Lossy)) -> [i64; 2] {
     let server = RedisServer::start();
     let mut scripted = Scripted::new(&server, "{key}");
-    [&mut State::Initial as &mut dyn Lossy, &mut scripted].map(|backend| {
+    [&mut State::default() as &mut dyn Lossy, &mut scripted].map(|backend| {
         history(backend);
         backend.decide(params, EngineRequest { action: Action::Peek, ..check(1, now) }).remaining
     })
@@ -348,14 +351,14 @@ fn a_late_release_by_a_limiter_with_a_faster_quota_grants_nothing() {
     for algorithm in algorithms {
         let params = |quota| Params::new(algorithm, quota).unwrap();
         let (fast, slow) = (params(Quota::per_second(10)), params(Quota::per_day(10)));
-        let (then, now) = (1.7e15, 1.7e15 + 1.1e6);
+        let (then, now) = (START, START + 1_100_000);
         let left = left_after(&slow, now, |backend| {
             assert!(backend.decide(&fast, check(10, then)).admitted);
             assert!(backend.decide(&slow, check(10, now)).admitted);
-            let release = Release { instant: Some(then), units: 10.0 };
+            let release = Release { instant: Some(then), units: 10 };
             backend.release(&fast, now, &[release]);
         });
-        assert_eq!(left, [0.0; 2], "{algorithm}");
+        assert_eq!(left, [0; 2], "{algorithm}");
     }
 }
 
@@ -366,14 +369,14 @@ fn the_refill_of_a_much_faster_quota_may_exceed_all_integers() {
     let fast = Params::new(algorithm, Quota::per_second(18)).unwrap();
     let slow = Quota::new(1, Duration::from_secs(61 * 86_400));
     let slow = Params::new(Algorithm::token_bucket(), slow).unwrap();
-    let (then, now) = (1_807_820_001_979_996.0, 1_914_140_005_282_999.0);
+    let (then, now) = (1_807_820_001_979_996, 1_914_140_005_282_999);
     let left = left_after(&slow, now, |backend| {
-        let spend = EngineRequest { action: Action::Spend, ..check(770_946_643.0, then) };
+        let spend = EngineRequest { action: Action::Spend, ..check(770_946_643, then) };
         assert!(backend.decide(&slow, spend).admitted);
-        let release = Release { instant: Some(then), units: 192_736_661.0 };
+        let release = Release { instant: Some(then), units: 192_736_661 };
         backend.release(&fast, now, &[release]);
     });
-    assert_eq!(left, [0.0; 2]);
+    assert_eq!(left, [0; 2]);
 }
 
 #[test]
@@ -383,15 +386,15 @@ fn a_sliding_window_returns_no_units_that_a_change_of_its_quota_moved() {
         Params::new(Algorithm::SlidingWindow { buckets: 1 }, quota).unwrap()
     };
     let (before, after) = (params(60), params(40));
-    let at = |us: f64| 1.7e15 + us;
-    let left = left_after(&after, at(60e6), |backend| {
-        assert!(backend.decide(&before, check(1, at(0.0))).admitted);
-        assert!(backend.decide(&before, check(5, at(59e6))).admitted);
-        assert!(backend.decide(&after, check(4, at(59.5e6))).admitted);
-        let release = Release { instant: Some(at(59e6)), units: 5.0 };
-        backend.release(&before, at(60e6), &[release]);
+    let at = |us: i64| START + us;
+    let left = left_after(&after, at(60_000_000), |backend| {
+        assert!(backend.decide(&before, check(1, at(0))).admitted);
+        assert!(backend.decide(&before, check(5, at(59_000_000))).admitted);
+        assert!(backend.decide(&after, check(4, at(59_500_000))).admitted);
+        let release = Release { instant: Some(at(59_000_000)), units: 5 };
+        backend.release(&before, at(60_000_000), &[release]);
     });
-    assert_eq!(left, [3.0; 2]);
+    assert_eq!(left, [3; 2]);
 }
 
 #[test]
@@ -413,12 +416,12 @@ fn a_leaky_bucket_is_never_over_after_a_change_of_its_quota() {
 #[test]
 fn a_sliding_log_is_never_over() {
     never_exceeds(Algorithm::SlidingLog, |[quota, _], uses| {
-        let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
-        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
+        let (limit, window) = (quota.limit() as i64, quota.window_us() as i64);
+        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
             let counts =
                 |u: &&Use| u.losses == losses && u.instant > end - window && u.instant <= end;
-            uses[..=last].iter().filter(counts).map(|u| u.used).sum::<f64>() <= limit
+            uses[..=last].iter().filter(counts).map(|u| u.used).sum::<i64>() <= limit
         })
     });
 }
@@ -426,15 +429,15 @@ fn a_sliding_log_is_never_over() {
 #[test]
 fn a_fixed_window_is_never_over() {
     never_exceeds(Algorithm::FixedWindow, |[quota, _], uses| {
-        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
+        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0).all(|last| {
             let Use { window, losses, .. } = uses[last];
-            let length = quota.window_us() as f64;
+            let length = quota.window_us() as i64;
             // A grant can empty a window; then the next one opens.
             let is_same =
-                |u: &Use| u.window == window || u.used < 0.0 && (u.window - window).abs() < length;
+                |u: &Use| u.window == window || u.used < 0 && (u.window - window).abs() < length;
             let counts = |u: &&Use| u.losses == losses && is_same(u);
-            let sum: f64 = uses[..=last].iter().filter(counts).map(|u| u.used).sum();
-            sum <= quota.limit() as f64
+            let sum: i64 = uses[..=last].iter().filter(counts).map(|u| u.used).sum();
+            sum <= quota.limit() as i64
         })
     });
 }
@@ -442,16 +445,16 @@ fn a_fixed_window_is_never_over() {
 #[test]
 fn a_sliding_window_is_never_over() {
     fn oracle<const BUCKETS: u32>([quota, _]: [Quota; 2], uses: &[Use]) -> bool {
-        let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
-        let buckets = f64::from(BUCKETS);
+        let (limit, window) = (quota.limit() as i64, quota.window_us() as i64);
+        let buckets = i64::from(BUCKETS);
         // With any grid, the sub-windows that lie entirely inside the window count at most the
         // limit.
-        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0.0).all(|last| {
+        (0..uses.len()).filter(|last| uses[*last].is_check && uses[*last].used > 0).all(|last| {
             let Use { instant: end, losses, .. } = uses[last];
-            let inside = window - (window / buckets).ceil();
+            let inside = window - ceil_div(window, buckets);
             let counts =
                 |u: &&Use| u.losses == losses && u.instant > end - inside && u.instant <= end;
-            uses[..=last].iter().filter(counts).map(|u| u.used).sum::<f64>() <= limit
+            uses[..=last].iter().filter(counts).map(|u| u.used).sum::<i64>() <= limit
         })
     }
     never_exceeds(Algorithm::SlidingWindow { buckets: 2 }, oracle::<2>);
@@ -463,13 +466,13 @@ fn requests_of_one_instant_that_need_several_entries_of_a_log_are_all_released()
     let server = RedisServer::start();
     let quota = Quota::new(u32::MAX.into(), Duration::from_secs(1));
     let params = Params::new(Algorithm::SlidingLog, quota).unwrap();
-    let (now, all) = (1.7e15, f64::from(u32::MAX));
+    let (now, all) = (START, i64::from(u32::MAX));
     let mut scripted = Scripted::new(&server, "{key}");
-    for backend in [&mut State::Initial as &mut dyn Lossy, &mut scripted] {
+    for backend in [&mut State::default() as &mut dyn Lossy, &mut scripted] {
         assert!(backend.decide(&params, check(7, now)).admitted);
         // More than fits into the four bytes of an entry.
         backend.decide(&params, EngineRequest { action: Action::Spend, ..check(all, now) });
-        for units in [7.0, all - 9.0, 9.0] {
+        for units in [7, all - 9, 9] {
             let release = Release { instant: Some(now), units };
             backend.release(&params, now, &[release]);
         }
@@ -483,25 +486,25 @@ fn a_full_log_counts_no_more_units_and_returns_those_that_it_counts() {
     let server = RedisServer::start();
     let quota = Quota::new(1, Duration::from_secs(1));
     let params = Params::new(Algorithm::SlidingLog, quota).unwrap();
-    let (now, full) = (1.7e15, 2_f64.powi(52));
+    let (now, full) = (START, 1 << 52);
     let mut scripted = Scripted::new(&server, "{key}");
     let key = scripted.key().to_owned();
-    let numbers = |size, numbers: &[f64]| -> Vec<u8> {
+    let numbers = |size, numbers: &[i64]| -> Vec<u8> {
         numbers.iter().flat_map(|number| (*number as u64).to_le_bytes()[..size].to_vec()).collect()
     };
     // As after about a million requests of the largest cost, which would be as many entries.
     let entry = [numbers(7, &[now]), numbers(4, &[u32::MAX.into()])].concat();
-    let numbers_of_foot = [numbers(7, &[now, 0.0, 1e6, full]), numbers(4, &[0.0, 0.0, 1.0])];
+    let numbers_of_foot = [numbers(7, &[now, 0, 1_000_000, full]), numbers(4, &[0, 0, 1])];
     let log = [entry.clone(), numbers_of_foot.concat(), entry, b"S".to_vec()].concat();
     redis::cmd("SET").arg(key).arg(log).exec(&mut scripted.connection).unwrap();
-    for ahead in [1.0, 2.0] {
-        let spend = check(f64::from(u32::MAX), now + ahead);
+    for ahead in [1, 2] {
+        let spend = check(i64::from(u32::MAX), now + ahead);
         scripted.decide(&params, EngineRequest { action: Action::Spend, ..spend });
     }
-    let release = Release { instant: Some(now), units: 1.0 };
-    scripted.release(&params, now + 3.0, &[release]);
+    let release = Release { instant: Some(now), units: 1 };
+    scripted.release(&params, now + 3, &[release]);
     let bytes = scripted.bytes().expect("a log");
     assert_eq!(bytes.len(), 11 + 52, "no entry without units");
-    let foot = [numbers(7, &[full - 1.0]), numbers(4, &[0.0, 0.0, 1.0])].concat();
+    let foot = [numbers(7, &[full - 1]), numbers(4, &[0, 0, 1])].concat();
     assert_eq!(bytes[32..51], foot, "the sum, no dead entries, and one entry");
 }

@@ -12,7 +12,7 @@ use proptest::{
 use super::{
     super::{Action, EngineRequest, HoldAction, HoldChange, HoldReceipt, Lifetime, Params, State},
     agreement::{Step, steps},
-    backends::{Backend, Holds},
+    backends::{Backend, Holds, START},
     holds::any_limits,
 };
 use crate::store::{
@@ -39,11 +39,11 @@ impl Stream {
         }
     }
 
-    fn call(&mut self, command: &redis::Cmd, script: &ScriptText, now: f64) {
+    fn call(&mut self, command: &redis::Cmd, script: &ScriptText, now: i64) {
         if self.known.insert(script.hash.to_string()) {
             self.record(&[b"script", script.hash.as_bytes(), script.text.as_bytes()]);
         }
-        let now = format!("{now:.0}");
+        let now = now.to_string();
         let mut fields = vec![&b"call"[..], script.hash.as_bytes(), now.as_bytes()];
         fields.extend(command.args_iter().skip(2).map(|arg| match arg {
             redis::Arg::Simple(arg) => arg,
@@ -64,7 +64,7 @@ fn limit(key: &str, params: &Params, request: &EngineRequest) -> Limit {
 /// A history of one limiter, whose requests also go to another limit, and to further keys.
 fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[Step]) {
     stream.record(&[b"flush"]);
-    let (mut now, mut current, mut twin) = (1.7e15, 0, State::Initial);
+    let (mut now, mut current, mut twin) = (START, 0, State::default());
     let mut admitted = vec![];
     for (i, step) in steps.iter().enumerate() {
         current ^= usize::from(step.switch);
@@ -122,7 +122,7 @@ fn holds(
     request: &EngineRequest,
 ) {
     let now = request.now;
-    let lifetime = Lifetime::new(1_000_000 + request.cost.min(1e6) as u64);
+    let lifetime = Lifetime::new(1_000_000 + request.cost.min(1_000_000) as u64);
     let action = Action::Hold { lifetime, epoch: None };
     let reply = twin.decide(params, EngineRequest { action, ..*request });
     let held = Limit { lifetime: Some(lifetime), ..limit("{k}0", params, request) };
@@ -132,11 +132,11 @@ fn holds(
     let (command, script) = script::decide(Action::Check, &both);
     stream.call(&command, script, now);
 
-    let found = reply.hold.unwrap_or(HoldReceipt { epoch: now, ends: now + 1.0 });
-    let lost = HoldReceipt { epoch: now - 1.0, ends: now + 1e6 };
+    let found = reply.hold.unwrap_or(HoldReceipt { epoch: now, ends: now + 1 });
+    let lost = HoldReceipt { epoch: now - 1, ends: now + 1_000_000 };
     let change = |receipt, action| HoldChange { receipt, units: request.cost, action };
     let first = [
-        change(found, HoldAction::End { used: (request.cost / 2.0).floor() }),
+        change(found, HoldAction::End { used: request.cost / 2 }),
         change(lost, HoldAction::Renew(lifetime)),
     ];
     let second = [change(lost, HoldAction::End { used: request.cost })];

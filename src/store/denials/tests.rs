@@ -105,26 +105,26 @@ impl<'a> Request<'a> {
     }
 
     fn denied(self, wait: Duration) -> EngineReply {
-        let wait = wait.as_micros() as f64;
+        let wait = wait.as_micros() as i64;
         EngineReply {
             admitted: false,
-            wait,
-            replenish: wait / 2.0,
-            reset: 4.0 * wait,
-            ..EngineReply::uncounted(0.0)
+            wait: Some(wait),
+            replenish: wait / 2,
+            reset: 4 * wait,
+            ..EngineReply::uncounted(0)
         }
     }
 
     /// A denial of this request by a block.
     fn blocked(self, rest: Duration) -> Decision {
-        let blocked = rest.as_micros() as f64;
-        let (admitted, wait) = (false, blocked - self.max_wait);
-        self.decision(EngineReply { admitted, wait, blocked, ..EngineReply::uncounted(0.0) })
+        let blocked = rest.as_micros() as i64;
+        let (admitted, wait) = (false, Some(blocked - self.max_wait as i64));
+        self.decision(EngineReply { admitted, wait, blocked, ..EngineReply::uncounted(0) })
     }
 
     fn allowed(self, delay: Duration) -> Decision {
-        let wait = delay.as_micros() as f64;
-        self.decision(EngineReply { wait, ..EngineReply::uncounted(0.0) })
+        let wait = Some(delay.as_micros() as i64);
+        self.decision(EngineReply { wait, ..EngineReply::uncounted(0) })
     }
 
     fn decision(self, reply: EngineReply) -> Decision {
@@ -218,7 +218,7 @@ fn a_leaky_bucket_denies_until_there_is_room_and_a_request_may_wait_as_long() {
         let denials = Denials::new(HOUR);
         let request = Request { max_wait: max_wait * SECOND, ..Request::new(&settings) };
         let reply =
-            EngineReply { reset: 40.0 * SECOND, ..request.denied(seconds * 1_000 * MILLISECOND) };
+            EngineReply { reset: 40_000_000, ..request.denied(seconds * 1_000 * MILLISECOND) };
         let _ =
             request.send(&denials, start).resolve_with(&denials, request.decision(reply), || start);
         move |max_wait: f64, millis: u32| {
@@ -307,7 +307,7 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
             for (cost, max_wait, time) in flood {
                 world.now += time;
                 let settings = world.settings();
-                let max_wait = max_wait.min(params.max_reservable());
+                let max_wait = max_wait.min(params.max_reservable() as f64);
                 let request = Request { cost, max_wait, ..Request::new(&settings) };
                 match request.look_up(&world.denials, Action::Check, world.instant()) {
                     Lookup::Denied(_) => {}
@@ -316,7 +316,7 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
                         let reply = params.step(&mut world.state, &request);
                         allowed += u64::from(reply.admitted);
                         // The last thousandth of a wait is not used: clocks differ.
-                        denied += u64::from(!reply.admitted && reply.wait > 100.0);
+                        denied += u64::from(!reply.admitted && reply.known_wait() > 100);
                         let policy = settings.policy(cost.into());
                         let decision = Decision::new(policy, reply, 0.0);
                         let denials = &world.denials;
@@ -749,7 +749,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 const MAX_WAITS: [f64; 6] = [0.0, 1e3, 3e3, 8e3, 3e4, 1e6];
 
 fn block(duration: usize) -> Action {
-    Action::Block { duration: MAX_WAITS[duration] as u64 }
+    Action::Block { duration: MAX_WAITS[duration] as i64 }
 }
 
 /// A process and its store, with one key. Times are in microseconds.
@@ -766,7 +766,7 @@ struct World {
     begun: Vec<(Changing, Option<Change>, Undecided)>,
     /// Changes that were executed, of which the process does not know yet.
     executed: Vec<(Option<Change>, Undecided)>,
-    allowed: Option<(f64, u32)>,
+    allowed: Option<(i64, u32)>,
     /// The instant at which the last denied request would be allowed.
     retry_at: u64,
     remembered: u64,
@@ -779,7 +779,7 @@ impl World {
             start: Instant::now(),
             now: 0,
             speed,
-            state: State::Initial,
+            state: State::default(),
             quotas: [5, 8].map(|limit| settings(algorithm, Quota::new(limit, WINDOW))),
             quota: 0,
             in_flight: vec![],
@@ -800,12 +800,13 @@ impl World {
     }
 
     fn engine_request(&self, action: Action, cost: u32, max_wait: f64) -> EngineRequest {
-        let now = (1e15 + self.now as f64 * self.speed).floor();
-        EngineRequest { action, cost: cost.into(), max_wait, now, admission: None, blocked: 0.0 }
+        let now = (1e15 + self.now as f64 * self.speed) as i64;
+        let (cost, max_wait) = (cost.into(), max_wait as i64);
+        EngineRequest { action, cost, max_wait, now, admission: None, blocked: 0 }
     }
 
     fn request<'a>(settings: &'a Arc<Settings>, cost: u32, max_wait: usize) -> Request<'a> {
-        let max_wait = MAX_WAITS[max_wait].min(settings.params.max_reservable());
+        let max_wait = MAX_WAITS[max_wait].min(settings.params.max_reservable() as f64);
         let cost = cost.min(settings.params.max_cost() as u32);
         Request { cost, max_wait, ..Request::new(settings) }
     }
@@ -830,7 +831,7 @@ impl World {
                 let reply = settings.params.step(&mut self.state, &engine_request);
                 match reply.admitted {
                     true => self.allowed = Some((reply.instant, cost)),
-                    false => self.retry_at = self.now + reply.wait as u64,
+                    false => self.retry_at = self.now + reply.known_wait() as u64,
                 }
                 let decision = Decision::new(settings.policy(cost.into()), reply, 0.0);
                 self.in_flight.push((undecided, decision));
@@ -903,7 +904,7 @@ impl World {
                     settings.params.return_units(&mut self.state, now, &[release]);
                 }
             }
-            Changing::Reset => self.state = State::Initial,
+            Changing::Reset => self.state = State::default(),
         }
         self.executed.push((change, undecided));
     }
@@ -1029,7 +1030,7 @@ impl Several {
             let Settings { algorithm, quota, params, source, .. } = *settings(algorithms[i], quota);
             Arc::new(Settings::new(NAMES[i], algorithm, quota, params, source))
         });
-        let states = [(); LIMITS].map(|()| State::Initial);
+        let states = [(); LIMITS].map(|()| State::default());
         let (denials, start) = (Denials::new(HOUR), Instant::now());
         Self { denials, start, now: 0, settings, states, remembered: 0 }
     }
@@ -1046,14 +1047,14 @@ impl Several {
         limits: &[(usize, u32)],
         max_wait: f64,
     ) -> Decision {
-        let now = 1e15 + self.now as f64;
+        let now = 1_000_000_000_000_000 + self.now as i64;
         let request = |&(_, cost): &(usize, u32)| EngineRequest {
             action,
             cost: cost.into(),
-            max_wait,
+            max_wait: max_wait as i64,
             now,
             admission: None,
-            blocked: 0.0,
+            blocked: 0,
         };
         let requests: Vec<_> = limits.iter().map(request).collect();
         let (replies, index) = combine(&requests, |index, request| {
