@@ -184,14 +184,13 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
 impl Sealed for AnyStore {}
 
 impl Store for AnyStore {
-    #[inline]
+    #[inline(always)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        let mut answer = match self {
+        let answer = match self {
             Self::Memory(store) => store.decide(request),
-            Self::Dyn(store) => store.decide(request),
+            Self::Dyn(store) => request.copied(|request| store.decide(request)),
         };
-        report::report(request, &mut answer);
-        answer
+        report::report(request, answer)
     }
 
     fn release_in_background(

@@ -60,13 +60,17 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
 
 /// The quotient of `dividend / divisor`, rounded down. Avoids the division in the most common case,
 /// a divisor of 1.
-#[inline]
+#[inline(always)]
 pub(super) fn floor_div(dividend: i64, divisor: i64) -> i64 {
-    if divisor == 1 { dividend } else { dividend.div_euclid(divisor) }
+    match divisor {
+        1 => dividend,
+        _ if dividend >= 0 => (dividend as u64 / divisor as u64) as i64,
+        _ => dividend.div_euclid(divisor),
+    }
 }
 
 /// The quotient of a positive `dividend / divisor`, rounded up.
-#[inline]
+#[inline(always)]
 pub(super) fn ceil_div(dividend: i64, divisor: i64) -> i64 {
     if divisor == 1 { dividend } else { (dividend as u64).div_ceil(divisor as u64) as i64 }
 }

@@ -40,10 +40,13 @@ impl Params {
             return EngineReply::denied_by_block(request, rest);
         }
         let blocked = if action.can_be_denied() { rest } else { 0 };
-        let reply = self.step_held(state, &match action.blocks() {
-            true => EngineRequest::observe(now),
-            false => EngineRequest { blocked, ..*request },
-        });
+        let reply = self.step_held(
+            state,
+            &match action.blocks() {
+                true => EngineRequest::observe(now),
+                false => EngineRequest { blocked, ..*request },
+            },
+        );
         if rest > 0 {
             return reply.blocked(rest);
         }

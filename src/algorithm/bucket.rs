@@ -72,33 +72,33 @@ pub(super) fn max_debt(period: i64, lump: i64) -> i64 {
 
 impl Bucket {
     /// Returns whether this was counted at another rate.
-    #[inline]
+    #[inline(always)]
     fn is_foreign(&self, params: &BucketParams) -> bool {
         self.unit != params.unit || self.period != params.period || self.lump != params.lump
     }
 
-    #[inline]
+    #[inline(always)]
     fn lower(&mut self, parts: i64) {
-        self.debt = self.debt.saturating_sub(parts).max(0);
+        self.debt = (self.debt - parts).max(0);
         if self.debt == 0 {
             self.excess = 0;
         }
     }
 
     /// The parts of a number of units.
-    #[inline]
+    #[inline(always)]
     fn parts(&self, units: i64) -> i64 {
         units.saturating_mul(self.unit)
     }
 
     /// The parts that flow in within these periods.
-    #[inline]
+    #[inline(always)]
     fn flow(&self, periods: i64) -> i64 {
         periods.saturating_mul(self.lump)
     }
 
     /// The time in which `parts` flow in.
-    #[inline]
+    #[inline(always)]
     fn refill_time(&self, parts: i64) -> i64 {
         ceil_div(parts, self.lump).saturating_mul(self.period)
     }
@@ -142,13 +142,13 @@ impl Bucket {
         self.restart_refill(now, last, params.max_debt);
     }
 
-    #[inline]
+    #[inline(always)]
     fn time_until(&self, parts: i64, now: i64) -> i64 {
         if parts <= 0 { 0 } else { (self.refill_time(parts) - (now - self.at)).max(0) }
     }
 
     /// The time until later requests may proceed. In a leaky bucket, only the content delays them.
-    #[inline]
+    #[inline(always)]
     fn queue(&self, now: i64, params: &BucketParams) -> i64 {
         if params.shapes { 0 } else { (self.last - now).max(0) }
     }
@@ -168,7 +168,7 @@ impl Model for Bucket {
         args.into_iter().map(|number| number as f64).chain([exponent]).collect()
     }
 
-    #[inline]
+    #[inline(always)]
     fn max_cost(params: &BucketParams) -> i64 {
         params.burst + params.overdraft
     }
@@ -206,7 +206,7 @@ impl Model for Bucket {
         exact.max(Self::default_wait(params)).min(LONGEST_REFILL as i64)
     }
 
-    #[inline]
+    #[inline(always)]
     fn initial(now: i64, params: &BucketParams) -> Self {
         let BucketParams { unit, period, lump, .. } = *params;
         Self { at: now, debt: 0, excess: 0, unit, period, lump, last: 0 }
@@ -234,17 +234,17 @@ impl Model for Bucket {
         Some(state)
     }
 
-    #[inline]
+    #[inline(always)]
     fn save(&self) -> Self {
         *self
     }
 
-    #[inline]
+    #[inline(always)]
     fn restore(&mut self, saved: Self) {
         *self = saved;
     }
 
-    #[inline]
+    #[inline(always)]
     fn step_back(&mut self, now: i64) -> bool {
         let back = self.at - now;
         if back > 0 {
@@ -254,20 +254,23 @@ impl Model for Bucket {
         back > 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, now: i64) {
         let periods = floor_div(now - self.at, self.period);
         self.at += periods * self.period;
         self.lower(self.flow(periods));
     }
 
-    #[inline]
+    #[inline(always)]
     fn adopt(&mut self, now: i64, params: &BucketParams, _: &mut Self) -> Option<i64> {
         let mut over = None;
         if self.is_foreign(params) {
             let time = self.reset_after(now);
             if time > 0 {
-                self.convert(now, params);
+                // A copy: the state stays in registers otherwise.
+                let mut converted = *self;
+                converted.convert(now, params);
+                *self = converted;
             } else {
                 *self = Self::initial(now, params);
             }
@@ -280,7 +283,7 @@ impl Model for Bucket {
         over
     }
 
-    #[inline]
+    #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams) -> Earliest {
         if params.shapes {
             let room = needed.map_or(i64::MAX, |needed| params.capacity() - self.parts(needed));
@@ -296,7 +299,7 @@ impl Model for Bucket {
         wait.into()
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, params: &BucketParams) {
         // The request may proceed later than it could. Departures of a shaper are apart, still.
         let refilled = self.flow(floor_div(instant - self.at, self.period));
@@ -336,12 +339,12 @@ impl Model for Bucket {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn reset_after(&self, now: i64) -> i64 {
         self.time_until(self.debt, now)
     }
 
-    #[inline]
+    #[inline(always)]
     fn report(&self, now: i64, reset: i64, params: &BucketParams) -> Report {
         let overdrawn = params.overdrawn();
         if reset == 0 {
@@ -356,12 +359,12 @@ impl Model for Bucket {
         Report { remaining, replenish: self.time_until(missing, now).max(queue) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn open(core: Core, params: &BucketParams) -> Option<Self> {
         Some(Self { debt: core.amount, ..Self::initial(core.at, params) })
     }
 
-    #[inline]
+    #[inline(always)]
     fn close(&self, now: i64, params: &BucketParams) -> Option<Core> {
         if self.is_foreign(params) || self.excess > 0 || self.last > now {
             return None;

@@ -4,19 +4,19 @@
 use super::{
     model::{Core, Earliest, Model, Report},
     request::{Admission, EngineReply, EngineRequest, Release},
-    reservations::{Reservation, Reserved},
+    reservations::{Reservation, Reserved, Waiting},
 };
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
 /// stepped back. Returns whether the state is counted by these parameters from now on, too.
-#[inline]
+#[inline(always)]
 pub(super) fn step<M: Model>(
-    reserved: &mut Reserved<M>,
+    state: &mut M,
+    waiting: &mut Waiting<M>,
     request: &EngineRequest,
     params: &M::Params,
 ) -> (EngineReply, bool) {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
-    let state = &mut reserved.state;
     let mut saved = state.save();
     // Whether another clock or quota has counted the state, and when that state is over.
     let (mut stale, mut over) = (state.step_back(now), i64::MAX);
@@ -44,12 +44,12 @@ pub(super) fn step<M: Model>(
     let counts = admits || admitted && action.inserts() && stale;
     if counts {
         let reservation = admits.then_some(Reservation { instant, cost });
-        reserved.waiting.update(stale, now, reservation, before, params);
+        waiting.update(stale, now, reservation, before, params);
     } else {
         (reset, replenish) = (reset.min(over), replenish.min(over));
         state.restore(saved);
-        if action.inserts() {
-            reserved.follow_clock(now);
+        if action.inserts() && state.step_back(now) {
+            waiting.0 = None;
         }
     }
     let reply = EngineReply::uncounted(instant);
@@ -58,18 +58,16 @@ pub(super) fn step<M: Model>(
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
 /// decision: nothing is changed then.
-#[inline]
+#[inline(never)]
 pub(super) fn step_core<M: Model>(
     core: &mut Core,
     request: &EngineRequest,
     params: &M::Params,
 ) -> Option<EngineReply> {
-    let mut reserved = Reserved::new(M::open(*core, params)?);
-    let (reply, _) = step(&mut reserved, request, params);
-    if !reserved.waiting.is_empty() {
-        return None;
-    }
-    *core = reserved.state.close(request.now, params)?;
+    let (mut state, mut waiting) = (M::open(*core, params)?, Waiting(None));
+    let (reply, _) = step(&mut state, &mut waiting, request, params);
+    let Waiting(None) = waiting else { return None };
+    *core = state.close(request.now, params)?;
     Some(reply)
 }
 

@@ -88,7 +88,7 @@ impl Model for FixedWindowState {
         FixedWindowParams { limit: params.limit - held, ..*params }
     }
 
-    #[inline]
+    #[inline(always)]
     fn initial(now: i64, params: &FixedWindowParams) -> Self {
         Self { start: now, last: now, count: 0, length: params.window }
     }
@@ -99,17 +99,17 @@ impl Model for FixedWindowState {
         Some(Self { start, last, count, length })
     }
 
-    #[inline]
+    #[inline(always)]
     fn save(&self) -> Self {
         *self
     }
 
-    #[inline]
+    #[inline(always)]
     fn restore(&mut self, saved: Self) {
         *self = saved;
     }
 
-    #[inline]
+    #[inline(always)]
     fn step_back(&mut self, now: i64) -> bool {
         let back = self.start - now;
         if back > 0 {
@@ -119,7 +119,7 @@ impl Model for FixedWindowState {
         back > 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, now: i64) {
         let windows = self.index_of(now);
         if windows > self.ahead() {
@@ -128,7 +128,7 @@ impl Model for FixedWindowState {
         self.start += windows * self.length;
     }
 
-    #[inline]
+    #[inline(always)]
     fn adopt(&mut self, now: i64, params: &FixedWindowParams, _: &mut Self) -> Option<i64> {
         let mut over = None;
         if self.length != params.window {
@@ -147,14 +147,14 @@ impl Model for FixedWindowState {
         over
     }
 
-    #[inline]
+    #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &FixedWindowParams) -> Earliest {
         let full = needed.is_some_and(|needed| self.count + needed > params.limit);
         let index = if full { self.ahead() + 1 } else { self.ahead() };
         (self.start + index * self.length - now).max(0).into()
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, _: &FixedWindowParams) {
         if self.index_of(instant) > self.ahead() {
             self.count = 0;
@@ -171,7 +171,7 @@ impl Model for FixedWindowState {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn reset_after(&self, now: i64) -> i64 {
         match self.is_empty() {
             true => 0,
@@ -179,7 +179,7 @@ impl Model for FixedWindowState {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn report(&self, now: i64, reset: i64, params: &FixedWindowParams) -> Report {
         let Self { start, count, length, .. } = *self;
         let ahead = self.ahead();
@@ -191,12 +191,12 @@ impl Model for FixedWindowState {
         Report { remaining, replenish: start + opening * length - now }
     }
 
-    #[inline]
+    #[inline(always)]
     fn open(Core { at: start, amount: count }: Core, params: &FixedWindowParams) -> Option<Self> {
         Some(Self { start, last: start, count, length: params.window })
     }
 
-    #[inline]
+    #[inline(always)]
     fn close(&self, now: i64, params: &FixedWindowParams) -> Option<Core> {
         let fits = self.length == params.window && self.last <= now && self.ahead() == 0;
         fits.then_some(Core { at: self.start, amount: self.count })

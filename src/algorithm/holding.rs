@@ -23,9 +23,7 @@ impl Params {
         if reply.admitted {
             reply.hold = Some(state.held.hold(now, cost, lifetime, epoch.unwrap_or(now)));
             let held = state.held.total();
-            let seen = self
-                .beside(held)
-                .step_bare(&mut state.spent, &EngineRequest::observe(now));
+            let seen = self.beside(held).step_bare(&mut state.spent, &EngineRequest::observe(now));
             self.describe(&mut reply, &seen, state, held, now);
         }
         reply

@@ -82,6 +82,7 @@ impl<S> Reservations<S> {
 
 impl<S: Model> Waiting<S> {
     /// Inserts a reservation; `before` is the state without it.
+    #[inline(never)]
     fn insert(&mut self, now: i64, reservation: Reservation, before: S, params: &S::Params) {
         let new = || Box::new(Reservations { base: before, entries: VecDeque::new() });
         let reservations = self.0.get_or_insert_with(new);
@@ -97,8 +98,22 @@ impl<S: Model> Waiting<S> {
 
     /// Stores the reservation of a decision; `before` is the state without it. Reservations by
     /// another clock or quota (`stale`) stay counted, and cannot be released.
-    #[inline]
+    #[inline(always)]
     pub(super) fn update(
+        &mut self,
+        stale: bool,
+        now: i64,
+        admitted: Option<Reservation>,
+        before: Option<S>,
+        params: &S::Params,
+    ) {
+        if self.0.is_some() || before.is_some() {
+            self.update_reservations(stale, now, admitted, before, params);
+        }
+    }
+
+    #[inline(never)]
+    fn update_reservations(
         &mut self,
         stale: bool,
         now: i64,

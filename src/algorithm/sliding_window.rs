@@ -18,7 +18,6 @@ fn mul_div(a: i64, b: i64, c: i64) -> i64 {
     (a as i128 * b as i128 / c as i128) as i64
 }
 
-
 const MAX_BUCKETS: u32 = 100;
 
 #[derive(Clone, Copy, Debug)]

@@ -208,7 +208,7 @@ macro_rules! algorithms {
             }
 
             /// Decides about a state without a block and without holds.
-            #[inline]
+            #[inline(never)]
             pub(super) fn step_bare(
                 &self,
                 spent: &mut Spent,
@@ -219,8 +219,8 @@ macro_rules! algorithms {
                 }
                 match self {
                     $(Self::$variant(params) => {
-                        if let Spent::$variant(reserved) = spent {
-                            let (reply, counts) = engine::step(reserved, request, params);
+                        if let Spent::$variant(Reserved { state, waiting }) = spent {
+                            let (reply, counts) = engine::step(state, waiting, request, params);
                             if counts && reply.reset == 0 {
                                 *spent = Spent::Nothing;
                             }
@@ -228,7 +228,8 @@ macro_rules! algorithms {
                         }
                         let state = <$module::$state as Model>::initial(request.now, params);
                         let mut reserved = Reserved::new(state);
-                        let (reply, counts) = engine::step(&mut reserved, request, params);
+                        let Reserved { state, waiting } = &mut reserved;
+                        let (reply, counts) = engine::step(state, waiting, request, params);
                         if counts && reply.reset > 0 {
                             *spent = Spent::$variant(reserved);
                         }
@@ -253,7 +254,7 @@ macro_rules! algorithms {
 
             /// Decides about a state that lies in a core. `None` if no core represents the state
             /// after the decision: nothing is changed then.
-            #[inline]
+            #[inline(always)]
             pub(crate) fn step_core(
                 &self,
                 core: &mut Core,

@@ -226,39 +226,54 @@ impl MemoryStore {
         self.0.slots.0.used()
     }
 
-    /// Decides immediately.
-    #[inline]
-    pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Outcome, Error> {
-        match request.limits {
-            [limit] => self.decide_single(request, limit),
-            _ => {
-                let outcome = self.decide_combined(request);
-                self.report_keys();
-                Ok(outcome?)
-            }
-        }
-    }
-
-    #[inline]
+    /// Decides about one limit. Inlined: what the request consists of stays in registers, unless
+    /// the state does not lie in a core.
+    #[inline(always)]
     fn decide_single(
         &self,
         request: &StoreRequest<'_>,
         limit: &LimitRequest<'_>,
-    ) -> Result<Outcome, Error> {
+    ) -> StoreFuture<Outcome> {
         let LimitRequest { settings, key, .. } = *limit;
         let hash = self.hash(settings, key.as_bytes());
+        // Read under the lock, the clock would delay other threads, and the look-up of the key.
+        let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
-        let now = shard.instant(self.0.clock.now(), &self.0.clock);
-        let engine_request = request.at(limit, now, || shard.new_hold(now));
+        let now = shard.instant(reading, &self.0.clock);
+        if let Some(entry) = shard.find(hash, settings, key.as_bytes())
+            && limit.hold.is_none()
+            && let Some(reply) =
+                entry.decide_in_core(settings, &request.at(limit, now, request.action))
+        {
+            return Outcome::new(limit.policy(), reply, request.action, 0.0).into();
+        }
+        request.copied(|request| self.decide_in_shard(request, hash, shard, now))
+    }
+
+    /// Decides about a key whose state does not lie in a core, or that is not in its shard.
+    #[inline(never)]
+    fn decide_in_shard(
+        &self,
+        request: &StoreRequest<'_>,
+        hash: u64,
+        mut shard: MutexGuard<'_, Shard>,
+        now: i64,
+    ) -> StoreFuture<Outcome> {
+        let limit = &request.limits[0];
+        let LimitRequest { settings, key, .. } = *limit;
+        let engine_request = shard.request(request, limit, now);
         let reply = match shard.find(hash, settings, key.as_bytes()) {
             Some(entry) => entry.decide(settings, &engine_request),
             None => {
                 let reply = self.decide_new(request, limit, hash, shard, now, &engine_request);
                 self.report_keys();
-                reply?
+                match reply {
+                    Ok(reply) => reply,
+                    Err(error) => return StoreFuture::ready(Err(error.into())),
+                }
             }
         };
-        Ok(Outcome::new(limit.policy(), reply, request.action, 0.0))
+        Outcome::new(limit.policy(), reply, request.action, 0.0).into()
     }
 
     /// Returns units to a key.
@@ -304,11 +319,12 @@ impl MemoryStore {
             let (max_wait, hold) = (0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
             let request = StoreRequest::new(Action::Spend, limits, Reports::Nothing);
-            drop(self.decide_now(&request));
+            drop(self.decide(&request));
         }
     }
 
     /// Decides about a key that is not in its shard.
+    #[inline(never)]
     fn decide_new(
         &self,
         request: &StoreRequest<'_>,
@@ -343,7 +359,7 @@ impl MemoryStore {
         let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
         let mut shard = self.shard(hash);
         let now = shard.instant(self.0.clock.now(), &self.0.clock);
-        let engine_request = request.at(limit, now, || shard.new_hold(now));
+        let engine_request = shard.request(request, limit, now);
         if let Some(entry) = shard.find(hash, settings, key) {
             // Another request inserted the key while the shard was not locked.
             return Ok(entry.decide(settings, &engine_request));
@@ -431,12 +447,25 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
+#[cfg(test)]
+impl MemoryStore {
+    /// Decides, as a store in memory does at once.
+    pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Outcome, Error> {
+        let StoreFuture::Ready(Some(answer)) = self.decide(request) else { unreachable!() };
+        answer
+    }
+}
+
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
     #[inline]
+    #[inline(always)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        StoreFuture::ready(self.decide_now(request))
+        match request.limits {
+            [limit] => self.decide_single(request, limit),
+            _ => self.decide_combined(request),
+        }
     }
 
     fn release_in_background(

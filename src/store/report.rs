@@ -1,10 +1,7 @@
 //! Reports the answers to requests, to the observers of their limiters and to the log: each answer
 //! once, after the store has decided, without a lock. It changes none.
 
-use std::{
-    mem,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::{LimitRequest, StoreFuture, StoreRequest};
 use crate::{
@@ -47,38 +44,42 @@ impl Reports {
 type ReportedLimit<'a> = (&'a str, &'a Observers, &'a Key<'a>);
 
 /// Reports the answer to a request, now or when it comes.
-#[inline]
-pub(super) fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
+#[inline(always)]
+pub(super) fn report(
+    request: &StoreRequest<'_>,
+    answer: StoreFuture<Outcome>,
+) -> StoreFuture<Outcome> {
     let is_observed = || request.limits.iter().any(|limit| !limit.observers.is_empty());
     let can_be_logged = || !answer.now().is_some_and(|outcome| outcome.decision.is_allowed());
     if request.reports != Reports::Nothing
         && (is_observed() || can_be_logged() && log::records_denials())
     {
-        report_to_all(request, answer);
+        return request.copied(|request| report_to_all(request, answer));
     }
+    answer
 }
 
 #[inline(never)]
-fn report_to_all(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
+fn report_to_all(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> StoreFuture<Outcome> {
     let StoreRequest { action, limits, reports, .. } = *request;
     if let Some(result) = answer.arrived() {
         let result = result.map(|outcome| &outcome.decision);
         let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
-        return report_answer(action, reports, limits, result, None);
+        report_answer(action, reports, limits, result, None);
+        return answer;
     }
     let start = Instant::now();
     let owned = |limit: &LimitRequest<'_>| {
         (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
     };
     let limits: Vec<_> = limits.iter().map(owned).collect();
-    let pending = mem::replace(answer, StoreFuture::Ready(None));
-    *answer = StoreFuture::pending(async move {
-        let result = pending.await;
+    StoreFuture::pending(async move {
+        let result = answer.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
         report_answer(action, reports, limits, decided, Some(start.elapsed()));
         result
-    });
+    })
 }
 
 /// Reports the answer to a request to these limits.

@@ -119,16 +119,21 @@ impl<'a> StoreRequest<'a> {
         Self { action, limits, reports, counts: false }
     }
 
-    /// Returns the request to the engine. `hold` returns the action that holds units.
-    #[inline]
-    pub(crate) fn at(
-        &self,
-        limit: &LimitRequest<'_>,
-        now: i64,
-        hold: impl FnOnce() -> Action,
-    ) -> EngineRequest {
+    /// Calls a function that is not inlined with a copy of a request to one limit: the request
+    /// itself stays in registers.
+    #[inline(always)]
+    pub(crate) fn copied<R>(&self, call: impl FnOnce(&StoreRequest<'_>) -> R) -> R {
+        match self.limits {
+            [limit] => call(&StoreRequest { limits: &[*limit], ..*self }),
+            _ => call(self),
+        }
+    }
+
+    /// Returns the request to the engine.
+    #[inline(always)]
+    pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: i64, action: Action) -> EngineRequest {
         EngineRequest {
-            action: if limit.hold.is_some() { hold() } else { self.action },
+            action,
             cost: units(limit.cost),
             max_wait: limit.max_wait as i64,
             now,
@@ -182,6 +187,13 @@ impl<T> StoreFuture<T> {
             Self::Ready(Some(Ok(answer))) => Some(answer),
             _ => None,
         }
+    }
+}
+
+impl<T> From<T> for StoreFuture<T> {
+    #[inline(always)]
+    fn from(answer: T) -> Self {
+        Self::Ready(Some(Ok(answer)))
     }
 }
 

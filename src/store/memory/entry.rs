@@ -10,9 +10,7 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{
-        Core, EngineReply, EngineRequest, HoldReply, Kind, Release, State,
-    },
+    algorithm::{Core, EngineReply, EngineRequest, HoldReply, Kind, Release, State},
     keys::{Text, are_same},
     store::{EndedHold, Settings},
 };
@@ -107,8 +105,27 @@ impl Entry {
         matches!(self.counts, Counts::Core { core: Core { amount: 0, .. }, .. })
     }
 
+    /// Decides where the state lies, as for most keys, in a core. `None` if it does not, or would
+    /// not after the decision: nothing is changed then.
+    #[inline(always)]
+    pub(super) fn decide_in_core(
+        &mut self,
+        settings: &Arc<Settings>,
+        request: &EngineRequest,
+    ) -> Option<EngineReply> {
+        let Counts::Core { denied_until, core } = &mut self.counts else { return None };
+        if !Arc::ptr_eq(&self.settings, settings) {
+            return None;
+        }
+        let reply = settings.params.step_core(core, request)?;
+        if !reply.admitted && request.action.inserts() {
+            note_denial(denied_until, request.now, reply.wait);
+        }
+        Some(reply)
+    }
+
     /// Decides about a single limit.
-    #[inline]
+    #[inline(never)]
     pub(super) fn decide(
         &mut self,
         settings: &Arc<Settings>,
@@ -121,25 +138,17 @@ impl Entry {
         reply
     }
 
-    /// Decides where the state lies.
-    #[inline]
+    /// Decides, without a note of the denial.
     pub(super) fn step(
         &mut self,
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
-        if Arc::ptr_eq(&self.settings, settings) {
-            match &mut self.counts {
-                Counts::Core { core, .. } => {
-                    if let Some(reply) = settings.params.step_core(core, request) {
-                        return reply;
-                    }
-                }
-                Counts::Boxed { boxed, .. } if request.action.is_plain() => {
-                    return settings.params.step(&mut boxed.state, request);
-                }
-                Counts::Boxed { .. } => {}
-            }
+        if let Counts::Boxed { boxed, .. } = &mut self.counts
+            && Arc::ptr_eq(&self.settings, settings)
+            && request.action.is_plain()
+        {
+            return settings.params.step(&mut boxed.state, request);
         }
         self.change(settings, request.now, |state| {
             let reply = settings.params.step(state, request);
@@ -198,14 +207,9 @@ impl Entry {
         result
     }
 
-    /// Remembers that a request would be denied for that time. A smaller one may be admitted. A key
-    /// with holds, for which the time may be unknown, is in use anyway.
-    #[inline]
+    /// Remembers that a request would be denied for that time.
     pub(super) fn note_denial(&mut self, now: i64, wait: Option<i64>) {
-        if let Some(wait) = wait {
-            let denied_until = self.counts.denied_until();
-            *denied_until = second(now + wait).max(*denied_until);
-        }
+        note_denial(self.counts.denied_until(), now, wait);
     }
 
     /// Returns the instant at which the block of the key ends.
@@ -225,7 +229,7 @@ impl Entry {
             Counts::Core { core, .. } => match params.step_core(core, request) {
                 Some(reply) => (reply, false),
                 None if core.amount > 0 => return Usage::HELD,
-                None => (EngineReply { remaining: params.max_cost(), ..EngineReply::uncounted(now) }, false),
+                None => (params.step(&mut State::default(), request), false),
             },
             Counts::Boxed { boxed, .. } if boxed.state.is_held() => return Usage::HELD,
             Counts::Boxed { boxed, .. } => {
@@ -250,13 +254,7 @@ impl Counts {
 
     /// Keeps a changed state, which was `taken` out of a core or is boxed: in a core, if one
     /// represents it.
-    fn put(
-        &mut self,
-        taken: Option<State>,
-        forgotten: Option<i64>,
-        counted: &Settings,
-        now: i64,
-    ) {
+    fn put(&mut self, taken: Option<State>, forgotten: Option<i64>, counted: &Settings, now: i64) {
         let denied_until = *self.denied_until();
         match (&mut *self, taken) {
             (Self::Boxed { boxed, .. }, _) => {
@@ -276,6 +274,15 @@ impl Counts {
             },
             (Self::Core { .. }, None) => {}
         }
+    }
+}
+
+/// Notes that a request is denied for that time. A smaller one may be admitted. A key with holds,
+/// for which the time may be unknown, is in use anyway.
+#[inline]
+fn note_denial(denied_until: &mut u32, now: i64, wait: Option<i64>) {
+    if let Some(wait) = wait {
+        *denied_until = second(now + wait).max(*denied_until);
     }
 }
 

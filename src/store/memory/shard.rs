@@ -13,8 +13,8 @@ use super::{
     slots::{Slot, Slots},
 };
 use crate::{
-    algorithm::{Action, Lifetime},
-    store::{EndedHold, LimitRequest, Settings},
+    algorithm::{Action, EngineRequest, Lifetime},
+    store::{EndedHold, LimitRequest, Settings, StoreRequest},
 };
 
 /// The buckets in which an insertion looks for expired keys while the store has room.
@@ -127,10 +127,21 @@ impl Shard {
         self.table.find_mut(hash, |entry| entry.holds(hold))
     }
 
-    /// Returns the action that holds units.
-    pub(super) fn new_hold(&mut self, now: i64) -> Action {
-        let epoch = Some(self.epochs.next(now));
-        Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
+    /// Returns the request to the engine.
+    pub(super) fn request(
+        &mut self,
+        request: &StoreRequest<'_>,
+        limit: &LimitRequest<'_>,
+        now: i64,
+    ) -> EngineRequest {
+        let action = match limit.hold {
+            None => request.action,
+            Some(_) => {
+                let epoch = Some(self.epochs.next(now));
+                Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
+            }
+        };
+        request.at(limit, now, action)
     }
 
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {

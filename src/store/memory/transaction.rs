@@ -7,16 +7,20 @@ use super::{Clock, Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, PerLimit, combine},
     decision::Outcome,
-    error::StoreError,
-    store::{LimitRequest, StoreRequest},
+    error::{Error, StoreError},
+    store::{LimitRequest, StoreFuture, StoreRequest},
     sync::lock,
 };
 
 impl MemoryStore {
-    pub(super) fn decide_combined(
-        &self,
-        request: &StoreRequest<'_>,
-    ) -> Result<Outcome, StoreError> {
+    #[inline(never)]
+    pub(super) fn decide_combined(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
+        let outcome = self.transact(request);
+        self.report_keys();
+        StoreFuture::ready(outcome.map_err(Error::from))
+    }
+
+    fn transact(&self, request: &StoreRequest<'_>) -> Result<Outcome, StoreError> {
         let mut slots = PerLimit::new();
         loop {
             let mut transaction = Transaction::new(self, request.limits);
@@ -109,7 +113,7 @@ impl<'a> Transaction<'a> {
     fn requests(&mut self, request: &StoreRequest<'_>, now: i64) -> PerLimit<EngineRequest> {
         let Self { keys, shards, .. } = self;
         let request = |LockedKey { limit, shard, .. }: &LockedKey<'_>| {
-            request.at(limit, now, || shards[*shard].new_hold(now))
+            shards[*shard].request(request, limit, now)
         };
         keys.iter().map(request).collect()
     }

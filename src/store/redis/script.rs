@@ -320,7 +320,9 @@ fn hold_reply(bytes: &[u8]) -> Option<HoldReply> {
         1.0 => HoldReply::Ended,
         2.0 => HoldReply::Lost,
         3.0 => HoldReply::Expired,
-        4.0 => HoldReply::Renewed(HoldReceipt { epoch: number(1)? as i64, ends: number(2)? as i64 }),
+        4.0 => {
+            HoldReply::Renewed(HoldReceipt { epoch: number(1)? as i64, ends: number(2)? as i64 })
+        }
         _ => return None,
     })
 }
@@ -382,7 +384,9 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
         let request = limit.request(action, now);
         // The script has made the change already.
         match action {
-            Action::Refund | Action::Block { .. } | Action::Unblock => EngineRequest::observe(now as i64),
+            Action::Refund | Action::Block { .. } | Action::Unblock => {
+                EngineRequest::observe(now as i64)
+            }
             Action::Check
             | Action::Peek
             | Action::Spend
