@@ -69,10 +69,28 @@ pub(super) fn floor_div(dividend: i64, divisor: i64) -> i64 {
     }
 }
 
-/// The quotient of a positive `dividend / divisor`, rounded up.
+/// The quotient of `dividend / divisor`, rounded up.
 #[inline(always)]
 pub(super) fn ceil_div(dividend: i64, divisor: i64) -> i64 {
-    if divisor == 1 { dividend } else { (dividend as u64).div_ceil(divisor as u64) as i64 }
+    match divisor {
+        1 => dividend,
+        _ if dividend > 0 => ((dividend - 1) as u64 / divisor as u64 + 1) as i64,
+        _ => -(-dividend / divisor),
+    }
+}
+
+/// The quotient of `a * b / c`, of integers that are not negative, rounded down.
+#[inline]
+pub(super) fn mul_div(a: i64, b: i64, c: i64) -> i64 {
+    match (a as u64).checked_mul(b as u64) {
+        Some(product) => (product / c as u64) as i64,
+        None => wide_mul_div(a, b, c),
+    }
+}
+
+#[cold]
+fn wide_mul_div(a: i64, b: i64, c: i64) -> i64 {
+    (a as u128 * b as u128 / c as u128) as i64
 }
 
 /// The exponent of the power of two that is at most `time`, or 0: the scripts round expiries up to

@@ -1,103 +1,109 @@
-//! The counts of the sub-windows of a sliding window: in four bytes each, or in eight once one of
-//! them does not fit. Does not know where the sub-windows are.
+//! The counts of the sub-windows of a sliding window, and their sum. Does not know where the
+//! sub-windows are.
 
 use crate::quota::MAX_UNITS;
 
 /// The largest count. Units spent may exceed the quota; the sum of all counts stays exact.
 const MAX_COUNT: i64 = MAX_UNITS as i64;
 
-/// Counts, newest first. Not smaller again until the key is counted anew: in Redis, too, a key
-/// stays in one form.
+/// The counts of the sub-windows of a window and of the one before it, newest first.
 #[derive(Clone, Debug)]
-pub(crate) enum Counts {
-    Narrow(Box<[u32]>),
-    /// Boxed twice, so that the type is not larger than a narrow one.
-    Wide(Box<Box<[i64]>>),
+pub(crate) struct Counts {
+    /// The sum of all counts but the last one.
+    sum: i64,
+    /// The lower halves of the counts.
+    lower: Box<[u32]>,
+    /// The upper halves, once one of them is not 0. Boxed twice, so that most keys stay small.
+    upper: Option<Box<Box<[u32]>>>,
 }
 
-const _: () = assert!(size_of::<Counts>() == size_of::<Box<[u32]>>());
-
 impl Counts {
-    pub(super) fn zeros(len: usize) -> Self {
-        Self::Narrow(vec![0; len].into())
+    pub(super) fn zeros(parts: i64) -> Self {
+        Self { sum: 0, lower: vec![0; parts as usize + 1].into(), upper: None }
     }
 
+    /// The sub-windows of a window.
     #[inline]
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Narrow(counts) => counts.len(),
-            Self::Wide(counts) => counts.len(),
-        }
+    pub(super) fn parts(&self) -> i64 {
+        self.lower.len() as i64 - 1
     }
 
     /// Returns a count; 0 if there is none.
     #[inline]
-    pub(super) fn get(&self, i: usize) -> i64 {
-        match self {
-            Self::Narrow(counts) => counts.get(i).copied().unwrap_or(0).into(),
-            Self::Wide(counts) => counts.get(i).copied().unwrap_or(0),
+    pub(super) fn get(&self, i: i64) -> i64 {
+        let i = i as usize;
+        match (self.lower.get(i), &self.upper) {
+            (None, _) => 0,
+            (Some(lower), None) => i64::from(*lower),
+            (Some(lower), Some(upper)) => i64::from(upper[i]) << 32 | i64::from(*lower),
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = i64> {
-        (0..self.len()).map(|i| self.get(i))
+    /// Returns the index of the newest count that is not 0.
+    #[inline]
+    pub(super) fn newest(&self) -> Option<i64> {
+        if self.get(0) > 0 { Some(0) } else { self.newest_from(1) }
+    }
+
+    #[cold]
+    fn newest_from(&self, first: i64) -> Option<i64> {
+        (first..=self.parts()).find(|&i| self.get(i) > 0)
+    }
+
+    /// Returns the sum of the `parts` counts before this index.
+    #[inline]
+    pub(super) fn sum(&self, end: i64) -> i64 {
+        if end == self.parts() { self.sum } else { self.add_up(end) }
+    }
+
+    #[inline(never)]
+    fn add_up(&self, end: i64) -> i64 {
+        ((end - self.parts()).max(0)..end).map(|i| self.get(i)).sum()
     }
 
     /// Adds units to a count.
     #[inline]
-    pub(super) fn add(&mut self, i: usize, units: i64) {
-        self.set(i, (self.get(i) + units).min(MAX_COUNT));
+    pub(super) fn add(&mut self, i: i64, units: i64) {
+        let count = self.get(i);
+        self.change(i, count, (count + units).min(MAX_COUNT));
     }
 
     /// Removes up to this number of units from a count, if it exists. Returns how many.
-    pub(super) fn remove(&mut self, i: usize, units: i64) -> i64 {
+    pub(super) fn remove(&mut self, i: i64, units: i64) -> i64 {
         let count = self.get(i);
-        if i < self.len() {
-            self.set(i, (count - units).max(0));
+        let removed = count.min(units);
+        if removed > 0 {
+            self.change(i, count, count - removed);
         }
-        count.min(units)
+        removed
     }
 
     #[inline]
-    fn set(&mut self, i: usize, count: i64) {
-        match self {
-            Self::Narrow(counts) if count <= u32::MAX.into() => counts[i] = count as u32,
-            Self::Narrow(_) => {
-                *self = Self::Wide(Box::new(self.iter().collect()));
-                self.set(i, count);
-            }
-            Self::Wide(counts) => counts[i] = count,
+    fn change(&mut self, i: i64, before: i64, count: i64) {
+        if i < self.parts() {
+            self.sum += count - before;
+        }
+        self.lower[i as usize] = count as u32;
+        let half = (count >> 32) as u32;
+        if self.upper.is_some() || half > 0 {
+            let zeros = || Box::new(vec![0; self.lower.len()].into());
+            self.upper.get_or_insert_with(zeros)[i as usize] = half;
         }
     }
 
-    /// Moves all counts to older sub-windows. The newest ones are then 0.
+    /// Moves all counts to older sub-windows, if `by` is positive. The newest ones are then 0.
     #[inline]
-    pub(super) fn shift(&mut self, by: usize) {
-        match self {
-            Self::Narrow(counts) => {
-                counts.rotate_right(by);
-                counts[..by].fill(0);
-            }
-            Self::Wide(counts) => {
-                counts.rotate_right(by);
-                counts[..by].fill(0);
-            }
+    pub(super) fn shift(&mut self, by: i64) {
+        if by <= 0 {
+            return;
         }
-    }
-}
-
-impl FromIterator<i64> for Counts {
-    fn from_iter<T: IntoIterator<Item = i64>>(counts: T) -> Self {
-        let counts: Box<[i64]> = counts.into_iter().collect();
-        match counts.iter().all(|count| *count <= u32::MAX.into()) {
-            true => Self::Narrow(counts.iter().map(|count| *count as u32).collect()),
-            false => Self::Wide(Box::new(counts)),
+        self.sum = self.sum(self.parts() - by);
+        let len = self.lower.len();
+        let by = len.min(by as usize);
+        let upper = self.upper.as_deref_mut();
+        for halves in [Some(&mut self.lower), upper].into_iter().flatten() {
+            halves.copy_within(..len - by, by);
+            halves[..by].fill(0);
         }
-    }
-}
-
-impl PartialEq for Counts {
-    fn eq(&self, other: &Self) -> bool {
-        self.iter().eq(other.iter())
     }
 }

@@ -138,11 +138,6 @@ impl<S: Model> Waiting<S> {
 }
 
 impl<S> Waiting<S> {
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-
     /// Returns true if no request waits any more.
     pub(super) fn is_over(&self, now: i64) -> bool {
         self.0.as_ref().is_none_or(|reservations| reservations.are_over(now))

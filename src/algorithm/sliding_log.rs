@@ -1,7 +1,7 @@
 //! The sliding log: at most `limit` in any interval of length `window`, open at its old end. Its
 //! Lua twin is `scripts/sliding_log/model.lua`.
 
-use std::{collections::VecDeque, ops::Range};
+use std::collections::VecDeque;
 
 use super::{
     arithmetic::grain_exponent,
@@ -12,7 +12,7 @@ use super::{
 use crate::quota::{LONGEST_REFILL, Quota};
 
 /// The sum of all costs in a log is at most this.
-const MAX_SUM: i64 = (1_u64 << 52) as i64;
+const MAX_SUM: i64 = 1 << 52;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlidingLogParams {
@@ -23,27 +23,49 @@ pub(crate) struct SlidingLogParams {
 /// The instant and the cost of each request that counts.
 #[derive(Clone, Debug)]
 pub(crate) struct SlidingLogState {
+    pub(super) head: Head,
+    /// The total before the first entry.
+    base: u64,
+    /// The admitted requests, oldest first, and those that wait. No two have the same instant.
+    entries: VecDeque<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
     /// The time of the log: that of the clock, and `skew`, which keeps it from following a clock
     /// that stepped back.
     pub(super) at: i64,
     pub(super) skew: i64,
     pub(super) window: i64,
-    /// The sum of the costs of all entries.
-    pub(super) sum: i64,
-    /// The instant of each admitted request, and its cost, oldest first.
-    pub(super) entries: VecDeque<(i64, i64)>,
-    /// The number of leading entries that do not count any more, since the last `advance`.
-    first: usize,
-    /// The sum of the others.
-    live: i64,
+    /// The number of leading entries that count no more, whatever the window: all of them, or none.
+    gone: usize,
 }
 
-/// Ignores the fields that are known only during a decision.
+/// The instant of a request, and the total of all costs up to its own. Totals wrap around; their
+/// differences are exact. So no sum is added up.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    instant: i64,
+    total: u64,
+}
+
+/// Ignores what is known only during a decision.
 impl PartialEq for SlidingLogState {
     fn eq(&self, other: &Self) -> bool {
-        let lasting = |log: &Self| (log.at, log.skew, log.window, log.sum);
-        lasting(self) == lasting(other) && self.entries == other.entries
+        let lasting = |log: &Self| (log.head.at, log.head.skew, log.head.window);
+        lasting(self) == lasting(other) && self.costs().eq(other.costs())
     }
+}
+
+/// What counts now.
+struct View {
+    /// The first entry that counts, and the total before it.
+    first: usize,
+    before: u64,
+    /// The sum of the costs of those that count.
+    live: i64,
+    /// The instant of the newest one.
+    last: i64,
 }
 
 impl SlidingLogParams {
@@ -53,111 +75,163 @@ impl SlidingLogParams {
 }
 
 impl SlidingLogState {
-    pub(super) fn new([at, skew, window]: [i64; 3], entries: VecDeque<(i64, i64)>) -> Self {
-        let sum = entries.iter().map(|&(_, cost)| cost).sum();
-        Self { at, skew, window, sum, entries, first: 0, live: sum }
+    pub(super) fn new(
+        [at, skew, window]: [i64; 3],
+        costs: impl IntoIterator<Item = (i64, i64)>,
+    ) -> Self {
+        let head = Head { at, skew, window, gone: 0 };
+        let mut log = Self { head, base: 0, entries: VecDeque::new() };
+        for (instant, cost) in costs {
+            log.push(instant, log.total().wrapping_add(cost as u64));
+        }
+        log
     }
 
+    /// Appends an entry that is not older than the others, with which the total is this.
+    #[inline]
+    fn push(&mut self, instant: i64, total: u64) {
+        match self.entries.back_mut() {
+            Some(last) if last.instant == instant => last.total = total,
+            _ => self.entries.push_back(Entry { instant, total }),
+        }
+    }
+
+    /// The instant and the cost of each entry, oldest first.
+    pub(super) fn costs(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.entries.iter().scan(self.base, |before, &Entry { instant, total }| {
+            let cost = total.wrapping_sub(*before);
+            *before = total;
+            Some((instant, cost as i64))
+        })
+    }
+
+    #[inline]
     fn last(&self) -> i64 {
-        self.entries.back().map_or(0, |&(instant, _)| instant)
+        self.entries.back().map_or(0, |entry| entry.instant)
     }
 
-    /// Finds the entries that count. Adds up only the costs that have left, or count again, since
-    /// the last time, so that many looks at a long log add up each cost once.
-    fn find_live(&mut self) {
-        let oldest = self.at - self.window;
-        let first = self.entries.partition_point(|&(instant, _)| instant <= oldest);
-        let sum =
-            |range: Range<usize>| -> i64 { self.entries.range(range).map(|&(_, cost)| cost).sum() };
-        self.live = match self.first <= first {
-            true => self.live - sum(self.first..first),
-            false => self.live + sum(first..self.first),
-        };
-        self.first = first;
+    /// The total of all costs before an entry.
+    #[inline]
+    fn total_before(&self, i: usize) -> u64 {
+        if i == 0 { self.base } else { self.entries[i - 1].total }
     }
 
-    /// The instant of the entry with which `units` of the live ones have left, found from the
-    /// nearer end.
-    fn leaving(&self, units: i64) -> i64 {
-        let mut sum = 0;
-        if units <= self.live / 2 {
-            for &(instant, cost) in self.entries.range(self.first..) {
-                sum += cost;
-                if sum >= units {
-                    return instant;
-                }
+    /// The total of all costs.
+    #[inline]
+    fn total(&self) -> u64 {
+        self.entries.back().map_or(self.base, |entry| entry.total)
+    }
+
+    /// The index of the first entry from an index on of which this is false.
+    #[inline]
+    fn skip(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
+        match self.entries.get(from) {
+            Some(entry) if is_true(entry) => self.skip_more(from + 1, is_true),
+            _ => from,
+        }
+    }
+
+    /// Finds it by steps that double and then halve.
+    #[inline(never)]
+    fn skip_more(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
+        let (mut low, mut high, mut step) = (from, from, 1);
+        while self.entries.get(high).is_some_and(&is_true) {
+            (low, high, step) = (high + 1, high + step, step * 2);
+        }
+        high = high.min(self.entries.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            match is_true(&self.entries[middle]) {
+                true => low = middle + 1,
+                false => high = middle,
             }
         }
-        for &(instant, cost) in self.entries.range(self.first..).rev() {
-            sum += cost;
-            if sum > self.live - units {
-                return instant;
-            }
-        }
-        self.last()
+        low
     }
 
-    /// The first instant, by the time of the log, at which `needed` units are left.
-    fn first_instant(&self, needed: i64, params: &SlidingLogParams) -> i64 {
-        if self.first == self.entries.len() {
-            return self.at;
-        }
-        let excess = self.live + needed - params.limit;
-        let instant = self.at.max(self.last());
-        match excess > 0 {
-            true => instant.max(self.leaving(excess) + params.window),
-            false => instant,
-        }
+    /// The number of leading entries that do not count any more.
+    #[inline]
+    fn first(&self) -> usize {
+        let oldest = self.head.at - self.head.window;
+        self.skip(self.head.gone, |entry| entry.instant <= oldest)
     }
 
-    fn drop_expired(&mut self) {
-        self.entries.drain(..self.first);
-        (self.first, self.sum) = (0, self.live);
+    /// Looks at the entries that count; none if there are none.
+    #[inline]
+    fn view(&self) -> Option<View> {
+        let (first, newest) = (self.first(), *self.entries.back()?);
+        let before = self.total_before(first);
+        let live = newest.total.wrapping_sub(before) as i64;
+        (first < self.entries.len()).then_some(View { first, before, live, last: newest.instant })
     }
 
-    fn lower(&mut self, i: usize, units: i64) -> i64 {
-        let back = units.min(self.entries[i].1);
-        self.entries[i].1 -= back;
-        self.sum -= back;
-        back
+    /// The first instant, by the time of the log, at which at most this many units count.
+    #[inline]
+    fn first_instant(&self, view: &View, units: i64, window: i64) -> i64 {
+        let View { first, before, live, last } = *view;
+        let (instant, excess) = (self.head.at.max(last), live - units);
+        if excess <= 0 {
+            return instant;
+        }
+        // The entry with which the excess has left.
+        let i = self.skip(first, |entry| (entry.total.wrapping_sub(before) as i64) < excess);
+        let leaves = self.entries.get(i).map_or(last, |entry| entry.instant);
+        instant.max(leaves + window)
+    }
+
+    #[inline]
+    fn drop_leading(&mut self, count: usize) {
+        self.base = self.total_before(count);
+        self.head.gone = 0;
+        for _ in 0..count {
+            self.entries.pop_front();
+        }
     }
 
     /// Returns units that were spent at an instant, or are reserved for it, if they are still in
     /// the log.
-    fn refund_at(&mut self, instant: i64, mut units: i64) {
-        let mut i = self.entries.partition_point(|&(other, _)| other < instant);
-        while units > 0 && self.entries.get(i).is_some_and(|&(other, _)| other == instant) {
-            units -= self.lower(i, units);
-            if self.entries[i].1 == 0 {
-                self.entries.remove(i);
-            } else {
-                i += 1;
-            }
+    fn refund_at(&mut self, instant: i64, units: i64) {
+        let i = self.entries.partition_point(|entry| entry.instant < instant);
+        if self.entries.get(i).is_none_or(|entry| entry.instant != instant) {
+            return;
+        }
+        let cost = self.entries[i].total.wrapping_sub(self.total_before(i));
+        let back = cost.min(units as u64);
+        for entry in self.entries.range_mut(i..) {
+            entry.total = entry.total.wrapping_sub(back);
+        }
+        if back == cost {
+            self.entries.remove(i);
         }
     }
 
     /// Returns units of any requests, the oldest first: the units that stay are those that count
     /// longest. Requests that wait keep theirs.
-    fn refund_any(&mut self, mut units: i64) {
-        let mut i = 0;
-        while units > 0 && self.entries.get(i).is_some_and(|&(instant, _)| instant <= self.at) {
-            units -= self.lower(i, units);
-            if self.entries[i].1 == 0 {
-                i += 1;
+    fn refund_any(&mut self, units: i64) {
+        let mut units = units as u64;
+        while let Some(&Entry { instant, total }) = self.entries.front()
+            && instant <= self.head.at
+        {
+            let cost = total.wrapping_sub(self.base);
+            if units < cost {
+                self.base = self.base.wrapping_add(units);
+                return;
             }
+            units -= cost;
+            self.drop_leading(1);
         }
-        self.entries.drain(..i);
     }
 }
 
 impl Model for SlidingLogState {
     type Params = SlidingLogParams;
-    type Saved = [i64; 3];
+    type Saved = Head;
 
     const RESERVES: bool = false;
 
     fn args(params: &SlidingLogParams) -> Vec<f64> {
-        vec![params.limit as f64, params.window as f64, grain_exponent(params.window)]
+        let (limit, window) = (params.limit as f64, params.window as f64);
+        vec![limit, window, grain_exponent(params.window)]
     }
 
     fn max_cost(params: &SlidingLogParams) -> i64 {
@@ -184,112 +258,108 @@ impl Model for SlidingLogState {
 
     #[inline]
     fn initial(now: i64, params: &SlidingLogParams) -> Self {
-        Self::new([now, 0, params.window], VecDeque::new())
+        Self::new([now, 0, params.window], [])
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'S')?;
-        let head = reader.doubles()?.map(|number: f64| number as i64);
-        let mut entries = VecDeque::new();
+        let head = reader.doubles()?.map(|number| number as i64);
+        let mut costs = Vec::new();
         while !reader.is_at_end() {
-            let [instant, cost] = reader.doubles()?.map(|number| number as i64);
-            entries.push_back((instant, cost));
+            let [instant, cost] = reader.doubles()?;
+            costs.push((instant as i64, cost as i64));
         }
-        Some(Self::new(head, entries))
+        Some(Self::new(head, costs))
     }
 
     #[inline]
-    fn save(&self) -> [i64; 3] {
-        [self.at, self.skew, self.window]
+    fn save(&self) -> Head {
+        self.head
     }
 
     #[inline]
-    fn restore(&mut self, saved: [i64; 3]) {
-        [self.at, self.skew, self.window] = saved;
+    fn restore(&mut self, saved: Head) {
+        self.head = saved;
     }
 
     #[inline]
     fn step_back(&mut self, now: i64) -> bool {
-        let back = now + self.skew < self.at;
+        let Head { at, skew, .. } = &mut self.head;
+        let back = now + *skew < *at;
         if back {
-            self.skew = self.at - now;
+            *skew = *at - now;
         }
         back
     }
 
     #[inline]
     fn advance(&mut self, now: i64) {
-        self.at = now + self.skew;
-        self.find_live();
-        if self.first == self.entries.len() {
-            (self.at, self.skew) = (now, 0); // no entry counts any more
+        self.head.at = now + self.head.skew;
+        if self.reset_after(now) == 0 {
+            let gone = self.entries.len();
+            self.head = Head { at: now, skew: 0, gone, ..self.head };
         }
     }
 
     #[inline]
-    fn adopt(&mut self, now: i64, params: &SlidingLogParams, _: &mut [i64; 3]) -> Option<i64> {
+    fn adopt(&mut self, now: i64, params: &SlidingLogParams, _: &mut Head) -> Option<i64> {
         self.advance(now);
-        if self.window == params.window {
+        if self.head.window == params.window {
             return None;
         }
         let over = self.reset_after(now);
-        self.window = params.window;
-        if over > 0 {
-            self.find_live();
-        }
+        self.head.window = params.window;
         Some(over)
     }
 
     #[inline]
     fn earliest(&self, _: i64, needed: Option<i64>, params: &SlidingLogParams) -> Earliest {
-        (self.first_instant(needed.unwrap_or(-(1 << 60)), params) - self.at).into()
+        let Some(view) = self.view() else { return 0.into() };
+        let instant = match needed {
+            Some(needed) => self.first_instant(&view, params.limit - needed, params.window),
+            None => self.head.at.max(view.last),
+        };
+        (instant - self.head.at).into()
     }
 
     #[inline]
     fn commit(&mut self, instant: i64, cost: i64, _: &SlidingLogParams) {
-        let units = cost.min(MAX_SUM - self.live); // units spent may exceed the quota
-        if units == 0 {
-            return;
+        let (first, total) = (self.first(), self.total());
+        let live = total.wrapping_sub(self.total_before(first)) as i64;
+        let units = cost.min(MAX_SUM - live); // units spent may exceed the quota
+        if units > 0 {
+            self.drop_leading(first);
+            self.push(instant + self.head.skew, total.wrapping_add(units as u64));
         }
-        self.drop_expired();
-        let instant = instant + self.skew;
-        match self.entries.back_mut() {
-            Some((last, cost)) if *last == instant => *cost += units,
-            _ => self.entries.push_back((instant, units)),
-        }
-        self.sum += units;
-        self.live = self.sum;
     }
 
     fn refund(&mut self, _: i64, release: &Release, _: &SlidingLogParams) {
-        self.drop_expired();
+        self.drop_leading(self.first());
         match release.instant {
-            Some(instant) => self.refund_at(instant + self.skew, release.units),
+            Some(instant) => self.refund_at(instant + self.head.skew, release.units),
             None => self.refund_any(release.units),
         }
-        self.live = self.sum;
     }
 
     #[inline]
     fn reset_after(&self, _: i64) -> i64 {
-        match self.first < self.entries.len() {
-            true => self.last() + self.window - self.at,
+        match self.head.gone < self.entries.len() {
+            true => (self.last() + self.head.window - self.head.at).max(0),
             false => 0,
         }
     }
 
     #[inline]
-    fn report(&self, _: i64, reset: i64, params: &SlidingLogParams) -> Report {
-        if reset == 0 {
-            return Report { remaining: params.limit, replenish: 0 };
-        }
-        let waits = self.last() > self.at;
-        let remaining = if waits { 0 } else { (params.limit - self.live).max(0) };
-        Report { remaining, replenish: self.first_instant(remaining + 1, params) - self.at }
+    fn report(&self, _: i64, _: i64, params: &SlidingLogParams) -> Report {
+        let (at, limit) = (self.head.at, params.limit);
+        let Some(view) = self.view() else { return Report { remaining: limit, replenish: 0 } };
+        let remaining = if view.last > at { 0 } else { (limit - view.live).max(0) };
+        let instant = self.first_instant(&view, limit - remaining - 1, params.window);
+        Report { remaining, replenish: instant - at }
     }
 
     fn waits_until(&self, now: i64) -> Option<i64> {
-        let last = self.last() - self.skew;
+        let last = self.last() - self.head.skew;
         (last > now).then_some(last)
     }
 }

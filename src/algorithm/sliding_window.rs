@@ -7,16 +7,13 @@
 use std::mem;
 
 use super::{
+    arithmetic::{ceil_div, mul_div},
     counts::Counts,
     model::{Earliest, Model, Report},
     request::Release,
     state_bytes::Reader,
 };
 use crate::quota::{ConfigError, Quota};
-
-fn mul_div(a: i64, b: i64, c: i64) -> i64 {
-    (a as i128 * b as i128 / c as i128) as i64
-}
 
 const MAX_BUCKETS: u32 = 100;
 
@@ -27,15 +24,15 @@ pub(crate) struct SlidingWindowParams {
     buckets: i64,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct SlidingWindowState {
     /// The position of the sub-windows.
     pub(super) grid: Grid,
-    /// The counts of `parts + 1` sub-windows, newest first: the first one contains `last`.
+    /// The counts of the sub-windows: the newest one contains `last`.
     pub(super) counts: Counts,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(super) at: i64,
     pub(super) start: i64,
@@ -43,10 +40,28 @@ pub(crate) struct Grid {
     pub(super) length: i64,
     /// The instant of the newest admitted request.
     pub(super) last: i64,
-    /// The number of the sub-window of `last`, from `start`.
+    /// The number of the sub-window of the newest count, from `start`.
     pub(super) index: i64,
-    /// The parts of a microsecond: the sub-windows of a window.
-    pub(super) parts: i64,
+}
+
+/// Ignores counts that have left the window.
+impl PartialEq for SlidingWindowState {
+    fn eq(&self, other: &Self) -> bool {
+        let Grid { at, start, length, last, .. } = self.grid;
+        (at, start, length, last)
+            == (other.grid.at, other.grid.start, other.grid.length, other.grid.last)
+            && self.counts_seen().eq(other.counts_seen())
+    }
+}
+
+/// The window that ends at an instant.
+struct View {
+    instant: i64,
+    slot: i64,
+    /// The sum of the counts inside of the window.
+    inside: i64,
+    /// The count of the sub-window before them, which is weighted by its overlap.
+    oldest: i64,
 }
 
 impl SlidingWindowParams {
@@ -60,111 +75,120 @@ impl SlidingWindowParams {
 }
 
 impl SlidingWindowState {
+    /// The sub-windows of a window, and the parts of a microsecond.
+    #[inline]
+    fn parts(&self) -> i64 {
+        self.counts.parts()
+    }
+
+    #[inline]
     fn is_foreign_to(&self, params: &SlidingWindowParams) -> bool {
-        self.grid.length != params.window || self.grid.parts != params.buckets
+        self.grid.length != params.window || self.parts() != params.buckets
     }
 
-    fn count(&self, slot: i64) -> i64 {
-        let i = self.grid.index - slot;
-        if i < 0 { 0 } else { self.counts.get(i as usize) }
+    /// The parts from `start` to an instant.
+    #[inline]
+    fn passed(&self, instant: i64) -> i64 {
+        (instant - self.grid.start) * self.parts()
     }
 
+    /// The first instant that is at least this many parts after `start`.
+    #[inline]
+    fn instant_after(&self, passed: i64) -> i64 {
+        self.grid.start + ceil_div(passed, self.parts())
+    }
+
+    #[inline]
     fn slot_of(&self, instant: i64) -> i64 {
-        ((instant - self.grid.start) * self.grid.parts).div_euclid(self.grid.length)
+        let Grid { length, index, .. } = self.grid;
+        let passed = self.passed(instant);
+        let is_newest = ((passed - index * length) as u64) < length as u64;
+        if is_newest { index } else { slot_after(passed, length) }
     }
 
     fn opening(&self, slot: i64) -> i64 {
-        self.grid.start - (-slot * self.grid.length).div_euclid(self.grid.parts)
+        self.instant_after(slot * self.grid.length)
     }
 
-    fn count_inside(&self, slot: i64) -> i64 {
-        (0..self.grid.parts as u32).map(|i| self.count(slot - i as i64)).sum()
+    /// The parts from `start` until the newest count has left the window; none if all are 0.
+    #[inline]
+    fn end(&self) -> Option<i64> {
+        let newest = self.grid.index - self.counts.newest()?;
+        Some((newest + self.parts() + 1) * self.grid.length)
     }
 
-    /// The part of the count of the oldest sub-window that its overlap weights, rounded up.
-    fn weight(&self, slot: i64, instant: i64) -> i64 {
-        let Grid { start, length, parts, .. } = self.grid;
-        let passed = (instant - start) * parts - slot * length;
-        let count = self.count(slot - parts);
-        count - mul_div(count, passed, length)
+    /// The counts, newest first: 0 if they have left the window.
+    pub(super) fn counts_seen(&self) -> impl Iterator<Item = i64> {
+        let newest = self.grid.index.min(0);
+        (newest..=newest + self.parts()).map(|i| self.counts.get(i))
     }
 
-    /// The instant from which the weight of the oldest sub-window is at most `free`.
-    fn light(&self, slot: i64, oldest: i64, free: i64) -> i64 {
-        let Grid { start, length, parts, .. } = self.grid;
-        let overlap = mul_div(length, free, oldest);
-        start - (overlap - (slot + 1) * length).div_euclid(parts)
+    /// Looks at the counts at an instant, or at that of the newest request, if that is later.
+    #[inline(always)] // else its result is stored and loaded again
+    fn view(&self, now: i64) -> View {
+        let instant = now.max(self.grid.last);
+        let slot = self.slot_of(instant);
+        let i = self.grid.index - slot + self.parts();
+        View { instant, slot, inside: self.counts.sum(i), oldest: self.counts.get(i) }
     }
 
-    /// The newest sub-window with a count; none if it has left the window.
-    fn newest(&self, now: i64) -> Option<i64> {
-        let i = self.counts.iter().position(|count| count > 0)?;
-        let slot = self.grid.index - i as i64;
-        (self.slot_of(now) <= slot + self.grid.parts).then_some(slot)
+    /// The first instant from that of the view on at which at most this many units count.
+    #[inline]
+    fn first_instant(&self, view: &View, units: i64) -> i64 {
+        let free = units - view.inside;
+        if free >= view.oldest { view.instant } else { self.wait_until_free(view, free) }
     }
 
-    fn first_instant(
-        &self,
-        now: i64,
-        needed: i64,
-        SlidingWindowParams { limit, .. }: SlidingWindowParams,
-    ) -> i64 {
-        let mut instant = now.max(self.grid.last);
-        let mut slot = self.slot_of(instant);
-        let mut inside = self.count_inside(slot);
+    #[inline(never)]
+    fn wait_until_free(&self, view: &View, mut free: i64) -> i64 {
+        let View { instant, mut slot, mut oldest, .. } = *view;
+        let Grid { length, index, .. } = self.grid;
+        let parts = self.parts();
         // After these steps, the newest sub-window has left the window.
-        for _ in 0..=self.counts.len() {
-            let oldest = self.count(slot - self.grid.parts);
-            let free = limit - needed - inside;
-            if free >= oldest {
-                return instant;
-            }
-            if free >= 0 {
-                let light = self.light(slot, oldest, free);
-                if light < self.opening(slot + 1) {
-                    return instant.max(light);
-                }
-            }
+        let end = slot + parts + 2;
+        while free < 0 && slot < end {
             slot += 1;
-            inside -= self.count(slot - self.grid.parts);
-            instant = self.opening(slot);
+            oldest = self.counts.get(index - slot + parts);
+            free += oldest;
         }
-        instant
+        // The overlap at which the weight of the oldest sub-window is what is free.
+        let overlap =
+            if (0..oldest).contains(&free) { mul_div(length, free, oldest) } else { length };
+        instant.max(self.instant_after((slot + 1) * length - overlap))
     }
 
     /// Counts each old sub-window where its middle is, or if requests wait in it, at its end, and
     /// not after `last`. `start` stays, so that two alternating quotas do not move the counts ahead
-    /// of the time.
-    fn regrid(
-        &mut self,
-        now: i64,
-        SlidingWindowParams { window, buckets, .. }: SlidingWindowParams,
-    ) -> Counts {
+    /// of the time. Returns the counts as they were.
+    fn regrid(&mut self, now: i64, params: &SlidingWindowParams) -> Counts {
+        let &SlidingWindowParams { window, buckets, .. } = params;
         let Grid { start, last, .. } = self.grid;
-        let mut moved = Counts::zeros(buckets as usize + 1);
-        let newest = ((last - start) * buckets).div_euclid(window);
-        for (i, count) in self.counts.iter().enumerate() {
-            let slot = self.grid.index - i as i64;
+        let slot_of = |instant: i64| ((instant - start) * buckets).div_euclid(window);
+        let mut moved = Counts::zeros(buckets);
+        let newest = slot_of(last);
+        for old in 0..=self.parts() {
+            let slot = self.grid.index - old;
             let (opening, closing) = (self.opening(slot), self.opening(slot + 1));
             let end = last.min(closing - 1);
             let middle = (opening + closing).div_euclid(2);
             let instant = if end > now { end } else { opening.max(middle.min(last)) };
-            let i = newest - ((instant - start) * buckets).div_euclid(window);
-            if i >= 0 && (i as usize) < moved.len() {
-                moved.add(i as usize, count);
+            let i = newest - slot_of(instant);
+            if (0..=buckets).contains(&i) {
+                moved.add(i, self.counts.get(old));
             }
         }
-        self.grid = Grid { index: newest, length: window, parts: buckets, ..self.grid };
-        moved
+        self.grid = Grid { index: newest, length: window, ..self.grid };
+        mem::replace(&mut self.counts, moved)
     }
 }
 
 impl Model for SlidingWindowState {
     type Params = SlidingWindowParams;
+    /// With the counts, if the parameters are others.
     type Saved = (Grid, Option<Counts>);
 
     fn args(params: &SlidingWindowParams) -> Vec<f64> {
-        vec![params.limit as f64, params.window as f64, params.buckets as f64]
+        [params.limit, params.window, params.buckets].map(|number| number as f64).into()
     }
 
     fn max_cost(params: &SlidingWindowParams) -> i64 {
@@ -175,9 +199,11 @@ impl Model for SlidingWindowState {
         params.limit
     }
 
-    fn drain(units: i64, params: &SlidingWindowParams) -> i64 {
-        let SlidingWindowParams { window, buckets, .. } = *params;
-        if units > 0 { ((buckets + 1) * window + buckets - 1) / buckets } else { 0 }
+    fn drain(
+        units: i64,
+        &SlidingWindowParams { window, buckets, .. }: &SlidingWindowParams,
+    ) -> i64 {
+        if units > 0 { ceil_div((buckets + 1) * window, buckets) } else { 0 }
     }
 
     fn beside(params: &SlidingWindowParams, held: i64) -> SlidingWindowParams {
@@ -185,14 +211,9 @@ impl Model for SlidingWindowState {
     }
 
     #[inline]
-    fn initial(
-        now: i64,
-        &SlidingWindowParams { window, buckets, .. }: &SlidingWindowParams,
-    ) -> Self {
-        let counts = Counts::zeros(buckets as usize + 1);
-        let grid =
-            Grid { at: now, start: now, length: window, last: now, index: 0, parts: buckets };
-        Self { grid, counts }
+    fn initial(now: i64, params: &SlidingWindowParams) -> Self {
+        let grid = Grid { at: now, start: now, length: params.window, last: now, index: 0 };
+        Self { grid, counts: Counts::zeros(params.buckets) }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
@@ -204,10 +225,15 @@ impl Model for SlidingWindowState {
         let at = reader.integer(7)?;
         let last = reader.signed(7)?;
         reader.integer(sum_size)?; // of the counts
-        let index = ((last - start) * parts).div_euclid(length);
-        let counts = (0..=parts as usize).map(|_| reader.integer(size));
-        let counts = counts.collect::<Option<_>>()?;
-        Some(Self { grid: Grid { at, start, length, last, index, parts }, counts })
+        if parts == 0 || length == 0 {
+            return None;
+        }
+        let mut counts = Counts::zeros(parts);
+        for i in 0..=parts {
+            counts.add(i, reader.integer(size)?);
+        }
+        let index = slot_after((last - start) * parts, length);
+        Some(Self { grid: Grid { at, start, length, last, index }, counts })
     }
 
     #[inline]
@@ -246,77 +272,86 @@ impl Model for SlidingWindowState {
         saved: &mut Self::Saved,
     ) -> Option<i64> {
         self.advance(now);
-        let over = self.is_foreign_to(params).then(|| self.reset_after(now));
-        if over.is_some_and(|over| over > 0) {
-            let moved = self.regrid(now, *params);
-            saved.1 = Some(mem::replace(&mut self.counts, moved));
+        let mut over = None;
+        if self.is_foreign_to(params) {
+            over = Some(self.reset_after(now));
+            saved.1 = Some(self.regrid(now, params));
         }
-        if self.newest(now).is_none() {
-            let Self { grid, counts } = Self::initial(now, params);
-            self.grid = grid;
-            saved.1.get_or_insert(mem::replace(&mut self.counts, counts));
+        if over == Some(0) || self.end().is_none_or(|end| self.passed(now) >= end) {
+            // As the initial state, with the counts so far back that none is in the window.
+            let index = -self.parts() - 1;
+            self.grid = Grid { start: now, last: now, index, ..self.grid };
         }
         over
     }
 
     #[inline]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &SlidingWindowParams) -> Earliest {
-        let needed = needed.map_or(-(1 << 60), |needed| needed.min(params.limit));
-        (self.first_instant(now, needed, *params) - now).into()
+        let instant = match needed {
+            Some(needed) => self.first_instant(&self.view(now), (params.limit - needed).max(0)),
+            None => now.max(self.grid.last),
+        };
+        (instant - now).into()
     }
 
     #[inline]
     fn commit(&mut self, instant: i64, cost: i64, _: &SlidingWindowParams) {
-        let slot = self.slot_of(instant);
-        let by = (slot - self.grid.index).min(self.counts.len() as i64) as usize;
-        self.counts.shift(by);
+        let (slot, parts) = (self.slot_of(instant), self.parts());
+        self.counts.shift(slot - self.grid.index);
         self.counts.add(0, cost);
-        let Grid { start, length, last, index, parts, .. } = &mut self.grid;
-        let cycles = slot.div_euclid(*parts); // `start` moves by whole windows
+        // `start` moves by whole windows.
+        let cycles = if (0..parts).contains(&slot) { 0 } else { slot.div_euclid(parts) };
+        let Grid { start, length, last, index, .. } = &mut self.grid;
         *start += cycles * *length;
-        (*last, *index) = (instant, slot - cycles * *parts);
+        (*last, *index) = (instant, slot - cycles * parts);
     }
 
     fn refund(&mut self, now: i64, release: &Release, params: &SlidingWindowParams) {
         let Release { instant, mut units } = *release;
         if let Some(instant) = instant {
-            if self.is_foreign_to(params) {
-                return; // a changed quota has moved the counts
-            }
-            let i = self.grid.index - self.slot_of(instant);
-            // An older sub-window does not count any more.
-            if i >= 0 {
-                self.counts.remove(i as usize, units);
+            // A changed quota has moved the counts. An older sub-window does not count any more.
+            if !self.is_foreign_to(params) {
+                self.counts.remove(self.grid.index - self.slot_of(instant), units);
             }
             return;
         }
         // Requests that wait keep theirs: their sub-windows may have replaced some that count now.
         let ahead = self.grid.index - self.slot_of(now);
-        let inside = ahead.min(0) + self.grid.parts + 1;
-        for i in (ahead.max(0) as usize..inside as usize).rev() {
+        for i in (ahead.max(0)..=ahead.min(0) + self.parts()).rev() {
             units -= self.counts.remove(i, units);
         }
     }
 
     #[inline]
     fn reset_after(&self, now: i64) -> i64 {
-        let end = |newest| self.opening(newest + self.grid.parts + 1) - now;
-        self.newest(now).map_or(0, end)
+        self.end().map_or(0, |end| (self.instant_after(end) - now).max(0))
     }
 
     #[inline]
     fn report(&self, now: i64, reset: i64, params: &SlidingWindowParams) -> Report {
-        let SlidingWindowParams { limit, .. } = *params;
         if reset == 0 {
-            return Report { remaining: limit, replenish: 0 };
+            return Report { remaining: params.limit, replenish: 0 };
         }
+        let view = self.view(now);
         let mut remaining = 0;
-        if self.grid.last <= now {
-            let slot = self.slot_of(now);
-            let inside = self.count_inside(slot);
-            remaining = (limit - inside - self.weight(slot, now)).max(0);
+        if view.instant == now {
+            let length = self.grid.length;
+            // The weight of the oldest sub-window is rounded up.
+            let passed = self.passed(now) - view.slot * length;
+            let left = if view.oldest > 0 { mul_div(view.oldest, passed, length) } else { 0 };
+            remaining = (params.limit - view.inside - view.oldest + left).max(0);
         }
-        let replenish = self.first_instant(now, remaining + 1, *params) - now;
+        let replenish = self.first_instant(&view, params.limit - remaining - 1) - now;
         Report { remaining, replenish }
+    }
+}
+
+/// The sub-window after this many parts, as the scripts compute it: 2^53 parts or more, after a
+/// wait for another limit, are not exact in doubles.
+#[inline(never)]
+fn slot_after(passed: i64, length: i64) -> i64 {
+    match passed < 1 << 53 {
+        true => passed.div_euclid(length),
+        false => (passed as f64 / length as f64).floor() as i64,
     }
 }

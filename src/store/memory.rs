@@ -37,7 +37,7 @@ use super::{
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
     decision::Outcome,
-    error::{Error, StoreError},
+    error::StoreError,
     keys::Key,
     observe::{Event, Observer, Observers},
     sync::lock,
@@ -450,7 +450,7 @@ impl fmt::Debug for MemoryStore {
 #[cfg(test)]
 impl MemoryStore {
     /// Decides, as a store in memory does at once.
-    pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Outcome, Error> {
+    pub(crate) fn decide_now(&self, request: &StoreRequest<'_>) -> Result<Outcome, crate::Error> {
         let StoreFuture::Ready(Some(answer)) = self.decide(request) else { unreachable!() };
         answer
     }
@@ -459,7 +459,6 @@ impl MemoryStore {
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
-    #[inline]
     #[inline(always)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         match request.limits {

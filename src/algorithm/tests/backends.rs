@@ -204,10 +204,10 @@ fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {
     assert_eq!(stored.iter().filter(|(_, cost)| *cost == 0).count() as i64, dead);
     assert_eq!(stored[0], (oldest_at, oldest_cost), "the oldest entry");
     // The twin drops dead entries immediately.
-    let living: VecDeque<_> = stored.iter().copied().filter(|(_, cost)| *cost > 0).collect();
-    assert_eq!(stored.last().unwrap().0, living.back().unwrap().0, "a dead entry at the end");
+    let living: Vec<_> = stored.iter().copied().filter(|(_, cost)| *cost > 0).collect();
+    assert_eq!(stored.last().unwrap().0, living.last().unwrap().0, "a dead entry at the end");
     let state = sliding_log::SlidingLogState::new([at, skew, window], living);
-    assert_eq!(state.sum, sum, "the sum");
+    assert_eq!(state.costs().map(|(_, cost)| cost).sum::<i64>(), sum, "the sum");
     state
 }
 
@@ -240,17 +240,6 @@ pub(super) fn settled(mut state: State, now: i64, params: &Params) -> State {
         }
         (Spent::LeakyBucket(state), Params::LeakyBucket(params)) => {
             settle(state, now, params);
-        }
-        // The twin merges what is granted at one instant, the script only most of it.
-        (Spent::SlidingLog(Reserved { state, .. }), _) => {
-            let mut merged: VecDeque<(i64, i64)> = VecDeque::new();
-            for (instant, cost) in state.entries.drain(..) {
-                match merged.back_mut() {
-                    Some((last, sum)) if *last == instant => *sum += cost,
-                    _ => merged.push_back((instant, cost)),
-                }
-            }
-            state.entries = merged;
         }
         _ => {}
     }
