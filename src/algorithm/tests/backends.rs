@@ -1,7 +1,7 @@
 //! One interface to the twin and to the script of an algorithm. The time is part of a request. The
 //! laws are in the other files.
 
-use std::{collections::VecDeque, time::Duration};
+use std::time::Duration;
 
 use super::super::{
     Action, EngineReply, EngineRequest, HoldChange, HoldReply, Params, Release, State,
