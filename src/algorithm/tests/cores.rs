@@ -134,7 +134,7 @@ impl Both {
 fn a_state_in_a_core_decides_as_one_that_never_lies_in_one() {
     let [all, in_cores] = [Cell::new(0), Cell::new(0)];
     let histories = (any_limits(), steps(), holds(), any::<bool>());
-    run(3_000, histories, |(limits, steps, holds, goes_back)| {
+    run(500, histories, |(limits, steps, holds, goes_back)| {
         let (lies, state) = (Ok(Core::default()), State::default());
         let mut both = Both { limits, counted: 0, lies, state };
         let (mut now, mut current) = (START, 0);
@@ -212,7 +212,7 @@ fn changes_nothing_if_denied(state: &State, params: &Params, request: &EngineReq
 #[test]
 fn a_denied_request_leaves_the_state_as_it_was_whatever_the_quota_the_holds_and_the_block() {
     let denied = Cell::new(0);
-    run(3_000, (any_limits(), steps(), holds(), 1_u64..8_000_000), |history| {
+    run(500, (any_limits(), steps(), holds(), 1_u64..8_000_000), |history| {
         let (limits, steps, holds, lifetime) = history;
         let lifetime = Lifetime::new(lifetime);
         let (mut state, mut now, mut current) = (State::default(), START, 0);
