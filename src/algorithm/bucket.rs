@@ -54,8 +54,9 @@ impl BucketParams {
         Self::new(quota, overdraft, [unit, 1, tick])
     }
 
+    /// The parts of a full bucket. Fewer than none, if more is held than it has by another quota.
     pub(super) fn capacity(&self) -> i64 {
-        self.burst * self.unit
+        self.burst.saturating_mul(self.unit)
     }
 
     /// The units that an empty bucket admits: with an overdraft, a request of cost 1.
@@ -293,7 +294,7 @@ impl Model for Bucket {
         let mut wait = self.queue(now, params);
         if let Some(needed) = needed {
             let covered = self.parts((needed - params.overdraft).max(0));
-            let missing = covered.saturating_add(self.debt - params.capacity());
+            let missing = covered.saturating_add(self.debt.saturating_sub(params.capacity()));
             wait = self.time_until(missing, now).max(wait);
         }
         wait.into()
@@ -350,12 +351,13 @@ impl Model for Bucket {
         if reset == 0 {
             return Report { remaining: params.burst + overdrawn, replenish: 0 };
         }
-        let (room, queue) = (params.capacity() - self.debt, self.queue(now, params));
+        let room = params.capacity().saturating_sub(self.debt);
+        let queue = self.queue(now, params);
         let mut remaining = 0;
         if queue == 0 {
             remaining = (floor_div(room, self.unit) + overdrawn).max(0);
         }
-        let missing = self.parts(remaining + 1 - overdrawn) - room;
+        let missing = self.parts(remaining + 1 - overdrawn).saturating_sub(room);
         Report { remaining, replenish: self.time_until(missing, now).max(queue) }
     }
 

@@ -7,6 +7,7 @@ mod changes;
 mod combine;
 mod concurrency;
 mod contract;
+mod cores;
 mod hold_histories;
 mod hold_laws;
 mod holds;

@@ -1,6 +1,6 @@
-//! The memory store and the twin decide the same, although only the store packs most states into
-//! two numbers, by tokio's clock and by the counter of the processor. So do the store and the
-//! script, although keys expire in Redis and are swept in memory.
+//! The memory store and a state decide the same, although most states of the store lie in cores, by
+//! tokio's clock and by the counter of the processor. So do the store and the script, although keys
+//! expire in Redis and are swept in memory.
 
 use std::{cell::RefCell, env, sync::Arc, time::Duration};
 
@@ -113,7 +113,7 @@ fn a_store_with_many_keys_decides_as_one_with_one_key_does() {
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Buckets that take the fast path.
+/// Buckets whose states lie in cores.
 fn plain() -> impl Strategy<Value = [Params; 2]> {
     let params = |(limit, millis, burst): (u64, u64, u64)| {
         let quota = Quota::nearest(limit, Duration::from_millis(millis));
@@ -225,11 +225,11 @@ pub(super) fn decide(
 async fn the_memory_store_and_the_twin_agree_about_the_largest_debts() {
     let spend = |cost: u32| EngineRequest { action: Action::Spend, ..check(cost, 0) };
     let largest = Quota::per_day(7).burst(255_675); // refills in 100 years
-    let fast = Quota::per_second(17).burst(35);
+    let other = Quota::per_second(17).burst(35);
     for (quota, requests) in [
         (largest, vec![check(1_u32, 0), check(255_674_u32, 0), check(1_u32, 0)]),
-        (fast, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0)]),
-        (fast, vec![spend(100), check(3_u32, 0)]),
+        (other, vec![spend(u32::MAX), spend(u32::MAX), check(3_u32, 0)]),
+        (other, vec![spend(100), check(3_u32, 0)]),
     ] {
         let settings = settings(Params::new(Algorithm::token_bucket(), quota).unwrap());
         let mut both = Both { store: MemoryStore::new(), twin: State::default() };

@@ -1,5 +1,5 @@
-//! What is held of a limit on concurrency: the memory store, which keeps two numbers of it, and the
-//! twin decide the same. Other states in memory are in `memory.rs`.
+//! What is held of a limit on concurrency: the memory store, where it lies in a core, and a state
+//! decide the same. Other states in memory are in `memory.rs`.
 
 use std::{
     sync::{
