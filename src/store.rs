@@ -45,8 +45,8 @@ pub use self::{
 pub(crate) use self::{
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     names::Names,
-    report::{Reports, report_answer, report_decided, report_failed},
-    request::{LimitRequest, Settings, StoreFuture, StoreRequest},
+    report::{report_answer, report_decided, report_failed},
+    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
     turns::LONGEST_HOLD_RETRY,
@@ -88,7 +88,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// has at least one limit; its limits are of this store and differ from each other. The store
     /// bounds the time of the answer. If the future is dropped, the request may have been counted.
     ///
-    /// A limiter has an [`AnyStore`], which also [reports](Reports) the answer; a store does not.
+    /// A limiter has an [`AnyStore`], which also [reports](Reporting) the answer; a store does not.
     #[doc(hidden)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
 

@@ -21,7 +21,7 @@ use crate::{
     quota::Quota,
     store::{
         AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released,
-        Reports, Settings, Store, StoreFuture, StoreRequest,
+        Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -230,7 +230,7 @@ impl Limiter {
         self.0.versions.update(Some(algorithm), quota)
     }
 
-    /// Reports the old and the new settings.
+    /// Reporting the old and the new settings.
     pub(crate) fn report_settings(&self, change: [Arc<Settings>; 2]) {
         let [from, to] = change.map(|settings| (settings.algorithm, settings.quota));
         report_settings(self.observers(), self.name(), from, to);
@@ -448,8 +448,9 @@ impl Limiter {
         let version = self.current();
         match self.request(&version, action, key, cost, max_wait) {
             Ok(limit) => {
-                let reports = Reports::of_waiting(max_wait.is_asked_for() && limit.max_wait > 0);
-                self.0.store.decide(&StoreRequest::new(action, &[limit], reports))
+                let reporting =
+                    Reporting::of_waiting(max_wait.is_asked_for() && limit.max_wait > 0);
+                self.0.store.decide(&StoreRequest::new(action, &[limit], reporting))
             }
             Err(error) => StoreFuture::ready(Err(error)),
         }
@@ -466,8 +467,8 @@ impl Limiter {
         let version = self.current();
         match self.hold_request(&version, key, units) {
             Ok(limit) => {
-                let reports = Reports::of_waiting(can_wait);
-                self.0.store.decide(&StoreRequest::new(Action::Check, &[limit], reports))
+                let reporting = Reporting::of_waiting(can_wait);
+                self.0.store.decide(&StoreRequest::new(Action::Check, &[limit], reporting))
             }
             Err(error) => StoreFuture::ready(Err(error)),
         }

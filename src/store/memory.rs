@@ -31,8 +31,8 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Reports, Sealed, Settings,
-    Store, StoreFuture, StoreRequest,
+    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Reporting, Sealed,
+    Settings, Store, StoreFuture, StoreRequest,
 };
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
@@ -316,7 +316,7 @@ impl MemoryStore {
         if cost > 0 && settings.params.kind() == hold.algorithm {
             let (max_wait, hold) = (0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            let request = StoreRequest::new(Action::Spend, limits, Reports::Nothing);
+            let request = StoreRequest::new(Action::Spend, limits, Reporting::Nothing);
             drop(self.decide_now(&request));
         }
     }
@@ -366,7 +366,7 @@ impl MemoryStore {
         Ok(reply)
     }
 
-    /// Reports the number of keys to the observers of the store, if it has changed.
+    /// Reporting the number of keys to the observers of the store, if it has changed.
     fn report_keys(&self) {
         let Inner { slots, reported_keys, is_observed, .. } = &*self.0;
         if !is_observed.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Reports the answers to requests, to the observers of their limiters and to the log: each answer
+//! Reporting the answers to requests, to the observers of their limiters and to the log: each answer
 //! once, after the store has decided, without a lock. It changes none.
 
 use std::{
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{LimitRequest, StoreFuture, StoreRequest};
+use super::{LimitRequest, Reporting, StoreFuture, StoreRequest};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
@@ -15,43 +15,15 @@ use crate::{
     observe::{Event, Observers, log},
 };
 
-/// The answers to a request that are reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reports {
-    /// None: the call is no request, such as the spending of what a vendor has counted.
-    Nothing,
-    Each,
-    /// The answer that ends the request. After a denial because of held units, it waits for them
-    /// and checks again.
-    Last,
-}
-
-impl Reports {
-    /// Returns the reports of a request that waits for held units, or does not.
-    #[inline]
-    pub(crate) fn of_waiting(waits_for_holds: bool) -> Self {
-        if waits_for_holds { Self::Last } else { Self::Each }
-    }
-
-    /// Returns whether a decision is reported.
-    pub(crate) fn include(self, decision: &Decision) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Each => true,
-            Self::Last => !decision.waits_for_holds(),
-        }
-    }
-}
-
 /// A limit of a request: the name of the limiter, its observers and the key.
 type ReportedLimit<'a> = (&'a str, &'a Observers, &'a Key<'a>);
 
-/// Reports the answer to a request, now or when it comes.
+/// Reporting the answer to a request, now or when it comes.
 #[inline]
 pub(super) fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
     let is_observed = || request.limits.iter().any(|limit| !limit.observers.is_empty());
     let can_be_logged = || !answer.now().is_some_and(|outcome| outcome.decision.is_allowed());
-    if request.reports != Reports::Nothing
+    if request.reporting != Reporting::Nothing
         && (is_observed() || can_be_logged() && log::records_denials())
     {
         report_to_all(request, answer);
@@ -60,11 +32,11 @@ pub(super) fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcom
 
 #[inline(never)]
 fn report_to_all(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
-    let StoreRequest { action, limits, reports, .. } = *request;
+    let StoreRequest { action, limits, reporting, .. } = *request;
     if let Some(result) = answer.arrived() {
         let result = result.map(|outcome| &outcome.decision);
         let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
-        return report_answer(action, reports, limits, result, None);
+        return report_answer(action, reporting, limits, result, None);
     }
     let start = Instant::now();
     let owned = |limit: &LimitRequest<'_>| {
@@ -76,21 +48,21 @@ fn report_to_all(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) 
         let result = pending.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
-        report_answer(action, reports, limits, decided, Some(start.elapsed()));
+        report_answer(action, reporting, limits, decided, Some(start.elapsed()));
         result
     });
 }
 
-/// Reports the answer to a request to these limits.
+/// Reporting the answer to a request to these limits.
 pub(crate) fn report_answer<'a>(
     action: Action,
-    reports: Reports,
+    reporting: Reporting,
     mut limits: impl Iterator<Item = ReportedLimit<'a>>,
     result: Result<&Decision, &Error>,
     duration: Option<Duration>,
 ) {
     match result {
-        Ok(decision) if action == Action::Check && reports.include(decision) => {
+        Ok(decision) if action == Action::Check && reporting.includes(decision) => {
             report_decided(limits, decision, duration);
         }
         Ok(_) => {}
@@ -102,7 +74,7 @@ pub(crate) fn report_answer<'a>(
     }
 }
 
-/// Reports a decision about a check of these limits.
+/// Reporting a decision about a check of these limits.
 pub(crate) fn report_decided<'a>(
     limits: impl Iterator<Item = ReportedLimit<'a>>,
     decision: &Decision,
@@ -118,7 +90,7 @@ pub(crate) fn report_decided<'a>(
     }
 }
 
-/// Reports the failure of a store; other errors are not reported.
+/// Reporting the failure of a store; other errors are not reported.
 pub(crate) fn report_failed(
     observers: &Observers,
     limiter: &str,
