@@ -559,7 +559,7 @@ impl Charge {
         Ok(limiter.store().decide(&request))
     }
 
-    /// Reporting a decision about the charge that its store has not reported.
+    /// Reports a decision about the charge that its store has not reported.
     pub(super) fn report(&self, decision: &Decision) {
         let limits = self.parts().map(|part| {
             let observers: &Observers = part.limiter.observers();

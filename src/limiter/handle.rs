@@ -230,7 +230,7 @@ impl Limiter {
         self.0.versions.update(Some(algorithm), quota)
     }
 
-    /// Reporting the old and the new settings.
+    /// Reports the old and the new settings.
     pub(crate) fn report_settings(&self, change: [Arc<Settings>; 2]) {
         let [from, to] = change.map(|settings| (settings.algorithm, settings.quota));
         report_settings(self.observers(), self.name(), from, to);

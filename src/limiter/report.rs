@@ -1,4 +1,4 @@
-//! Reporting the events of limiters to their observers: waits, holds, releases and changes. The store
+//! Reports the events of limiters to their observers: waits, holds, releases and changes. The store
 //! reports the answers to requests. It changes no answer.
 
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::{
     store::{StoreFuture, report_failed},
 };
 
-/// Reporting another quota or algorithm of a limiter.
+/// Reports another quota or algorithm of a limiter.
 pub(super) fn report_settings(
     observers: &Observers,
     limiter: &str,
@@ -22,17 +22,17 @@ pub(super) fn report_settings(
     log::settings_changed(limiter, from, to);
 }
 
-/// Reporting that units of a key are returned.
+/// Reports that units of a key are returned.
 pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
     observers.report(&Event::Released { limiter, key, units });
 }
 
-/// Reporting that units of a key are held.
+/// Reports that units of a key are held.
 pub(super) fn report_hold_began(observers: &Observers, limiter: &str, key: &Key<'_>, held: u64) {
     observers.report(&Event::HoldBegan { limiter, key, held });
 }
 
-/// Reporting that a permit of units has ended, and how many of them were held and used.
+/// Reports that a permit of units has ended, and how many of them were held and used.
 pub(super) fn report_hold_ended(
     observers: &Observers,
     limiter: &str,
@@ -42,13 +42,13 @@ pub(super) fn report_hold_ended(
     observers.report(&Event::HoldEnded { limiter, key, held, used });
 }
 
-/// Reporting that a call has blocked, unblocked or reset a key.
+/// Reports that a call has blocked, unblocked or reset a key.
 pub(super) fn report_key_changed(observers: &Observers, event: &Event<'_>) {
     observers.report(event);
     log::key_changed(event);
 }
 
-/// Reporting the failure of a call that decides nothing.
+/// Reports the failure of a call that decides nothing.
 pub(super) fn reported_failure(
     observers: &Observers,
     limiter: &'static str,
@@ -76,7 +76,7 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// Reporting that a request waits for a limiter. Returns nothing if there is no observer.
+    /// Reports that a request waits for a limiter. Returns nothing if there is no observer.
     pub(crate) fn begin(observers: &Observers, limiter: &'static str) -> Option<Self> {
         if observers.is_empty() {
             return None;

@@ -41,20 +41,20 @@ pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Charge {
-    /// Reporting that the request waits after a decision.
+    /// Reports that the request waits after a decision.
     pub(crate) fn begin_wait(&self, decision: &Decision) -> Option<Wait> {
         let limiter = decision.limiter();
         let waiting = self.limiters().find(|target| target.name() == limiter)?;
         Wait::begin(waiting.observers(), limiter)
     }
 
-    /// Reporting that the request waits before its first decision: for the first limit that it holds.
+    /// Reports that the request waits before its first decision: for the first limit that it holds.
     fn begin_queued_wait(&self) -> Option<Wait> {
         let (limiter, ..) = self.held_parts().next()?;
         Wait::begin(limiter.observers(), limiter.static_name())
     }
 
-    /// Reporting that the request waits for its store, which has failed.
+    /// Reports that the request waits for its store, which has failed.
     fn begin_store_wait(&self) -> Option<Wait> {
         let (limiter, ..) = self.own_parts().next()?;
         Wait::begin(limiter.observers(), limiter.static_name())
@@ -344,7 +344,7 @@ impl Waiter {
         None
     }
 
-    /// Reporting a final denial, unless its check has reported it: the request could wait then.
+    /// Reports a final denial, unless its check has reported it: the request could wait then.
     fn report_final(&self, denied: &Decision) {
         let could_wait = self.charge.can_wait_for_holds(self.last_max_wait);
         if !Reporting::of_waiting(could_wait).includes(denied) {

@@ -366,7 +366,7 @@ impl MemoryStore {
         Ok(reply)
     }
 
-    /// Reporting the number of keys to the observers of the store, if it has changed.
+    /// Reports the number of keys to the observers of the store, if it has changed.
     fn report_keys(&self) {
         let Inner { slots, reported_keys, is_observed, .. } = &*self.0;
         if !is_observed.load(Ordering::Relaxed) {

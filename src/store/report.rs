@@ -1,4 +1,4 @@
-//! Reporting the answers to requests, to the observers of their limiters and to the log: each answer
+//! Reports the answers to requests, to the observers of their limiters and to the log: each answer
 //! once, after the store has decided, without a lock. It changes none.
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
 /// A limit of a request: the name of the limiter, its observers and the key.
 type ReportedLimit<'a> = (&'a str, &'a Observers, &'a Key<'a>);
 
-/// Reporting the answer to a request, now or when it comes.
+/// Reports the answer to a request, now or when it comes.
 #[inline]
 pub(super) fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
     let is_observed = || request.limits.iter().any(|limit| !limit.observers.is_empty());
@@ -53,7 +53,7 @@ fn report_to_all(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) 
     });
 }
 
-/// Reporting the answer to a request to these limits.
+/// Reports the answer to a request to these limits.
 pub(crate) fn report_answer<'a>(
     action: Action,
     reporting: Reporting,
@@ -74,7 +74,7 @@ pub(crate) fn report_answer<'a>(
     }
 }
 
-/// Reporting a decision about a check of these limits.
+/// Reports a decision about a check of these limits.
 pub(crate) fn report_decided<'a>(
     limits: impl Iterator<Item = ReportedLimit<'a>>,
     decision: &Decision,
@@ -90,7 +90,7 @@ pub(crate) fn report_decided<'a>(
     }
 }
 
-/// Reporting the failure of a store; other errors are not reported.
+/// Reports the failure of a store; other errors are not reported.
 pub(crate) fn report_failed(
     observers: &Observers,
     limiter: &str,

@@ -79,7 +79,7 @@ impl Backend {
         Some((permit, self.denials.begin_call()))
     }
 
-    /// Reporting the failure of a decision, or ends the changes of a request that is decided and
+    /// Reports the failure of a decision, or ends the changes of a request that is decided and
     /// remembers its denial.
     pub(super) fn resolve(
         &self,
@@ -123,12 +123,12 @@ impl Backend {
     }
 }
 
-/// Reporting the units that are returned for a caller that has gone.
+/// Reports the units that are returned for a caller that has gone.
 pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
     observers.report(&Event::Released { limiter, key, units });
 }
 
-/// Reporting that a call is sent.
+/// Reports that a call is sent.
 pub(super) fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
     observers.report(&Event::BatchSent { limiter, checks });
 }

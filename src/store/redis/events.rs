@@ -14,7 +14,7 @@ use crate::store::Status;
 #[cfg(feature = "tracing")]
 const TARGET: &str = "tower_ratelimit";
 
-/// Reporting that decisions fail. The error of a damaged key names it: without the key, it could not
+/// Reports that decisions fail. The error of a damaged key names it: without the key, it could not
 /// be deleted.
 pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &ExplainedError) {
     #[cfg(feature = "tracing")]
@@ -28,7 +28,7 @@ pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &ExplainedEr
     );
 }
 
-/// Reporting the permission that the store's own ping has found missing. The error contains no key of
+/// Reports the permission that the store's own ping has found missing. The error contains no key of
 /// a request.
 pub(super) fn permission_missing(error: &ExplainedError) {
     #[cfg(feature = "tracing")]
@@ -40,7 +40,7 @@ pub(super) fn permission_missing(error: &ExplainedError) {
     );
 }
 
-/// Reporting an event of the connections.
+/// Reports an event of the connections.
 pub(super) fn log(event: &Event<'_>, account: &Account) {
     #[cfg(feature = "tracing")]
     match *event {

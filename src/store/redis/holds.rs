@@ -127,7 +127,7 @@ impl Ended {
     }
 }
 
-/// Reporting that all units count as used, instead of those that were. Units that count at a time
+/// Reports that all units count as used, instead of those that were. Units that count at a time
 /// stay held instead, until the hold expires.
 impl Drop for Ended {
     fn drop(&mut self) {

@@ -108,7 +108,7 @@ impl Monitor {
         );
     }
 
-    /// Reporting in the log that a decision of a limiter has failed, once in [`FAILED_AFTER`]. While
+    /// Reports in the log that a decision of a limiter has failed, once in [`FAILED_AFTER`]. While
     /// the breaker is open, another event reports it. Returns the error of the store.
     pub(super) fn failed(
         self: &Arc<Self>,
