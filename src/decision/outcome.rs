@@ -45,8 +45,8 @@ impl Outcome {
     }
 
     /// Returns the outcome of a request to several limits, from the reply of each of them.
-    /// `binding` is the index of the limit that binds. With `counts`, the decision says what is left
-    /// of each limit.
+    /// `binding` is the index of the limit that binds. With `counts`, the decision says what is
+    /// left of each limit.
     pub(crate) fn of_several(
         limits: impl Iterator<Item = Policy> + Clone,
         replies: &[EngineReply],

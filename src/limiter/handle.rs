@@ -1,5 +1,5 @@
-//! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The public
-//! calls are in `check.rs`, `change.rs` and `acquire.rs`.
+//! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The
+//! public calls are in `check.rs`, `change.rs` and `acquire.rs`.
 
 use std::{sync::Arc, time::Duration};
 
