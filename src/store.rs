@@ -35,6 +35,8 @@ pub(crate) use self::redis::script;
 pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::redis::{assert_written, write};
+#[cfg(feature = "redisson")]
+pub(crate) use self::report::report_answer;
 #[cfg(any(test, feature = "redisson"))]
 pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{
@@ -45,7 +47,7 @@ pub use self::{
 pub(crate) use self::{
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     names::Names,
-    report::{report_answer, report_decided, report_failed},
+    report::{report_decided, report_failed},
     request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,

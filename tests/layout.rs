@@ -241,8 +241,8 @@ fn backends_in(text: &str) -> Vec<&str> {
     let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
     let code = code.lines().map(|line| line.split("//").next().unwrap());
     let words = code.flat_map(|line| line.split(|it: char| !it.is_alphanumeric() && it != ':'));
-    let is_backend =
-        |word: &&str| ["MemoryStore", "Redis", "AnyStore::"].iter().any(|name| word.contains(name));
+    let names = ["MemoryStore", "Redis", "AnyStore::Memory", "AnyStore::Dyn"];
+    let is_backend = |word: &&str| names.iter().any(|name| word.contains(name));
     words.filter(is_backend).collect()
 }
 

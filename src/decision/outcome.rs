@@ -133,3 +133,28 @@ impl Receipts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_has_its_receipt_and_four_that_differ_in_the_algorithm_take_no_allocation() {
+        let [bucket, window] =
+            [Kind::TokenBucket, Kind::FixedWindow].map(|kind| Receipt::At(7, kind));
+        let later = Receipt::At(8, Kind::TokenBucket);
+        for (all, is_inline) in [
+            (&[bucket, bucket][..], true),
+            (&[bucket; 5], true),
+            (&[bucket, window, window, bucket], true),
+            (&[bucket, window, window, bucket, bucket], false),
+            (&[bucket, later], false),
+            (&[Receipt::None, bucket], false),
+        ] {
+            let receipts = Receipts::new(all.iter().copied());
+            assert_eq!(receipts.each.is_none(), is_inline, "{all:?}");
+            let found: Vec<_> = (0..all.len()).map(|limit| receipts.get(limit)).collect();
+            assert_eq!(found, all);
+        }
+    }
+}
