@@ -18,7 +18,7 @@ use super::{
     contract::{all_with, now_or_never},
 };
 use crate::{
-    decision::{Outcome, Receipt, Source},
+    decision::{Receipt, Source},
     keys::Key,
     quota::Quota,
     store::{
