@@ -35,6 +35,8 @@ pub(crate) use self::redis::script;
 pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::redis::{assert_written, write};
+#[cfg(feature = "redisson")]
+pub(crate) use self::report::report_answer;
 #[cfg(any(test, feature = "redisson"))]
 pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{
@@ -45,8 +47,8 @@ pub use self::{
 pub(crate) use self::{
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     names::Names,
-    report::{Reports, report_answer, report_decided, report_failed},
-    request::{LimitRequest, Settings, StoreFuture, StoreRequest},
+    report::{report_decided, report_failed},
+    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
     turns::LONGEST_HOLD_RETRY,
@@ -88,7 +90,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// has at least one limit; its limits are of this store and differ from each other. The store
     /// bounds the time of the answer. If the future is dropped, the request may have been counted.
     ///
-    /// A limiter has an [`AnyStore`], which also [reports](Reports) the answer; a store does not.
+    /// A limiter has an [`AnyStore`], which also [reports](Reporting) the answer; a store does not.
     #[doc(hidden)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
 
@@ -183,14 +185,38 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
 
 impl Sealed for AnyStore {}
 
-impl Store for AnyStore {
+impl AnyStore {
+    /// Decides, and calls `done` with an outcome that is there at once, as of most checks in
+    /// memory, else `later` with the answer. So that outcome is in registers until the caller has
+    /// what it needs of it.
     #[inline(always)]
-    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
+    pub(crate) fn decide_then<R>(
+        &self,
+        request: &StoreRequest<'_>,
+        done: impl FnOnce(Outcome) -> R,
+        later: impl FnOnce(StoreFuture<Outcome>) -> R,
+    ) -> R {
         let answer = match self {
-            Self::Memory(store) => store.decide(request),
-            Self::Dyn(store) => request.copied(|request| store.decide(request)),
+            Self::Memory(store) => match store.decide_in_core(request) {
+                Ok(outcome) if !report::is_reported(request, &outcome.decision) => {
+                    return done(outcome);
+                }
+                Ok(outcome) => request.copied(|request| report::report(request, outcome.into())),
+                Err(locked) => request.copied(|request| {
+                    report::report(request, store.decide_in_shard(request, locked))
+                }),
+            },
+            Self::Dyn(store) => {
+                request.copied(|request| report::report(request, store.decide(request)))
+            }
         };
-        report::report(request, answer)
+        later(answer)
+    }
+}
+
+impl Store for AnyStore {
+    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
+        self.decide_then(request, StoreFuture::from, |answer| answer)
     }
 
     fn release_in_background(

@@ -19,6 +19,8 @@ const EXCESS_UNIT: f64 = (1 << 24) as f64;
 pub(crate) struct BucketParams {
     pub(super) burst: i64,
     pub(super) overdraft: i64,
+    /// The parts of the burst.
+    capacity: i64,
     pub(super) unit: i64,
     pub(super) period: i64,
     pub(super) lump: i64,
@@ -45,18 +47,13 @@ pub(crate) struct Bucket {
 impl BucketParams {
     pub(super) fn new(quota: Quota, overdraft: u64, [unit, period, lump]: [i64; 3]) -> Self {
         let (burst, overdraft) = (quota.burst_size() as i64, overdraft as i64);
-        let max_debt = max_debt(period, lump);
-        Self { burst, overdraft, unit, period, lump, max_debt, shapes: false }
+        let (capacity, max_debt) = (product(burst, unit), max_debt(period, lump));
+        Self { burst, overdraft, capacity, unit, period, lump, max_debt, shapes: false }
     }
 
     pub(super) fn continuous(quota: Quota, overdraft: u64) -> Self {
         let Rate { unit, tick } = Rate::new(quota, quota.burst_size() + overdraft);
         Self::new(quota, overdraft, [unit, 1, tick])
-    }
-
-    /// The parts of a full bucket. Fewer than none, if more is held than it has by another quota.
-    pub(super) fn capacity(&self) -> i64 {
-        self.burst.saturating_mul(self.unit)
     }
 
     /// The units that an empty bucket admits: with an overdraft, a request of cost 1.
@@ -69,6 +66,14 @@ impl BucketParams {
 /// The most parts of a debt: they are exact, and a full bucket has no more.
 pub(super) fn max_debt(period: i64, lump: i64) -> i64 {
     ceil_div(LONGEST_REFILL as i64, period).saturating_mul(lump).min(EXACT)
+}
+
+/// A product of units, periods or parts that is larger than all that count.
+const FAR: i64 = 1 << 60;
+
+#[inline(always)]
+fn product(a: i64, b: i64) -> i64 {
+    a.checked_mul(b).filter(|product| *product < FAR).unwrap_or(FAR)
 }
 
 impl Bucket {
@@ -89,19 +94,19 @@ impl Bucket {
     /// The parts of a number of units.
     #[inline(always)]
     fn parts(&self, units: i64) -> i64 {
-        units.saturating_mul(self.unit)
+        product(units, self.unit)
     }
 
     /// The parts that flow in within these periods.
     #[inline(always)]
     fn flow(&self, periods: i64) -> i64 {
-        periods.saturating_mul(self.lump)
+        product(periods, self.lump)
     }
 
     /// The time in which `parts` flow in.
     #[inline(always)]
     fn refill_time(&self, parts: i64) -> i64 {
-        ceil_div(parts, self.lump).saturating_mul(self.period)
+        product(ceil_div(parts, self.lump), self.period)
     }
 
     /// Caps the instant of the newest request at that at which the debt has flowed in.
@@ -175,7 +180,9 @@ impl Model for Bucket {
     }
 
     fn beside(params: &BucketParams, held: i64) -> BucketParams {
-        BucketParams { burst: params.burst - held, ..*params }
+        let burst = params.burst - held;
+        // Fewer parts than none, if more is held than the bucket has by another quota.
+        BucketParams { burst, capacity: -product(-burst, params.unit), ..*params }
     }
 
     fn full(params: &BucketParams) -> i64 {
@@ -197,7 +204,7 @@ impl Model for Bucket {
 
     /// The time in which a full leaky bucket drains.
     fn default_wait(params: &BucketParams) -> i64 {
-        if params.shapes { ceil_div(params.capacity(), params.lump) } else { 0 }
+        if params.shapes { ceil_div(params.capacity, params.lump) } else { 0 }
     }
 
     /// The longest wait, for another limit too, for which `debt` stays exact.
@@ -287,14 +294,14 @@ impl Model for Bucket {
     #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams) -> Earliest {
         if params.shapes {
-            let room = needed.map_or(i64::MAX, |needed| params.capacity() - self.parts(needed));
+            let room = needed.map_or(i64::MAX, |needed| params.capacity - self.parts(needed));
             let full = self.time_until(self.debt.saturating_sub(room), now);
             return Earliest { wait: self.time_until(self.debt, now), full };
         }
         let mut wait = self.queue(now, params);
         if let Some(needed) = needed {
             let covered = self.parts((needed - params.overdraft).max(0));
-            let missing = covered.saturating_add(self.debt.saturating_sub(params.capacity()));
+            let missing = covered + self.debt - params.capacity;
             wait = self.time_until(missing, now).max(wait);
         }
         wait.into()
@@ -351,7 +358,7 @@ impl Model for Bucket {
         if reset == 0 {
             return Report { remaining: params.burst + overdrawn, replenish: 0 };
         }
-        let room = params.capacity().saturating_sub(self.debt);
+        let room = params.capacity - self.debt;
         let queue = self.queue(now, params);
         let mut remaining = 0;
         if queue == 0 {

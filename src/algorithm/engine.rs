@@ -58,7 +58,7 @@ pub(super) fn step<M: Model>(
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
 /// decision: nothing is changed then.
-#[inline(never)]
+#[inline(always)]
 pub(super) fn step_core<M: Model>(
     core: &mut Core,
     request: &EngineRequest,

@@ -45,8 +45,8 @@ impl Outcome {
     }
 
     /// Returns the outcome of a request to several limits, from the reply of each of them.
-    /// `binding` is the index of the limit that binds. With `counts`, the decision says what is left
-    /// of each limit.
+    /// `binding` is the index of the limit that binds. With `counts`, the decision says what is
+    /// left of each limit.
     pub(crate) fn of_several(
         limits: impl Iterator<Item = Policy> + Clone,
         replies: &[EngineReply],
@@ -130,6 +130,31 @@ impl Receipts {
             (Some(each), ..) => each[limit],
             (None, Receipt::At(instant, _), Some(algorithm)) => Receipt::At(instant, algorithm),
             (None, shared, _) => shared,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_has_its_receipt_and_four_that_differ_in_the_algorithm_take_no_allocation() {
+        let [bucket, window] =
+            [Kind::TokenBucket, Kind::FixedWindow].map(|kind| Receipt::At(7, kind));
+        let later = Receipt::At(8, Kind::TokenBucket);
+        for (all, is_inline) in [
+            (&[bucket, bucket][..], true),
+            (&[bucket; 5], true),
+            (&[bucket, window, window, bucket], true),
+            (&[bucket, window, window, bucket, bucket], false),
+            (&[bucket, later], false),
+            (&[Receipt::None, bucket], false),
+        ] {
+            let receipts = Receipts::new(all.iter().copied());
+            assert_eq!(receipts.each.is_none(), is_inline, "{all:?}");
+            let found: Vec<_> = (0..all.len()).map(|limit| receipts.get(limit)).collect();
+            assert_eq!(found, all);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Event,
-    store::{LimitRequest, Reports, Store, StoreRequest},
+    store::{LimitRequest, Reporting, Store, StoreRequest},
 };
 
 impl Limiter {
@@ -185,7 +185,7 @@ impl Limiter {
             let (settings, observers) = (&version.settings, &**self.observers());
             let (cost, max_wait, hold) = (1, 0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            self.store().decide(&StoreRequest::new(action, limits, Reports::Each))
+            self.store().decide(&StoreRequest::new(action, limits, Reporting::Each))
         };
         Ok(KeyState::changed(answer.await?.decision))
     }

@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Observers,
-    store::{LimitRequest, Released, Reports, Store, StoreFuture, StoreRequest, report_decided},
+    store::{LimitRequest, Released, Reporting, Store, StoreFuture, StoreRequest, report_decided},
 };
 
 /// The charge of a request: its limits, keys and costs.
@@ -525,7 +525,7 @@ impl Charge {
         action: Action,
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Outcome>, Error> {
-        let reports = Reports::of_waiting(self.can_wait_for_holds(max_wait));
+        let reporting = Reporting::of_waiting(self.can_wait_for_holds(max_wait));
         if let Some(part) = self.parts().find(|part| part.holds() && !part.limiter.can_hold()) {
             return Err(Error::CannotHold { limiter: part.limiter.name().to_owned().into() });
         }
@@ -555,7 +555,7 @@ impl Charge {
             limits.push(limit);
         }
         let counts = self.0.as_ref().is_some_and(|parts| parts.counts);
-        let request = StoreRequest { counts, ..StoreRequest::new(action, &limits, reports) };
+        let request = StoreRequest { counts, ..StoreRequest::new(action, &limits, reporting) };
         Ok(limiter.store().decide(&request))
     }
 

@@ -321,9 +321,13 @@ impl<'k, K: Into<Key<'k>>> Future for Check<'_, K> {
             return this.poll_other(cx);
         };
         let key = key.into();
-        match limiter.decide(Action::Check, &key, units, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
-            answer => this.poll_answer(cx, limiter, key, units, answer),
-        }
+        limiter.decide_then(
+            Action::Check,
+            &key,
+            units,
+            MaxWait::DEFAULT,
+            |outcome| Poll::Ready(Ok(outcome.decision)),
+            |answer| this.poll_answer(cx, limiter, key.clone(), units, answer),
+        )
     }
 }

@@ -1,5 +1,5 @@
-//! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The public
-//! calls are in `check.rs`, `change.rs` and `acquire.rs`.
+//! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The
+//! public calls are in `check.rs`, `change.rs` and `acquire.rs`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     quota::Quota,
     store::{
         AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released,
-        Reports, Settings, Store, StoreFuture, StoreRequest,
+        Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -437,7 +437,6 @@ impl Limiter {
     }
 
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
-    #[inline(always)]
     pub(super) fn decide(
         &self,
         action: Action,
@@ -445,13 +444,28 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
+        self.decide_then(action, key, cost, max_wait, StoreFuture::from, |answer| answer)
+    }
+
+    /// Decides as [`decide`](Self::decide) does, in the way of [`AnyStore::decide_then`].
+    #[inline(always)]
+    pub(super) fn decide_then<R>(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+        done: impl FnOnce(Outcome) -> R,
+        later: impl FnOnce(StoreFuture<Outcome>) -> R,
+    ) -> R {
         let version = self.current();
         match self.request(&version, action, key, cost, max_wait) {
             Ok(limit) => {
-                let reports = Reports::of_waiting(max_wait.is_asked_for() && limit.max_wait > 0);
-                self.0.store.decide(&StoreRequest::new(action, &[limit], reports))
+                let waits = max_wait.is_asked_for() && limit.max_wait > 0;
+                let reporting = Reporting::of_waiting(waits);
+                self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
             }
-            Err(error) => StoreFuture::ready(Err(error)),
+            Err(error) => later(StoreFuture::ready(Err(error))),
         }
     }
 
@@ -466,8 +480,8 @@ impl Limiter {
         let version = self.current();
         match self.hold_request(&version, key, units) {
             Ok(limit) => {
-                let reports = Reports::of_waiting(can_wait);
-                self.0.store.decide(&StoreRequest::new(Action::Check, &[limit], reports))
+                let reporting = Reporting::of_waiting(can_wait);
+                self.0.store.decide(&StoreRequest::new(Action::Check, &[limit], reporting))
             }
             Err(error) => StoreFuture::ready(Err(error)),
         }

@@ -9,7 +9,7 @@ use crate::{
     decision::KeyState,
     error::Error,
     keys::Key,
-    store::{Reports, Store, StoreRequest},
+    store::{Reporting, Store, StoreRequest},
 };
 
 /// The longest block, if no setting changes it, whatever a vendor says.
@@ -258,7 +258,7 @@ impl Limiter {
             let version = self.current();
             let units = units.min(version.max_cost);
             let limit = self.request(&version, Action::Check, key, units, max_wait)?;
-            self.store().decide(&StoreRequest::new(Action::Check, &[limit], Reports::Nothing))
+            self.store().decide(&StoreRequest::new(Action::Check, &[limit], Reporting::Nothing))
         };
         answer.await.map(drop)
     }

@@ -56,3 +56,15 @@ fn micros(time: Duration) -> u64 {
     let micros = time.as_secs().saturating_mul(1_000_000);
     micros.saturating_add(u64::from(time.subsec_nanos().div_ceil(1_000)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_rounded_up_to_microseconds_and_the_longest_one_is_endless() {
+        let times = [Duration::ZERO, Duration::from_nanos(1), Duration::from_nanos(1_000_001_000)];
+        assert_eq!(times.map(micros), [0, 1, 1_000_001]);
+        assert_eq!([Duration::MAX, Duration::from_secs(u64::MAX / 2)].map(micros), [ENDLESS; 2]);
+    }
+}

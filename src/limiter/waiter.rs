@@ -25,7 +25,7 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
-    store::{Released, Reports, StoreFuture, after},
+    store::{Released, Reporting, StoreFuture, after},
 };
 
 /// The default lateness up to which a waiting request proceeds without a second check. A timer of
@@ -327,7 +327,7 @@ impl Waiter {
     /// Reports a final denial, unless its check has reported it: the request could wait then.
     fn report_final(&self, denied: &Decision) {
         let could_wait = self.charge.can_wait_for_holds(self.last_max_wait);
-        if !Reports::of_waiting(could_wait).include(denied) {
+        if !Reporting::of_waiting(could_wait).includes(denied) {
             self.charge.report(denied);
         }
     }

@@ -17,7 +17,7 @@ use crate::{
     limiter::{Charge, Retry, visit_queue, yield_to_queue},
     observe::Observers,
     quota::Quota,
-    store::{Deadline, MAX_STALL, Reports, Store, StoreFuture, report_answer},
+    store::{Deadline, MAX_STALL, Reporting, Store, StoreFuture, report_answer},
 };
 
 impl RateLimiter {
@@ -137,7 +137,7 @@ impl RateLimiter {
             (&self.observers, self.key(), Some(start.elapsed()));
         let limits = [(self.label, observers, &key)].into_iter();
         let decided = result.as_ref().map(|outcome| &outcome.decision);
-        report_answer(Action::Check, Reports::Each, limits, decided, duration);
+        report_answer(Action::Check, Reporting::Each, limits, decided, duration);
         result
     }
 

@@ -31,8 +31,8 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Reports, Sealed, Settings,
-    Store, StoreFuture, StoreRequest,
+    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Reporting, Sealed,
+    Settings, Store, StoreFuture, StoreRequest,
 };
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
@@ -138,6 +138,13 @@ struct Inner {
     reported_keys: AtomicUsize,
 }
 
+/// The locked shard of a key, at an instant.
+pub(super) struct LockedShard<'a> {
+    shard: MutexGuard<'a, Shard>,
+    hash: u64,
+    now: i64,
+}
+
 /// In a cache line of its own, so that threads disturb each other only over one shard.
 #[repr(align(64))]
 struct CachePadded<T>(T);
@@ -226,54 +233,49 @@ impl MemoryStore {
         self.0.slots.0.used()
     }
 
-    /// Decides about one limit. Inlined: what the request consists of stays in registers, unless
-    /// the state does not lie in a core.
+    /// Decides about a request to one limit, if its state lies in a core, as most states do. Else
+    /// returns what [`decide_in_shard`](Self::decide_in_shard) goes on with.
     #[inline(always)]
-    fn decide_single(
+    pub(super) fn decide_in_core(
         &self,
         request: &StoreRequest<'_>,
-        limit: &LimitRequest<'_>,
-    ) -> StoreFuture<Outcome> {
-        let LimitRequest { settings, key, .. } = *limit;
+    ) -> Result<Outcome, Option<LockedShard<'_>>> {
+        let [limit @ LimitRequest { settings, key, .. }] = request.limits else { return Err(None) };
         let hash = self.hash(settings, key.as_bytes());
         // Read under the lock, the clock would delay other threads, and the look-up of the key.
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
-        if let Some(entry) = shard.find(hash, settings, key.as_bytes())
-            && limit.hold.is_none()
-            && let Some(reply) =
-                entry.decide_in_core(settings, &request.at(limit, now, request.action))
+        if limit.hold.is_none()
+            && let Some(entry) = shard.find(hash, settings, key.as_bytes())
+            && let engine_request = request.at(limit, now, request.action)
+            && let Some(reply) = entry.decide_in_core(settings, &engine_request)
         {
-            return Outcome::new(limit.policy(), reply, request.action, 0.0).into();
+            drop(shard);
+            return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
         }
-        request.copied(|request| self.decide_in_shard(request, hash, shard, now))
+        Err(Some(LockedShard { shard, hash, now }))
     }
 
-    /// Decides about a key whose state does not lie in a core, or that is not in its shard.
+    /// Goes on where [`decide_in_core`](Self::decide_in_core) has not decided.
     #[inline(never)]
-    fn decide_in_shard(
+    pub(super) fn decide_in_shard(
         &self,
         request: &StoreRequest<'_>,
-        hash: u64,
-        mut shard: MutexGuard<'_, Shard>,
-        now: i64,
+        locked: Option<LockedShard<'_>>,
     ) -> StoreFuture<Outcome> {
-        let limit = &request.limits[0];
+        let ([limit], Some(LockedShard { mut shard, hash, now })) = (request.limits, locked) else {
+            return self.decide_combined(request);
+        };
         let LimitRequest { settings, key, .. } = *limit;
         let engine_request = shard.request(request, limit, now);
         let reply = match shard.find(hash, settings, key.as_bytes()) {
-            Some(entry) => entry.decide(settings, &engine_request),
-            None => {
-                let reply = self.decide_new(request, limit, hash, shard, now, &engine_request);
-                self.report_keys();
-                match reply {
-                    Ok(reply) => reply,
-                    Err(error) => return StoreFuture::ready(Err(error.into())),
-                }
-            }
+            Some(entry) => Ok(entry.decide(settings, &engine_request)),
+            None => self.decide_new(request, limit, hash, shard, now, &engine_request),
         };
-        Outcome::new(limit.policy(), reply, request.action, 0.0).into()
+        self.report_keys();
+        let outcome = reply.map(|reply| Outcome::new(limit.policy(), reply, request.action, 0.0));
+        StoreFuture::ready(outcome.map_err(Into::into))
     }
 
     /// Returns units to a key.
@@ -318,7 +320,7 @@ impl MemoryStore {
         if cost > 0 && settings.params.kind() == hold.algorithm {
             let (max_wait, hold) = (0, None);
             let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            let request = StoreRequest::new(Action::Spend, limits, Reports::Nothing);
+            let request = StoreRequest::new(Action::Spend, limits, Reporting::Nothing);
             drop(self.decide(&request));
         }
     }
@@ -459,11 +461,10 @@ impl MemoryStore {
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
-    #[inline(always)]
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        match request.limits {
-            [limit] => self.decide_single(request, limit),
-            _ => self.decide_combined(request),
+        match self.decide_in_core(request) {
+            Ok(outcome) => outcome.into(),
+            Err(locked) => self.decide_in_shard(request, locked),
         }
     }
 

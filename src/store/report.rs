@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{LimitRequest, StoreFuture, StoreRequest};
+use super::{LimitRequest, Reporting, StoreFuture, StoreRequest};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
@@ -12,60 +12,37 @@ use crate::{
     observe::{Event, Observers, log},
 };
 
-/// The answers to a request that are reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reports {
-    /// None: the call is no request, such as the spending of what a vendor has counted.
-    Nothing,
-    Each,
-    /// The answer that ends the request. After a denial because of held units, it waits for them
-    /// and checks again.
-    Last,
-}
-
-impl Reports {
-    /// Returns the reports of a request that waits for held units, or does not.
-    #[inline]
-    pub(crate) fn of_waiting(waits_for_holds: bool) -> Self {
-        if waits_for_holds { Self::Last } else { Self::Each }
-    }
-
-    /// Returns whether a decision is reported.
-    pub(crate) fn include(self, decision: &Decision) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Each => true,
-            Self::Last => !decision.waits_for_holds(),
-        }
-    }
-}
-
 /// A limit of a request: the name of the limiter, its observers and the key.
 type ReportedLimit<'a> = (&'a str, &'a Observers, &'a Key<'a>);
 
-/// Reports the answer to a request, now or when it comes.
+/// Returns whether a decision about a check is reported.
 #[inline(always)]
+pub(super) fn is_reported(request: &StoreRequest<'_>, decision: &Decision) -> bool {
+    request.reporting != Reporting::Nothing
+        && (request.limits.iter().any(|limit| !limit.observers.is_empty())
+            || !decision.is_allowed() && log::records_denials())
+}
+
+/// Reports the answer to a request, now or when it comes.
+#[inline(never)]
 pub(super) fn report(
     request: &StoreRequest<'_>,
     answer: StoreFuture<Outcome>,
 ) -> StoreFuture<Outcome> {
-    let is_observed = || request.limits.iter().any(|limit| !limit.observers.is_empty());
-    let can_be_logged = || !answer.now().is_some_and(|outcome| outcome.decision.is_allowed());
-    if request.reports != Reports::Nothing
-        && (is_observed() || can_be_logged() && log::records_denials())
-    {
-        return request.copied(|request| report_to_all(request, answer));
+    match answer.now() {
+        Some(outcome) if !is_reported(request, &outcome.decision) => answer,
+        None if request.reporting == Reporting::Nothing => answer,
+        _ => report_to_all(request, answer),
     }
-    answer
 }
 
 #[inline(never)]
 fn report_to_all(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> StoreFuture<Outcome> {
-    let StoreRequest { action, limits, reports, .. } = *request;
+    let StoreRequest { action, limits, reporting, .. } = *request;
     if let Some(result) = answer.arrived() {
         let result = result.map(|outcome| &outcome.decision);
         let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
-        report_answer(action, reports, limits, result, None);
+        report_answer(action, reporting, limits, result, None);
         return answer;
     }
     let start = Instant::now();
@@ -77,7 +54,7 @@ fn report_to_all(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> St
         let result = answer.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
-        report_answer(action, reports, limits, decided, Some(start.elapsed()));
+        report_answer(action, reporting, limits, decided, Some(start.elapsed()));
         result
     })
 }
@@ -85,13 +62,13 @@ fn report_to_all(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> St
 /// Reports the answer to a request to these limits.
 pub(crate) fn report_answer<'a>(
     action: Action,
-    reports: Reports,
+    reporting: Reporting,
     mut limits: impl Iterator<Item = ReportedLimit<'a>>,
     result: Result<&Decision, &Error>,
     duration: Option<Duration>,
 ) {
     match result {
-        Ok(decision) if action == Action::Check && reports.include(decision) => {
+        Ok(decision) if action == Action::Check && reporting.includes(decision) => {
             report_decided(limits, decision, duration);
         }
         Ok(_) => {}

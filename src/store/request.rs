@@ -14,10 +14,9 @@ use std::task::ready;
 #[cfg(feature = "redis")]
 use tokio::task::coop;
 
-use super::report::Reports;
 use crate::{
     algorithm::{Action, Algorithm, EngineRequest, Params, units},
-    decision::{Limit, Policy, Source},
+    decision::{Decision, Limit, Policy, Source},
     error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
@@ -69,9 +68,37 @@ impl Settings {
 pub struct StoreRequest<'a> {
     pub(crate) action: Action,
     pub(crate) limits: &'a [LimitRequest<'a>],
-    pub(crate) reports: Reports,
+    pub(crate) reporting: Reporting,
     /// Whether the decision says what is left of each of several limits, which takes an allocation.
     pub(crate) counts: bool,
+}
+
+/// The answers to a request that are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reporting {
+    /// None: the call is no request, such as the spending of what a vendor has counted.
+    Nothing,
+    Each,
+    /// The answer that ends the request. After a denial because of held units, it waits for them
+    /// and checks again.
+    Last,
+}
+
+impl Reporting {
+    /// Returns what is reported of a request that waits for held units, or does not.
+    #[inline]
+    pub(crate) fn of_waiting(waits_for_holds: bool) -> Self {
+        if waits_for_holds { Self::Last } else { Self::Each }
+    }
+
+    /// Returns whether a decision is reported.
+    pub(crate) fn includes(self, decision: &Decision) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Each => true,
+            Self::Last => !decision.waits_for_holds(),
+        }
+    }
 }
 
 /// The part of a request that concerns one limit.
@@ -115,8 +142,12 @@ impl LimitRequest<'_> {
 impl<'a> StoreRequest<'a> {
     /// Returns a request to one limit or several, which asks for no more than the decision.
     #[inline]
-    pub(crate) fn new(action: Action, limits: &'a [LimitRequest<'a>], reports: Reports) -> Self {
-        Self { action, limits, reports, counts: false }
+    pub(crate) fn new(
+        action: Action,
+        limits: &'a [LimitRequest<'a>],
+        reporting: Reporting,
+    ) -> Self {
+        Self { action, limits, reporting, counts: false }
     }
 
     /// Calls a function that is not inlined with a copy of a request to one limit: the request

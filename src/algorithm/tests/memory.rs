@@ -22,7 +22,7 @@ use crate::{
     keys::Key,
     quota::Quota,
     store::{
-        EndedHold, LimitRequest, MemoryStore, Reports, Settings, Store, StoreRequest, WhenFull,
+        EndedHold, LimitRequest, MemoryStore, Reporting, Settings, Store, StoreRequest, WhenFull,
     },
 };
 
@@ -217,7 +217,7 @@ pub(super) fn decide(
         max_wait: request.max_wait as u64,
         hold: None,
     }];
-    let request = StoreRequest::new(request.action, limits, Reports::Nothing);
+    let request = StoreRequest::new(request.action, limits, Reporting::Nothing);
     reply_of(store.decide_now(&request).unwrap())
 }
 
@@ -378,7 +378,7 @@ impl Shared<'_> {
             max_wait: 0,
             hold: Some(Duration::from_micros(LIFETIME)),
         }];
-        let request = StoreRequest::new(Action::Check, limits, Reports::Nothing);
+        let request = StoreRequest::new(Action::Check, limits, Reporting::Nothing);
         let outcome = self.store.decide_now(&request).unwrap();
         let stored = match outcome.receipts.get(0) {
             Receipt::Hold(receipt, _) => Some(receipt),
@@ -427,7 +427,7 @@ impl Shared<'_> {
                 max_wait: 0,
                 hold: None,
             }];
-            let request = StoreRequest::new(Action::Check, limits, Reports::Nothing);
+            let request = StoreRequest::new(Action::Check, limits, Reporting::Nothing);
             let _ = self.store.decide_now(&request);
         }
         // By all quotas: the one that has counted the key may be none that a limiter has now.

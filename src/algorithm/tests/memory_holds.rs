@@ -26,7 +26,7 @@ use crate::{
     keys::Key,
     observe::{Event, Observer, Observers},
     quota::Quota,
-    store::{EndedHold, LimitRequest, MemoryStore, Reports, Settings, Store, StoreRequest},
+    store::{EndedHold, LimitRequest, MemoryStore, Reporting, Settings, Store, StoreRequest},
 };
 
 #[derive(Clone, Debug)]
@@ -193,7 +193,7 @@ impl Both {
         let hold = (action == Action::Check).then_some(Duration::from_secs(60));
         let (key, observers) = (&Key::from("key"), &self.observers);
         let limits = &[LimitRequest { settings, observers, key, cost, max_wait: 0, hold }];
-        let request = StoreRequest::new(action, limits, Reports::Nothing);
+        let request = StoreRequest::new(action, limits, Reporting::Nothing);
         let outcome = self.store.decide_now(&request).unwrap();
         let receipt = match outcome.receipts.get(0) {
             Receipt::Hold(receipt, _) => Some(receipt),

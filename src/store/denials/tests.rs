@@ -15,7 +15,7 @@ use crate::{
     Limiter, MemoryStore, Quota,
     algorithm::{EngineReply, EngineRequest, Params, Refill, Release, State, combine},
     decision::Source,
-    store::{Reports, StoreFuture},
+    store::{Reporting, StoreFuture},
 };
 
 static NAME: &str = "limiter";
@@ -82,7 +82,7 @@ impl<'a> Request<'a> {
             max_wait: max_wait as u64,
             hold: None,
         }];
-        denials.look_up(&StoreRequest::new(action, limits, Reports::Nothing), now)
+        denials.look_up(&StoreRequest::new(action, limits, Reporting::Nothing), now)
     }
 
     fn send(self, denials: &Denials, now: Instant) -> Undecided {
@@ -484,7 +484,7 @@ fn look_up_all(
             hold: None,
         });
     }
-    denials.look_up(&StoreRequest::new(action, &limits, Reports::Nothing), now)
+    denials.look_up(&StoreRequest::new(action, &limits, Reporting::Nothing), now)
 }
 
 fn send_all(denials: &Denials, requests: &[Request<'_>], now: Instant) -> Undecided {

@@ -63,19 +63,22 @@ fn outcome(request: &StoreRequest<'_>, replies: &[EngineReply], binding: usize) 
 struct Transaction<'a> {
     store: &'a MemoryStore,
     keys: PerLimit<LockedKey<'a>>,
+    /// Of the keys that are not in the store.
+    fresh: PerLimit<Entry>,
     /// Sorted: a fixed lock order prevents deadlock.
     shard_indices: PerLimit<usize>,
     shards: PerLimit<MutexGuard<'a, Shard>>,
 }
 
 /// The key of a limit.
+#[derive(Clone, Copy)]
 struct LockedKey<'a> {
     limit: &'a LimitRequest<'a>,
     hash: u64,
     /// The index of its shard, among the locked shards.
     shard: usize,
-    /// Of a key that is not in the store.
-    fresh: Option<Entry>,
+    /// The index of its entry, if the key is not in the store.
+    fresh: Option<usize>,
 }
 
 impl<'a> Transaction<'a> {
@@ -88,15 +91,19 @@ impl<'a> Transaction<'a> {
         shard_indices.dedup();
         let mut shards: PerLimit<MutexGuard<'_, Shard>> =
             shard_indices.iter().map(|&index| lock(&store.0.shards[index].0)).collect();
+        let mut fresh = PerLimit::new();
         let locked = |(limit, hash): (&'a LimitRequest<'a>, u64)| {
             let (index, key) = (store.shard_index(hash), limit.key.as_bytes());
             let shard = shard_indices.partition_point(|&other| other < index);
             let is_known = shards[shard].find(hash, limit.settings, key).is_some();
-            let fresh = (!is_known).then(|| Entry::new(limit.settings, key));
-            LockedKey { limit, hash, shard, fresh }
+            let index = (!is_known).then(|| {
+                fresh.push(Entry::new(limit.settings, key));
+                fresh.len() - 1
+            });
+            LockedKey { limit, hash, shard, fresh: index }
         };
         let keys = limits.iter().zip(hashes).map(locked).collect();
-        Self { store, keys, shard_indices, shards }
+        Self { store, keys, fresh, shard_indices, shards }
     }
 
     /// Returns the latest instant of all shards, which is then that of each.
@@ -119,12 +126,11 @@ impl<'a> Transaction<'a> {
     }
 
     fn entry(&mut self, limit: usize) -> &mut Entry {
-        let LockedKey { limit, hash, shard, fresh } = &mut self.keys[limit];
-        let LimitRequest { settings, key, .. } = **limit;
+        let LockedKey { limit, hash, shard, fresh } = self.keys[limit];
         match fresh {
-            Some(entry) => entry,
+            Some(index) => &mut self.fresh[index],
             None => {
-                let known = self.shards[*shard].find(*hash, settings, key.as_bytes());
+                let known = self.shards[shard].find(hash, limit.settings, limit.key.as_bytes());
                 known.expect("the key is in the store")
             }
         }
@@ -157,13 +163,9 @@ impl<'a> Transaction<'a> {
         denied.then(|| outcome(request, &replies, binding))
     }
 
-    fn fresh_count(&self) -> usize {
-        self.keys.iter().filter(|key| key.fresh.is_some()).count()
-    }
-
     /// Takes free slots for the keys that are not in the store. Returns whether there are enough.
     fn take_slots(&self, slots: &mut PerLimit<Slot<'a>>) -> bool {
-        let needed = self.fresh_count();
+        let needed = self.fresh.len();
         while slots.len() < needed {
             let Some(slot) = self.store.0.slots.0.take() else { return false };
             slots.push(slot);
@@ -173,7 +175,7 @@ impl<'a> Transaction<'a> {
 
     /// Drops other keys of the shards that are locked. Returns whether there are enough slots then.
     fn evict(&mut self, slots: &mut PerLimit<Slot<'a>>, search: &mut Search<'_>) -> bool {
-        let needed = self.fresh_count();
+        let needed = self.fresh.len();
         for shard in &mut self.shards {
             while slots.len() < needed
                 && let Some(slot) = shard.evict(search, &self.store.0.slots.0)
@@ -191,14 +193,15 @@ impl<'a> Transaction<'a> {
     }
 
     fn insert_fresh(self, mut slots: PerLimit<Slot<'_>>, now: i64) {
-        let Self { store, keys, mut shards, .. } = self;
-        for LockedKey { hash, shard, fresh, .. } in keys {
-            if let Some(entry) = fresh.filter(|entry| !entry.is_initial())
+        let Self { store, keys, fresh, mut shards, .. } = self;
+        let keys = keys.iter().filter(|key| key.fresh.is_some());
+        for (LockedKey { hash, shard, .. }, entry) in keys.zip(fresh) {
+            if !entry.is_initial()
                 && let Some(slot) = slots.pop()
             {
-                let shard = &mut shards[shard];
+                let shard = &mut shards[*shard];
                 shard.sweep(now, &store.0.slots.0);
-                shard.insert(hash, entry, &store.0.hasher, slot);
+                shard.insert(*hash, entry, &store.0.hasher, slot);
             }
         }
     }
