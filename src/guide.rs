@@ -9,6 +9,7 @@
 macro_rules! headings {
     () => {
         "
+[deployments]: crate::guide::troubleshooting#503-for-some-clients-during-a-deployment
 [behind-a-proxy]: crate::guide::keys#behind-a-proxy
 [end-waits]: crate::guide::waiting#when-the-service-stops
 [how-large-a-burst]: crate::guide::quotas#how-large-a-burst

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_log limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_log/state.lua, hold.lua, block.lua, sliding_log/model.lua, sliding_log/log.lua, engine.lua, holding.lua, finish.lua, sliding_log/fast.lua
--- EVALSHA names the text below this line 96ac8ae38bf21796ceae6e4a1f7c28c3e46b8b1c
+-- EVALSHA names the text below this line 99abd678eb4f4bc1808863e5632772621285e3c8
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -638,7 +638,9 @@ local function load()
   if not found then
     return
   elseif not read_foot(tail) then
-    fail(key, string.match(string.sub(tail, -1), '%u') or get('0', '0'))
+    local letter, head = string.match(string.sub(tail, -1), '%u'), get('0', '6')
+    local is_entry = #head == 7 and math.abs(struct.unpack('<I7', head) - now) < now / 2
+    fail(key, letter or is_entry and '' or string.sub(head, 1, 1))
   end
   first_read = math.max(length - PAGE, 0)
   last = instant_of(length - 1)

@@ -23,7 +23,10 @@ local function load()
   if not found then
     return
   elseif not read_foot(tail) then
-    fail(key, string.match(string.sub(tail, -1), '%u') or get('0', '0'))
+    local letter, head = string.match(string.sub(tail, -1), '%u'), get('0', '6')
+    -- Another version may have its letter in front, where this one has an instant.
+    local is_entry = #head == 7 and math.abs(struct.unpack('<I7', head) - now) < now / 2
+    fail(key, letter or is_entry and '' or string.sub(head, 1, 1))
   end
   first_read = math.max(length - PAGE, 0)
   last = instant_of(length - 1)

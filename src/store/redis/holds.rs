@@ -452,8 +452,8 @@ impl Keeper {
                 };
                 holds.renew_at(id, now + pause.max(PAUSE));
             }
-            // Repeated, an end would take the units of another hold. In a state that another version
-            // has written, it would not be found later, either: the drop reports it.
+            // Repeated, an end would take the units of another hold. A state that another version
+            // has written stays unreadable for this process. The drop reports the end.
             Sent::End(_) if may_have_run => {}
             Sent::End(end) => {
                 self.queue(end);
