@@ -97,6 +97,7 @@ impl AnyLimiter {
     }
 
     /// Decides about a key.
+    #[inline]
     pub(crate) fn decide(
         &self,
         action: Action,

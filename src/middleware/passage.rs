@@ -111,7 +111,7 @@ where
                 StageProj::Arrived { request } => {
                     let (head, _) = request.as_ref().expect(TAKEN);
                     let priced = pricing.price(head, &mut bill);
-                    if priced == Ok(false) {
+                    if matches!(priced, Ok(false)) {
                         let (head, rest) = take(request);
                         let (lookup, rest) = (pricing.look_up(head), Some(rest));
                         this.stage.set(Stage::Pricing { lookup, rest });
@@ -122,8 +122,7 @@ where
                 }
                 StageProj::Pricing { lookup, rest } => {
                     let (head, charge) = ready!(lookup.as_mut().poll(cx));
-                    let priced = pricing.price_charge(&head, charge, &mut bill);
-                    let verdict = shared.admit(&head, priced, &mut bill);
+                    let verdict = shared.admit_charge(&head, charge, &mut bill);
                     found = Some((head, take(rest)));
                     (&mut found, verdict)
                 }
@@ -191,9 +190,9 @@ where
                     return Poll::Pending;
                 }
             }
-            let (mut head, rest) = take(request);
-            *state = shared.begin(&mut bill);
-            protocol.annotate(&mut head, state);
+            shared.begin(&mut bill, state);
+            protocol.annotate(&mut request.as_mut().expect(TAKEN).0, state);
+            let (head, rest) = take(request);
             let future = this.inner.call(P::join(head, rest));
             this.stage.set(Stage::Calling { future });
         }
@@ -201,17 +200,33 @@ where
 }
 
 impl<P: ProtocolBase> Shared<P> {
-    /// Returns what the response needs of a request whose service is called now.
+    /// Keeps what the response needs of a request whose service is called now.
     #[inline]
-    fn begin(&self, bill: &mut Bill<'_>) -> ChargeState {
-        let (reports, learns) = (self.protocol.reports(), self.protocol.learns());
+    fn begin(&self, bill: &mut Bill<'_>, state: &mut ChargeState) {
+        if self.protocol.shares_holds() || self.protocol.learns() || bill.may_hold() {
+            *state = self.begin_with_charge(bill);
+        } else if let Some(decision) = bill.end()
+            && self.protocol.reports()
+        {
+            *state = ChargeState::Counted(decision, Charge::exempt());
+        }
+    }
+
+    #[inline(never)]
+    fn begin_with_charge(&self, bill: &mut Bill<'_>) -> ChargeState {
+        let (shares, learns) = (self.protocol.shares_holds(), self.protocol.learns());
         if learns {
             bill.charge();
         }
-        let holds = bill.end(self.protocol.shares_holds());
-        let decision = bill.decision.take().filter(|_| reports || learns);
+        let holds = bill.hold(shares);
+        let decision = bill.end().filter(|_| learns || self.protocol.reports());
         let charge = mem::replace(&mut bill.charge, Charge::exempt());
-        ChargeState::new(decision.map(|decision| (decision, charge)), holds)
+        match (decision, holds) {
+            (Some(decision), Some(holds)) => ChargeState::Held(Some((decision, charge)), holds),
+            (None, Some(holds)) => ChargeState::Held(None, holds),
+            (Some(decision), None) => ChargeState::Counted(decision, charge),
+            (None, None) => ChargeState::Exempt,
+        }
     }
 }
 
