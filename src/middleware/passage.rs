@@ -102,12 +102,12 @@ where
         let mut this = self.project();
         let (shared, state) = (&**this.shared, this.state);
         let (pricing, protocol) = (shared.protocol.pricing(), &shared.protocol);
+        let mut bill = Bill::exempt();
         loop {
             // Most requests go from here to the call in one turn. Until then they stay in their
             // place: each move takes a few ns.
-            let mut found;
-            let mut bill = Bill::exempt();
-            let (request, verdict) = match this.stage.as_mut().project() {
+            let (mut found, verdict);
+            let request = match this.stage.as_mut().project() {
                 StageProj::Arrived { request } => {
                     let (head, _) = request.as_ref().expect(TAKEN);
                     let priced = pricing.price(head, &mut bill);
@@ -117,24 +117,24 @@ where
                         this.stage.set(Stage::Pricing { lookup, rest });
                         continue;
                     }
-                    let verdict = shared.admit(head, priced.map(drop), &mut bill);
-                    (request, verdict)
+                    verdict = shared.admit(head, priced.map(drop), &mut bill);
+                    request
                 }
                 StageProj::Pricing { lookup, rest } => {
                     let (head, charge) = ready!(lookup.as_mut().poll(cx));
-                    let verdict = shared.admit_charge(&head, charge, &mut bill);
+                    verdict = shared.admit_charge(&head, charge, &mut bill);
                     found = Some((head, take(rest)));
-                    (&mut found, verdict)
+                    &mut found
                 }
                 StageProj::Waiting { waiter, request } => {
                     let decided = ready!(waiter.as_mut().expect(TAKEN).poll(cx));
                     let (head, _) = request.as_ref().expect(TAKEN);
-                    let verdict = shared.admit_after_wait(head, take(waiter), decided, &mut bill);
-                    (request, verdict)
+                    verdict = shared.admit_after_wait(head, take(waiter), decided, &mut bill);
+                    request
                 }
                 StageProj::Readying { bill: kept, request } => {
-                    bill = *take(kept);
-                    (request, Ok(None))
+                    (bill, verdict) = (*take(kept), Ok(None));
+                    request
                 }
                 StageProj::Calling { future } => {
                     let response = match ready!(future.poll(cx)) {
@@ -221,10 +221,9 @@ impl<P: ProtocolBase> Shared<P> {
         let holds = bill.hold(shares);
         let decision = bill.end().filter(|_| learns || self.protocol.reports());
         let charge = mem::replace(&mut bill.charge, Charge::exempt());
-        match (decision, holds) {
-            (Some(decision), Some(holds)) => ChargeState::Held(Some((decision, charge)), holds),
-            (None, Some(holds)) => ChargeState::Held(None, holds),
-            (Some(decision), None) => ChargeState::Counted(decision, charge),
+        match (decision.map(|decision| (decision, charge)), holds) {
+            (counted, Some(holds)) => ChargeState::Held(counted, holds),
+            (Some((decision, charge)), None) => ChargeState::Counted(decision, charge),
             (None, None) => ChargeState::Exempt,
         }
     }

@@ -86,7 +86,7 @@ impl Bill<'_> {
 
     /// Returns a bill that can be kept while the service is not ready. What is held is renewed.
     #[inline(never)]
-    pub(super) fn keep(mut self) -> Box<Bill<'static>> {
+    pub(super) fn keep(&mut self) -> Box<Bill<'static>> {
         self.charge();
         let (holds, charge) = (self.hold(false), self.take_charge());
         let (decision, receipts) = (self.decision.take(), self.receipts.take());
