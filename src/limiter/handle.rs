@@ -437,6 +437,7 @@ impl Limiter {
     }
 
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
+    #[inline]
     pub(super) fn decide(
         &self,
         action: Action,

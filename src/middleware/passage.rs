@@ -102,40 +102,39 @@ where
         let mut this = self.project();
         let (shared, state) = (&**this.shared, this.state);
         let (pricing, protocol) = (shared.protocol.pricing(), &shared.protocol);
+        let mut bill = Bill::exempt();
         loop {
             // Most requests go from here to the call in one turn. Until then they stay in their
             // place: each move takes a few ns.
-            let mut found;
-            let mut bill = Bill::exempt();
-            let (request, verdict) = match this.stage.as_mut().project() {
+            let (mut found, verdict);
+            let request = match this.stage.as_mut().project() {
                 StageProj::Arrived { request } => {
                     let (head, _) = request.as_ref().expect(TAKEN);
                     let priced = pricing.price(head, &mut bill);
-                    if priced == Ok(false) {
+                    if matches!(priced, Ok(false)) {
                         let (head, rest) = take(request);
                         let (lookup, rest) = (pricing.look_up(head), Some(rest));
                         this.stage.set(Stage::Pricing { lookup, rest });
                         continue;
                     }
-                    let verdict = shared.admit(head, priced.map(drop), &mut bill);
-                    (request, verdict)
+                    verdict = shared.admit(head, priced.map(drop), &mut bill);
+                    request
                 }
                 StageProj::Pricing { lookup, rest } => {
                     let (head, charge) = ready!(lookup.as_mut().poll(cx));
-                    let priced = pricing.price_charge(&head, charge, &mut bill);
-                    let verdict = shared.admit(&head, priced, &mut bill);
+                    verdict = shared.admit_charge(&head, charge, &mut bill);
                     found = Some((head, take(rest)));
-                    (&mut found, verdict)
+                    &mut found
                 }
                 StageProj::Waiting { waiter, request } => {
                     let decided = ready!(waiter.as_mut().expect(TAKEN).poll(cx));
                     let (head, _) = request.as_ref().expect(TAKEN);
-                    let verdict = shared.admit_after_wait(head, take(waiter), decided, &mut bill);
-                    (request, verdict)
+                    verdict = shared.admit_after_wait(head, take(waiter), decided, &mut bill);
+                    request
                 }
                 StageProj::Readying { bill: kept, request } => {
-                    bill = *take(kept);
-                    (request, Ok(None))
+                    (bill, verdict) = (*take(kept), Ok(None));
+                    request
                 }
                 StageProj::Calling { future } => {
                     let response = match ready!(future.poll(cx)) {
@@ -191,9 +190,9 @@ where
                     return Poll::Pending;
                 }
             }
-            let (mut head, rest) = take(request);
-            *state = shared.begin(&mut bill);
-            protocol.annotate(&mut head, state);
+            shared.begin(&mut bill, state);
+            protocol.annotate(&mut request.as_mut().expect(TAKEN).0, state);
+            let (head, rest) = take(request);
             let future = this.inner.call(P::join(head, rest));
             this.stage.set(Stage::Calling { future });
         }
@@ -201,17 +200,32 @@ where
 }
 
 impl<P: ProtocolBase> Shared<P> {
-    /// Returns what the response needs of a request whose service is called now.
+    /// Keeps what the response needs of a request whose service is called now.
     #[inline]
-    fn begin(&self, bill: &mut Bill<'_>) -> ChargeState {
-        let (reports, learns) = (self.protocol.reports(), self.protocol.learns());
+    fn begin(&self, bill: &mut Bill<'_>, state: &mut ChargeState) {
+        if self.protocol.shares_holds() || self.protocol.learns() || bill.may_hold() {
+            *state = self.begin_with_charge(bill);
+        } else if let Some(decision) = bill.end()
+            && self.protocol.reports()
+        {
+            *state = ChargeState::Counted(decision, Charge::exempt());
+        }
+    }
+
+    #[inline(never)]
+    fn begin_with_charge(&self, bill: &mut Bill<'_>) -> ChargeState {
+        let (shares, learns) = (self.protocol.shares_holds(), self.protocol.learns());
         if learns {
             bill.charge();
         }
-        let holds = bill.end(self.protocol.shares_holds());
-        let decision = bill.decision.take().filter(|_| reports || learns);
+        let holds = bill.hold(shares);
+        let decision = bill.end().filter(|_| learns || self.protocol.reports());
         let charge = mem::replace(&mut bill.charge, Charge::exempt());
-        ChargeState::new(decision.map(|decision| (decision, charge)), holds)
+        match (decision.map(|decision| (decision, charge)), holds) {
+            (counted, Some(holds)) => ChargeState::Held(counted, holds),
+            (Some((decision, charge)), None) => ChargeState::Counted(decision, charge),
+            (None, None) => ChargeState::Exempt,
+        }
     }
 }
 

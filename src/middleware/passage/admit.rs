@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use super::bill::Bill;
 use crate::{
     decision::Outcome,
-    limiter::{DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot, Waiter},
+    limiter::{Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot, Waiter},
     middleware::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
@@ -55,7 +55,7 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     /// Admits or denies a request that is priced.
-    #[inline]
+    #[inline(always)]
     pub(super) fn admit(
         &self,
         head: &P::Head,
@@ -70,6 +70,17 @@ impl<P: ProtocolBase> Shared<P> {
             return Ok(None);
         }
         self.decide(head, self.max_wait, bill)
+    }
+
+    /// Admits or denies a request whose charge the rule has looked up.
+    #[inline(never)]
+    pub(super) fn admit_charge(
+        &self,
+        head: &P::Head,
+        charge: Result<Charge, RequestError>,
+        bill: &mut Bill<'_>,
+    ) -> Verdict {
+        self.admit(head, self.protocol.pricing().price_charge(head, charge, bill), bill)
     }
 
     #[inline]

@@ -23,7 +23,7 @@ pub(super) struct Bill<'a> {
     pub(super) decision: Option<Decision>,
     /// Of an allowed request.
     receipts: Option<Receipts>,
-    /// What has been kept for a service that was not ready, or for its call.
+    /// What has been kept for a service that was not ready.
     holds: Option<Box<RequestHolds>>,
 }
 
@@ -86,20 +86,26 @@ impl Bill<'_> {
 
     /// Returns a bill that can be kept while the service is not ready. What is held is renewed.
     #[inline(never)]
-    pub(super) fn keep(mut self) -> Box<Bill<'static>> {
-        let charge = self.take_charge();
+    pub(super) fn keep(&mut self) -> Box<Bill<'static>> {
+        self.charge();
+        let (holds, charge) = (self.hold(false), self.take_charge());
         let (decision, receipts) = (self.decision.take(), self.receipts.take());
-        let mut kept = Bill { units: None, charge, decision, receipts, holds: self.holds.take() };
-        kept.hold(false);
-        Box::new(kept)
+        Box::new(Bill { units: None, charge, decision, receipts, holds })
     }
 
-    /// Keeps what an allowed request holds, if anything. `shares`: the service can settle it, even
+    /// Returns false if the request holds nothing, like most requests by key.
+    #[inline]
+    pub(super) fn may_hold(&self) -> bool {
+        let is_held = |receipts: &Receipts| matches!(receipts.get(0), Receipt::Hold(..));
+        !self.charge.is_exempt() || self.receipts.as_ref().is_some_and(is_held)
+    }
+
+    /// Takes what an allowed request holds, if anything. `shares`: the service can settle it, even
     /// if there is nothing.
     #[inline(never)]
-    fn hold(&mut self, shares: bool) {
+    pub(super) fn hold(&mut self, shares: bool) -> Option<Box<RequestHolds>> {
         if self.holds.is_some() {
-            return;
+            return self.holds.take();
         }
         let holds = match (&self.receipts, self.units.take()) {
             (Some(receipts), Some((limiter, key, cost))) => limiter.holds(key, cost, receipts),
@@ -107,22 +113,14 @@ impl Bill<'_> {
             (None, _) => Holds::default(),
         };
         self.receipts.iter_mut().for_each(Receipts::remove_holds);
-        if shares || !holds.is_empty() {
-            self.holds = Some(RequestHolds::new(holds));
-        }
+        (shares || !holds.is_empty()).then(|| RequestHolds::new(holds))
     }
 
     /// Ends the bill with the call of the service, which may do its work: the cost stays spent.
-    /// Returns what the request holds.
     #[inline]
-    pub(super) fn end(&mut self, shares: bool) -> Option<Box<RequestHolds>> {
-        let is_held = |receipts: &Receipts| matches!(receipts.get(0), Receipt::Hold(..));
-        // Most requests have no charge here, and hold nothing.
-        if shares || !self.charge.is_exempt() || self.receipts.as_ref().is_some_and(is_held) {
-            self.hold(shares);
-        }
+    pub(super) fn end(&mut self) -> Option<Decision> {
         self.receipts = None;
-        self.holds.take()
+        self.decision.take()
     }
 
     #[inline(never)]

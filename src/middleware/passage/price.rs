@@ -71,7 +71,7 @@ impl<H: 'static> Pricing<H> {
     /// charge.
     #[inline]
     pub(super) fn price<'a>(&'a self, head: &H, bill: &mut Bill<'a>) -> Result<bool, RequestError> {
-        if self.is_exempt(head)? {
+        if (!self.forbidden.is_empty() || !self.exempt.is_empty()) && self.is_exempt(head)? {
             return Ok(true);
         }
         match &self.source {
@@ -136,7 +136,7 @@ impl<H: 'static> Pricing<H> {
 
     /// Returns whether a list exempts the request; an error if a list forbids it, which is asked
     /// first.
-    #[inline]
+    #[inline(never)]
     fn is_exempt(&self, head: &H) -> Result<bool, RequestError> {
         let is_on = |list: &[Matcher<H>]| {
             let found = list.iter().map(|matches| matches(head)).find(|found| *found != Ok(false));

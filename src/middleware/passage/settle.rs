@@ -20,31 +20,20 @@ pub enum ChargeState {
     /// Nothing: the request is exempt, or nothing needs the decision.
     Exempt,
     /// The decision, and the charge if it was made: the limiter of a layer is known without it.
-    Counted((Decision, Charge)),
+    Counted(Decision, Charge),
     /// The same, unless the request is exempt, and what it holds. The drop ends that, as used.
     Held(Option<(Decision, Charge)>, Box<RequestHolds>),
 }
 
 impl ChargeState {
-    #[inline]
-    pub(super) fn new(
-        counted: Option<(Decision, Charge)>,
-        holds: Option<Box<RequestHolds>>,
-    ) -> Self {
-        match (counted, holds) {
-            (counted, Some(holds)) => Self::Held(counted, holds),
-            (Some(counted), None) => Self::Counted(counted),
-            (None, None) => Self::Exempt,
-        }
-    }
-
     /// Returns the decision, and the charge if it was made.
     #[inline]
-    pub(crate) fn counted(&self) -> Option<&(Decision, Charge)> {
+    pub(crate) fn counted(&self) -> Option<(&Decision, &Charge)> {
         match self {
-            Self::Exempt => None,
-            Self::Counted(counted) => Some(counted),
-            Self::Held(counted, _) => counted.as_ref(),
+            Self::Counted(decision, charge) | Self::Held(Some((decision, charge)), _) => {
+                Some((decision, charge))
+            }
+            Self::Exempt | Self::Held(None, _) => None,
         }
     }
 
@@ -52,7 +41,7 @@ impl ChargeState {
     pub(crate) fn take_holds(&mut self) -> Option<Box<RequestHolds>> {
         match mem::replace(self, Self::Exempt) {
             Self::Held(_, holds) => Some(holds),
-            Self::Exempt | Self::Counted(_) => None,
+            Self::Exempt | Self::Counted(..) => None,
         }
     }
 

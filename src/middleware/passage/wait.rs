@@ -1,5 +1,5 @@
-//! The third stage: what follows a wait for a decision, or for a reserved instant. The waiting itself
-//! is in `limiter/waiter.rs`.
+//! The third stage: what follows a wait for a decision, or for a reserved instant. The waiting
+//! itself is in `limiter/waiter.rs`.
 
 use super::{
     admit::{Shared, Verdict},
@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl<P: ProtocolBase> Shared<P> {
-    /// Admits or denies a request that has waited. If the store does not decide, applies the failure
-    /// policy.
+    /// Admits or denies a request that has waited. If the store does not decide, applies the
+    /// failure policy.
     #[inline(never)]
     pub(super) fn admit_after_wait(
         &self,
