@@ -9,7 +9,6 @@ mod bucket;
 mod combine;
 mod concurrency;
 mod counts;
-mod debt;
 mod engine;
 mod fixed_window;
 mod hold;

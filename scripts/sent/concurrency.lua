@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line 1ccbb12f8ff39182005c09d418ef00cfd096312e
+-- EVALSHA names the text below this line c5ee5b3803de8fd5d2c3e2534278d034d2caeb33
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -506,13 +506,14 @@ local function reserving()
   return reserve
 end
 
-local function reserve_all(before, entries)
+local function reserve_all(head, before, entries)
   local more = {}
   for i = 2, #entries do
     more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
   end
   local instant, cost = entries[1][1], entries[1][2]
-  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+  decode(head)
+  reserving()(head, before, instant, cost, table.concat(more), reset_after())
 end
 
 local release

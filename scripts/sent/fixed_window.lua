@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 51137cb823ccc7b142149c65b5ba2254f1fe89c9
+-- EVALSHA names the text below this line 81d7360c3b4c6c623965ccaea7b5682c5a2d8b81
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -575,13 +575,14 @@ local function reserving()
   return reserve
 end
 
-local function reserve_all(before, entries)
+local function reserve_all(head, before, entries)
   local more = {}
   for i = 2, #entries do
     more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
   end
   local instant, cost = entries[1][1], entries[1][2]
-  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+  decode(head)
+  reserving()(head, before, instant, cost, table.concat(more), reset_after())
 end
 
 local release

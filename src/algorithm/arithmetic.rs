@@ -58,26 +58,15 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
     of(0).min(of(1))
 }
 
-/// `math.floor(a * b / c)` of integers, within the bounds of [`divide`].
+/// `math.floor(a * b / c)` of integers, with `a` up to 2^53, and `b` up to `c`, which is up to 2^46.
 #[inline]
 pub(super) fn mul_div(a: f64, b: f64, c: f64) -> f64 {
-    if a * b < EXACT { floor(a * b / c) } else { long_divide(a, b, c)[0] }
-}
-
-/// The quotient and the rest of `a * b / c`, of integers with `a` up to 2^53, and `b` and `c` up to
-/// 2^46. A quotient above 2^53 is not exact.
-pub(super) fn divide(a: f64, b: f64, c: f64) -> [f64; 2] {
-    let product = a * b;
-    if product >= EXACT {
-        return long_divide(a, b, c);
-    }
-    let quotient = floor(product / c);
-    [quotient, product - quotient * c]
+    if a * b < EXACT { floor(a * b / c) } else { long_divide(a, b, c) }
 }
 
 /// A long division with digits of base 64: the numbers in it are up to 127 x 2^46, which is exact.
 #[cold]
-fn long_divide(mut a: f64, b: f64, c: f64) -> [f64; 2] {
+fn long_divide(mut a: f64, b: f64, c: f64) -> f64 {
     let (mut quotient, mut rest) = (0.0, 0.0);
     let mut unit = (1_u64 << 48) as f64;
     while unit >= 1.0 {
@@ -88,7 +77,7 @@ fn long_divide(mut a: f64, b: f64, c: f64) -> [f64; 2] {
         (quotient, rest) = (quotient * 64.0 + whole, part - whole * c);
         unit /= 64.0;
     }
-    [quotient, rest]
+    quotient
 }
 
 /// `math.max`. Faster than `f64::max`, which also handles NaN.

@@ -27,7 +27,7 @@ pub(super) fn step<M: Model>(
         if let Some(time) = state.adopt(now, params, &mut saved) {
             stale = true;
             // The memory of denials infers from the times of a shaper how full it was.
-            over = if M::SHAPES { over } else { time };
+            over = if M::shapes(params) { over } else { time };
         }
     }
 

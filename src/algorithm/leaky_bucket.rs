@@ -5,8 +5,8 @@
 use super::bucket::{Bucket, BucketParams};
 use crate::quota::Quota;
 
-pub(crate) type LeakyBucketState = Bucket<true>;
+pub(crate) type LeakyBucketState = Bucket;
 
 pub(super) fn params(quota: Quota) -> BucketParams {
-    BucketParams::continuous(quota, 0)
+    BucketParams { shapes: true, ..BucketParams::continuous(quota, 0) }
 }

@@ -21,19 +21,23 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// True if the engine keeps the reservations of waiting requests. A log contains them itself.
     const RESERVES: bool = true;
 
-    /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
-    /// request can be denied for lack of room, too, whatever it may wait.
-    const SHAPES: bool = false;
-
-    /// True if units can be held: their use must not have an instant of its own.
-    const HOLDS: bool = true;
-
     /// False if units are only held.
     const SPENDS: bool = true;
 
     /// The parameters of the script.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn args(params: &Self::Params) -> Vec<f64>;
+
+    /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
+    /// request can be denied for lack of room, too, whatever it may wait.
+    fn shapes(_: &Self::Params) -> bool {
+        false
+    }
+
+    /// True if units can be held: their use must not have an instant of its own.
+    fn holds(_: &Self::Params) -> bool {
+        true
+    }
 
     /// The largest cost that a check can be granted.
     fn max_cost(params: &Self::Params) -> f64;

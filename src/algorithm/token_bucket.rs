@@ -12,7 +12,7 @@ use super::{
 };
 use crate::quota::{ConfigError, Quota};
 
-pub(crate) type TokenBucketState = Bucket<false>;
+pub(crate) type TokenBucketState = Bucket;
 
 pub(super) fn params(
     quota: Quota,
@@ -39,13 +39,12 @@ pub(crate) struct PlainTokenBucket {
     lump: u64,
     /// The burst in parts.
     full: u64,
-    max_debt: u64,
 }
 
 impl PlainTokenBucket {
     /// Returns the parameters for the fast path, if it knows the settings.
     pub(super) fn new(params: &BucketParams) -> Option<Self> {
-        let BucketParams { burst, overdraft, unit, period, lump, max_debt } = *params;
+        let BucketParams { burst, overdraft, unit, period, lump, .. } = *params;
         if period != 1.0 || overdraft > 0.0 {
             return None;
         }
@@ -54,7 +53,6 @@ impl PlainTokenBucket {
             unit: NonZeroU64::new(unit as u64)?,
             lump: lump as u64,
             full: params.full() as u64,
-            max_debt: max_debt as u64,
         })
     }
 
@@ -77,9 +75,6 @@ impl PlainTokenBucket {
             return None;
         }
         let spent = debt + cost * self.unit.get();
-        if spent >= self.max_debt {
-            return None;
-        }
         Some(if spent <= self.full {
             *packed = [now, spent as i64];
             FastStep { admitted: true, wait: 0, after: *packed, now }

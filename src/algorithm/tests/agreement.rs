@@ -13,7 +13,7 @@ use super::{
     backends::{Backend, RedisServer, Scripted, check, settled},
     contract::all_with,
 };
-use crate::quota::{LONGEST_REFILL, MAX_UNITS, Quota};
+use crate::quota::{MAX_UNITS, Quota};
 
 #[derive(Clone, Debug)]
 pub(super) struct Step {
@@ -204,11 +204,10 @@ fn params_with<Q: Strategy<Value = Quota>>(
 pub(super) fn window_and_max_cost(params: &Params) -> (f64, f64) {
     let args = params.args();
     let window = match params {
-        Params::TokenBucket(_) => {
+        Params::TokenBucket(_) | Params::LeakyBucket(_) => {
             let [burst, _, unit, period, lump, ..] = args[..] else { unreachable!() };
             (burst * unit / lump * period).min(3e13)
         }
-        Params::LeakyBucket(_) => (args[0] * args[1] / args[2]).min(3e13),
         Params::Concurrency(_) => 1e6,
         _ => args[1],
     };
@@ -337,11 +336,7 @@ fn check_writes(
         let expiry = scripted.expiry().expect("each key expires");
         let late = expiry - ((request.now + reply.reset) / 1e3).ceil();
         // Up to the time in which an empty bucket refills, by the quota that set the expiry.
-        let mut max = limits.iter().map(max_lateness).fold(0.0, f64::max);
-        // A longer time than a century is not known exactly: the key may stay twice as long.
-        if reply.reset >= LONGEST_REFILL as f64 {
-            max += reply.reset / 1e3;
-        }
+        let max = limits.iter().map(max_lateness).fold(0.0, f64::max);
         assert!((0.0..=max.ceil()).contains(&late), "{late} ms too late");
     }
     if request.action == Action::Peek || is_forward && request.action.commits() && !writes {
@@ -353,8 +348,7 @@ fn check_writes(
 fn max_lateness(params: &Params) -> f64 {
     let args = params.args();
     let time = match params {
-        Params::TokenBucket(_) => args[0] * args[2] / args[4] * args[3],
-        Params::LeakyBucket(_) => args[0] * args[1] / args[2],
+        Params::TokenBucket(_) | Params::LeakyBucket(_) => args[0] * args[2] / args[4] * args[3],
         Params::SlidingLog(_) => args[1],
         Params::FixedWindow(_) | Params::SlidingWindow(_) | Params::Concurrency(_) => 0.0,
     };
@@ -402,9 +396,6 @@ fn laws(params: &Params, after: &State, request: EngineRequest, reply: EngineRep
     };
     let checking = EngineRequest { action: Action::Check, ..request };
 
-    if reply.reset >= LONGEST_REFILL as f64 {
-        return; // lower bounds: longer times than a century are not known exactly
-    }
     if request.action == Action::Check && !reply.admitted {
         assert!(later(reply.wait, checking).admitted, "retry_after is too short");
         assert!(!later(reply.wait - 1.0, checking).admitted, "retry_after is too long");

@@ -159,14 +159,8 @@ fn state(text: &[u8], params: &Params) -> State {
     }
     match params {
         Params::FixedWindow(_) => State::FixedWindow(Some(reserved(text, 28))),
-        Params::TokenBucket(_) => {
-            let size = if text[0] == b'T' { 26 } else { 41 };
-            State::TokenBucket(Some(reserved(text, size)))
-        }
-        Params::LeakyBucket(_) => {
-            let size = if text[0] == b'L' { 36 } else { 42 };
-            State::LeakyBucket(Some(reserved(text, size)))
-        }
+        Params::TokenBucket(_) => State::TokenBucket(Some(reserved(text, bucket_size(text)))),
+        Params::LeakyBucket(_) => State::LeakyBucket(Some(reserved(text, bucket_size(text)))),
         Params::SlidingWindow(_) => {
             let counts = usize::from(text[1]) + 1;
             let size = if text[0] == b'W' { 35 + 4 * counts } else { 37 + 7 * counts };
@@ -175,6 +169,10 @@ fn state(text: &[u8], params: &Params) -> State {
         Params::SlidingLog(_) => State::SlidingLog(Some(Reserved::new(log(text)))),
         Params::Concurrency(_) => panic!("a state: {text:?}"),
     }
+}
+
+fn bucket_size(text: &[u8]) -> usize {
+    if text[0] == b'T' { 26 } else { 44 }
 }
 
 fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {

@@ -297,8 +297,8 @@ fn small_quotas_have_small_states() {
         (Algorithm::SlidingLog, [2 * 11 + 52, 2 * 11 + 52, 2 * 14 + 62]),
         (Algorithm::sliding_window(), [35 + 8, 37 + 14, 37 + 14]),
         (Algorithm::token_bucket(), [26, 26, 26]),
-        (interval, [41, 41, 41]),
-        (Algorithm::LeakyBucket, [36, 36, 36]),
+        (interval, [44, 44, 44]),
+        (Algorithm::LeakyBucket, [44, 44, 44]),
     ] {
         let quota = if algorithm == Algorithm::LeakyBucket { large.burst(1) } else { large };
         if algorithm == Algorithm::LeakyBucket {
