@@ -53,10 +53,6 @@ local function fits_beside(units)
   return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
 end
 
-local function size_of()
-  return size
-end
-
 local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end

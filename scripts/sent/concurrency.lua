@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line c5ee5b3803de8fd5d2c3e2534278d034d2caeb33
+-- EVALSHA names the text below this line 65378dbd1b1d20bb730fd0e44cd9cc60fbae7fdb
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -94,6 +94,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit
@@ -324,10 +328,6 @@ local step_back, advance, adopt
 
 function drain()
   return 0
-end
-
-local function size_of()
-  return size
 end
 
 local function initial() end

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 81d7360c3b4c6c623965ccaea7b5682c5a2d8b81
+-- EVALSHA names the text below this line 59541e5758b0e86980d32b72fb4ab38570886c57
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -95,6 +95,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit
@@ -324,10 +328,6 @@ end
 
 function drain()
   return window
-end
-
-local function size_of()
-  return size
 end
 
 local function ahead()

@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line acd0d0f40bd6b2a7cdd35a817cd690cdda90c674
+-- EVALSHA names the text below this line c8c6e661947b0303d2b5f4c2e2b484decaa4464f
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -99,6 +99,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit
@@ -371,10 +375,6 @@ end
 
 local function fits_beside(units)
   return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
-end
-
-local function size_of()
-  return size
 end
 
 local function is_foreign()

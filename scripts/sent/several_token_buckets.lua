@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line beedb3f7e7f44bc1852b3ba88b78d2325ba7c86b
+-- EVALSHA names the text below this line e58bda45a2dcfa2e74f3ff4923335b42a0be0a81
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -149,6 +149,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit
@@ -421,10 +425,6 @@ end
 
 local function fits_beside(units)
   return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
-end
-
-local function size_of()
-  return size
 end
 
 local function is_foreign()

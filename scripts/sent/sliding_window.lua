@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line dec84a4f49ec74b1f2d7b9c1a084f90ae72fd9ec
+-- EVALSHA names the text below this line 9143a41f89df272ded81ab88829ed175bfec6507
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -145,6 +145,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 655729006da0bfe80d4750828162d561f5b27f60
+-- EVALSHA names the text below this line 292d7dde33de78ff60dff259a0d92139c4989277
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -99,6 +99,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit
@@ -371,10 +375,6 @@ end
 
 local function fits_beside(units)
   return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
-end
-
-local function size_of()
-  return size
 end
 
 local function is_foreign()

@@ -13,7 +13,7 @@ use super::{
     agreement::large,
     backends::{Backend, RedisServer, Scripted, check},
 };
-use crate::quota::{MAX_PER_MICRO, MAX_UNITS, Quota};
+use crate::quota::{LONGEST_REFILL, MAX_PER_MICRO, MAX_UNITS, Quota};
 
 const START: f64 = 1.7e15;
 
@@ -255,6 +255,45 @@ fn a_changed_quota_counts_what_was_used_under_a_large_one() {
             );
             let least = if is_window { 1.0 } else { 30e9 - 28.0 };
             assert!((least..=30e9 + 1.0).contains(&used), "{algorithm}: {used}");
+        }
+    }
+}
+
+#[test]
+fn a_debt_is_counted_up_to_what_100_years_refill() {
+    let server = RedisServer::start();
+    let mut scripted = Scripted::new(&server, "{key}");
+    let quotas = [
+        Quota::per_second(1),
+        Quota::per_second(997),
+        Quota::per_hour(7_000_000_007),
+        Quota::per_day(MAX_UNITS - 5),
+    ];
+    let [overdrawn, interval] = with_overdraft(5);
+    for algorithm in [Algorithm::token_bucket(), overdrawn, interval, Algorithm::LeakyBucket] {
+        for quota in quotas {
+            on_each(Some(&mut scripted), algorithm, quota, |mut key| {
+                let (limit, window) = (quota.limit() as f64, quota.window_us() as f64);
+                let most = LONGEST_REFILL as f64;
+                let windows = (most / window * 0.4).floor();
+                let mut reset_after_spending = |mut units: f64| {
+                    while units > 0.0 {
+                        let part = units.min(2_f64.powi(53));
+                        key.act(Action::Spend, part, 0.0);
+                        units -= part;
+                    }
+                    key.act(Action::Peek, 1.0, 0.0).reset
+                };
+                for spent in [windows, 2.0 * windows] {
+                    let reset = reset_after_spending(windows * limit);
+                    let late = reset - spent * window;
+                    let bound = spent * window * error(algorithm, quota) + window;
+                    assert!((0.0..=bound).contains(&late), "{algorithm} {quota}: {late}");
+                }
+                let reset = reset_after_spending(windows * limit);
+                let capped = most..=most + window;
+                assert!(capped.contains(&reset), "{algorithm} {quota}: {reset}");
+            });
         }
     }
 }
