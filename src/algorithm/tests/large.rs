@@ -278,7 +278,7 @@ fn a_debt_is_counted_up_to_what_100_years_refill() {
                 let windows = (most / window * 0.4).floor();
                 let mut reset_after_spending = |mut units: f64| {
                     while units > 0.0 {
-                        let part = units.min(2_f64.powi(53));
+                        let part = units.min(2_f64.powi(52));
                         key.act(Action::Spend, part, 0.0);
                         units -= part;
                     }
