@@ -1,7 +1,7 @@
 -- Model of the bucket: the functions of the engine. state.lua stands before this text.
 
--- Counts units, and `more` parts, in lumps, and parts of another one. A product that is not exact is
--- rounded up.
+-- Counts units, and `more` parts, in lumps, and parts of another one. A product that is not exact
+-- is rounded up.
 local function debt_of(units, unit, more, lump)
   local parts = units * unit + more
   if parts >= 2 ^ 53 then

@@ -13,8 +13,8 @@
 --         parts, in a token bucket if it is below 2^53, the period is 1, `last` and the excess are
 --         0, and no request waits
 --         The key expires when the debt has flowed in, rounded up to a multiple of 2^grain us.
--- params  'T', or 'L' for a leaky bucket, then doubles: {limit, overdraft, unit, period, lump, most,
---         exponent}
+-- params  'T', or 'L' for a leaky bucket, then doubles: {limit, overdraft, unit, period, lump,
+--         most, exponent}
 -- `limit` is the burst. A unit has `unit` parts, and a lump of `lump` parts comes every `period`.
 -- `most` is the most lumps of a debt: those of 100 years, or of a full bucket. 2^exponent us is the
 -- power of two that is at most the time of a whole refill.

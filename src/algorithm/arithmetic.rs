@@ -58,7 +58,8 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
     of(0).min(of(1))
 }
 
-/// `math.floor(a * b / c)` of integers, with `a` up to 2^53, and `b` up to `c`, which is up to 2^46.
+/// `math.floor(a * b / c)` of integers, with `a` up to 2^53, and `b` up to `c`, which is up to
+/// 2^46.
 #[inline]
 pub(super) fn mul_div(a: f64, b: f64, c: f64) -> f64 {
     if a * b < EXACT { floor(a * b / c) } else { long_divide(a, b, c) }

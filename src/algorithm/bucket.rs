@@ -1,6 +1,6 @@
 //! The bucket: GCRA, as a debt that flows in at a rate. It is the model of two algorithms. The debt
-//! of a token bucket is what it lacks to be full. A leaky bucket is one of burst 0 with an unlimited
-//! overdraft, and bounds the wait instead: the debt is its content. The Lua twin is in
+//! of a token bucket is what it lacks to be full. A leaky bucket is a bucket of burst 0 with an
+//! unlimited overdraft, and bounds the wait instead: the debt is its content. The Lua twin is in
 //! `scripts/bucket`.
 //!
 //! A unit has `unit` parts, and a lump of `lump` parts comes every `period`. The debt is counted in
