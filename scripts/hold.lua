@@ -23,6 +23,11 @@ local capacity, limit = limit, limit
 -- Functions of the model. A key expires at `expiry`, or without that when its state is over.
 local drain, expiry, refund
 
+-- The size of a state, if a model has only one; or the largest one.
+local function size_of()
+  return size
+end
+
 -- Returns whether an empty key admits this cost.
 local function fits_beside(units)
   return units <= limit

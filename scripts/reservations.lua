@@ -180,15 +180,16 @@ local function reserving()
   return reserve
 end
 
--- Stores the state with reservations of requests that wait longer than all others: {instant, cost}
--- of each. `before` is the state without them.
-local function reserve_all(before, entries)
+-- Stores a state with reservations of requests that wait longer than all others: {instant, cost} of
+-- each. `before` is the state without them.
+local function reserve_all(head, before, entries)
   local more = {}
   for i = 2, #entries do
     more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
   end
   local instant, cost = entries[1][1], entries[1][2]
-  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+  decode(head)
+  reserving()(head, before, instant, cost, table.concat(more), reset_after())
 end
 
 local release

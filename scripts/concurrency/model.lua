@@ -5,10 +5,6 @@ function drain()
   return 0
 end
 
-local function size_of()
-  return size
-end
-
 local function initial() end
 
 local function decode()

@@ -4,10 +4,6 @@ function drain()
   return window
 end
 
-local function size_of()
-  return size
-end
-
 -- The windows between the current one and the newest one that a request has reserved.
 local function ahead()
   return math.max(math.floor((last - start) / length), 0)

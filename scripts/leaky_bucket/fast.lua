@@ -1,34 +1,41 @@
--- Fast path of the leaky bucket: a state with the same rate, and no request that waits for another
--- limit. It decides as the engine does. state.lua stands before this text.
-local full = limit * new_unit
-local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 12 reservations
+-- Fast path of the leaky bucket: a state in the long form with the same rate, and no request that
+-- waits for another limit. It decides as the engine does. state.lua stands before this text.
+local SIZE, unit, lump, full = 44, new_unit, new_lump, limit * new_unit
+local at, debt, last -- of the key at work; the debt in parts
+local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 10 reservations
 
--- Reads the state. Returns its bytes, with reservations if they follow it, and the grain of its
+-- Reads the state. Returns its bytes, with reservations if they follow it, and the exponent of its
 -- expiry; none if the engine must decide.
 local function read(key)
   local value = redis.pcall('GETRANGE', key, '0', page_end)
-  form, beyond, size = 76, 0, 36 -- not those of the key before
   if value == '' then
-    at, debt, last, excess, unit, lump = now, 0, 0, 0, new_unit, new_lump
-    return value, grain
-  elseif type(value) == 'table' or #value < size or string.byte(value) ~= 76 then
+    at, debt, last = now, 0, 0
+    return value, exponent
+  elseif type(value) == 'table' or #value < SIZE or string.byte(value) ~= 81 then
     return
   end
-  local _, exponent
-  _, at, debt, last, unit, lump, excess, exponent = struct.unpack(STATE, value)
-  if unit == new_unit and lump == new_lump and excess == 0 and now >= at then
-    return value, 2 ^ exponent
+  local _, lumps, parts, other_unit, other_lump, excess, found
+  _, at, lumps, parts, last, other_unit, other_lump, excess, found = struct.unpack(LONG, value)
+  debt = lumps * lump + parts
+  if other_unit == unit and other_lump == lump and excess == 0 and now >= at and debt < 2 ^ 53 then
+    return value, found
   end
+end
+
+local function encode(exponent)
+  local lumps = math.floor(debt / lump)
+  local parts = debt - lumps * lump
+  return struct.pack(LONG, 81, at, lumps, parts, last, unit, lump, 0, exponent)
 end
 
 -- Returns the instant of the newest reservation; none if no request waits. Returns, too, whether
 -- something else stands behind the state.
 local function newest_reservation(key, value)
-  local is_other = #value < PAGE and math.max(#value - 2 * size, 1) % 16 > 0
+  local is_other = #value < PAGE and math.max(#value - 2 * SIZE, 1) % 16 > 0
   if #value == PAGE then
     value = call('GETRANGE', key, '-16', '-1')
   end
-  if #value >= 16 and #value ~= size then
+  if #value >= 16 and #value ~= SIZE then
     local instant, cost = struct.unpack('<dd', value, #value - 15)
     return instant > now and instant, is_other or not (cost >= 1 and cost <= 2 ^ 53)
   end
@@ -44,7 +51,7 @@ local function grant(run, entries)
     if newest and newest[1] == instant then
       newest[2] = newest[2] + run.cost
     elseif debt > 0 then
-      entries.before = entries.before or encode()
+      entries.before = entries.before or encode(exponent)
       entries[#entries + 1] = {instant, run.cost}
     end
     last, debt = instant > now and instant or 0, debt + each
@@ -54,53 +61,48 @@ end
 -- Returns what stands behind the new state and before its new reservations, if all of that was read
 -- and stays.
 local function behind(value, newest, entries)
-  if #value == size then
+  if #value == SIZE then
     return entries.before
   elseif newest and #value < PAGE and entries[1][1] > newest then
-    local middle = 2 * size + math.floor((#value - 2 * size) / 32) * 16
-    return struct.unpack('<d', value, middle + 1) > now and string.sub(value, size + 1)
+    local middle = 2 * SIZE + math.floor((#value - 2 * SIZE) / 32) * 16
+    return struct.unpack('<d', value, middle + 1) > now and string.sub(value, SIZE + 1)
   end
 end
 
--- Stores the content of the bucket, its newest request, and what stands behind the state, if that
--- changes. The rest of the state stays.
-local function put(key, value, tail, expires, old_grain)
-  local head = struct.pack('<I7I7I7', now, debt, last)
-  if tail then
-    head = head .. string.sub(value, 23, size) .. tail
-  end
-  call('SETRANGE', key, '1', head)
+-- Stores the state, and what stands behind it, if that changes.
+local function put(key, tail, expires, old)
+  call('SETRANGE', key, '0', encode(old) .. tail)
   local empty_at = now + math.ceil(debt / lump)
   if empty_at > expires then
-    call('PEXPIREAT', key, expire_at(round_up(empty_at, old_grain)))
+    call('PEXPIREAT', key, expire_at(round_up(empty_at, 2 ^ old)))
   end
 end
 
-local function write(key, _, _, value, newest, entries, expires, old_grain)
+local function write(key, _, _, value, newest, entries, expires, old)
   local tail = entries[1] and behind(value, newest, entries)
   if tail then
     local packed = {tail}
     for i, entry in ipairs(entries) do
       packed[i + 1] = struct.pack('<dd', entry[1], entry[2])
     end
-    put(key, value, table.concat(packed), expires, old_grain)
+    put(key, table.concat(packed), expires, old)
   elseif entries[1] then
-    engine().reserve_all(entries.before, entries)
-  elseif #value == size then
-    put(key, value, nil, expires, old_grain)
+    engine().reserve_all(encode(exponent), entries.before, entries)
+  elseif #value == SIZE then
+    put(key, '', expires, old)
   else
     local empty_at = now + math.ceil(debt / lump)
-    call('SET', key, encode(), 'PXAT', expire_at(round_up(empty_at, grain)))
+    call('SET', key, encode(exponent), 'PXAT', expire_at(round_up(empty_at, grain)))
   end
   return true
 end
 
 local function fast(key, _, runs)
-  local value, old_grain = read(key)
+  local value, old = read(key)
   if not value then
     return
   end
-  local expires = round_up(at + math.ceil(debt / lump), old_grain)
+  local expires = round_up(at + math.ceil(debt / lump), 2 ^ old)
   local newest, is_other = newest_reservation(key, value)
   if is_other then
     return
@@ -111,6 +113,6 @@ local function fast(key, _, runs)
     grant(run, entries)
   end
   if debt == before or not newest or entries[1] and entries[1][1] >= newest then
-    return string.sub(value, 1, size), debt > before, value, newest, entries, expires, old_grain
+    return string.sub(value, 1, SIZE), debt > before, value, newest, entries, expires, old
   end
 end

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line d7f657cf1e445945ee29436d9d264fc0e9a81a83
+-- EVALSHA names the text below this line 59541e5758b0e86980d32b72fb4ab38570886c57
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -106,6 +106,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit
@@ -337,10 +341,6 @@ end
 
 function drain()
   return window
-end
-
-local function size_of()
-  return size
 end
 
 local function ahead()
@@ -591,13 +591,14 @@ local function reserving()
   return reserve
 end
 
-local function reserve_all(before, entries)
+local function reserve_all(head, before, entries)
   local more = {}
   for i = 2, #entries do
     more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
   end
   local instant, cost = entries[1][1], entries[1][2]
-  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+  decode(head)
+  reserving()(head, before, instant, cost, table.concat(more), reset_after())
 end
 
 local release

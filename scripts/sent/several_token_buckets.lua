@@ -1,8 +1,8 @@
 -- Decides about several limits of one request, here of token buckets: the text has a
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, fast.lua, algorithm.lua with token_bucket/state.lua, hold.lua, block.lua, debt.lua, bucket.lua, token_bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line b87fc949af160ed1b3b0b32b2326bb828a63cc05
+-- prelude.lua, fast.lua, algorithm.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
+-- EVALSHA names the text below this line e58bda45a2dcfa2e74f3ff4923335b42a0be0a81
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -84,9 +84,8 @@ local function replace(key, found, state, expires)
 end
 local function token_bucket(key, params, cost, max_wait, lifetime, grid, is_plain)
   local block
-forms = 'TUVX'
-local SHORT = '<BI7I7I6I4B'
-local limit, overdraft, new_unit, new_period, new_lump, max_debt, exponent =
+local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
+local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
   if is_plain then
@@ -145,12 +144,10 @@ end
     end
   end
 
-local LONG, size, size_text = '<BI7I7I6I6I4I7I3', 41, '41'
-local LARGE, BEYOND = '<BI7I7I6I7I7I6', '<BI7I7I6I6I4I7I3'
-local at, debt, beyond, excess, unit, period, lump, last
-local form
+local size, size_text = 44, '44'
+local shapes = string.byte(params) == 76
+local at, lumps, parts, last, unit, period, lump, excess
 local stored_grain = 1
-local shapes = false
 local held
 local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
 local HELD_SIZE, SLOT_SIZE = 25, 14
@@ -162,6 +159,10 @@ local first_held
 local clock = now
 local capacity, limit = limit, limit
 local drain, expiry, refund
+
+local function size_of()
+  return size
+end
 
 local function fits_beside(units)
   return units <= limit
@@ -390,116 +391,111 @@ local function close_block()
     call('SET', key, value, 'KEEPTTL')
   end
 end
-local LONGEST_REFILL, LONGEST_WINDOW = 3155760000000000, 31622400000000
 
-local function divide(a, b, c)
-  local product = a * b
-  if product < 2 ^ 53 then
-    local quotient = math.floor(product / c)
-    return quotient, product - quotient * c
+local function debt_of(units, unit, more, lump)
+  local parts = units * unit + more
+  if parts >= 2 ^ 53 then
+    return math.floor(parts / lump) + 1, 0
   end
-  local quotient, rest, unit = 0.0, 0.0, 2 ^ 48
-  while unit >= 1 do
-    local digit = math.floor(a / unit)
-    a = a - digit * unit
-    local part = rest * 64 + digit * b
-    local whole = math.floor(part / c)
-    quotient, rest = quotient * 64 + whole, part - whole * c
-    unit = unit / 64
+  local lumps = math.floor(parts / lump)
+  return lumps, parts - lumps * lump
+end
+
+local function lumps_until_paid(lumps, parts)
+  return parts > 0 and lumps + 1 or lumps
+end
+
+local function raise(more_lumps, more_parts, most)
+  lumps, parts = lumps + more_lumps, parts + more_parts
+  if parts >= lump then
+    lumps, parts = lumps + 1, parts - lump
   end
-  return quotient, rest
-end
-
-local function most_debt(period, lump)
-  return math.min(math.ceil(LONGEST_REFILL / period) * lump, 2 ^ 53)
-end
-
-local function settle(debt, beyond, unit, max_debt)
-  local units = math.min(beyond, math.floor((max_debt - debt) / unit))
-  debt = debt + units * unit
-  return debt, math.min(beyond - units, 2 ^ 53 - math.floor(debt / unit))
-end
-
-local function raise(debt, beyond, units, parts, unit, max_debt)
-  if parts > max_debt - debt then
-    return settle(debt + (parts - unit), beyond + units + 1, unit, max_debt)
+  if lumps >= most then
+    lumps, parts = most, 0
   end
-  return settle(debt + parts, beyond + units, unit, max_debt)
 end
 
-local function lower_beyond(debt, beyond, units, parts, unit, max_debt)
-  debt, beyond = debt - parts, beyond - units
-  if beyond < 0 then
-    return math.max(debt + beyond * unit, 0), 0
+local function lowered(lumps, parts, less_lumps, less_parts)
+  lumps, parts = lumps - less_lumps, parts - less_parts
+  if parts < 0 then
+    lumps, parts = lumps - 1, parts + lump
   end
-  debt, beyond = settle(debt, beyond, unit, max_debt)
-  return math.max(debt, 0), beyond
+  if lumps < 0 then
+    return 0, 0
+  end
+  return lumps, parts
 end
 
-local function is_within(debt, beyond, more, units, parts, unit)
-  return (beyond - units) * unit + debt + more <= parts
+local function longest(period)
+  return math.ceil(3155760000000000 / period)
 end
 
-local function units_of(periods, lump, unit)
-  local units, parts = divide(periods, lump, unit)
-  return parts > 0 and units + 1 or units
+function drain(units)
+  local needed = lumps_until_paid(debt_of(units, new_unit, 0, new_lump))
+  return math.min(needed, most) * new_period
 end
 
-local function time_of(parts, beyond, unit, period, lump)
-  local whole, rest = divide(beyond, unit, lump)
-  local periods = math.floor(parts / lump)
-  local more = parts - periods * lump + rest
-  return math.min((whole + periods + math.ceil(more / lump)) * period,
-    LONGEST_REFILL + LONGEST_WINDOW)
-end
-
-local function known(reset)
-  return reset < LONGEST_REFILL and reset or 2 * reset
-end
-
-local function convert(debt, beyond, excess, unit, new_unit, new_max_debt)
-  local units = math.floor(debt / unit)
-  local exact = (debt - units * unit - excess / 2 ^ 24) / unit * new_unit
-  local parts = math.ceil(exact)
-  excess = math.min(math.floor((parts - exact) * 2 ^ 24), 2 ^ 24 - 1)
-  debt, beyond = settle(parts, beyond + units, new_unit, new_max_debt)
-  return debt, beyond, excess
+local function fits_beside(units)
+  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
 end
 
 local function is_foreign()
   return unit ~= new_unit or period ~= new_period or lump ~= new_lump
 end
 
-local function lower(units, parts)
-  if beyond > 0 then
-    debt, beyond = lower_beyond(debt, beyond, units, parts, unit, most_debt(period, lump))
-  else
-    debt = math.max(debt - parts, 0)
-  end
-  if debt == 0 then
+local function is_full()
+  return lumps == 0 and parts == 0
+end
+
+local function lower(less_lumps, less_parts)
+  lumps, parts = lowered(lumps, parts, less_lumps, less_parts)
+  if is_full() then
     excess = 0
   end
 end
 
-local function refill_time(parts)
-  if beyond > 0 then
-    return time_of(parts, beyond, unit, period, lump)
-  end
-  return math.ceil(parts / lump) * period
+local function time_until(rest)
+  local needed = lumps - math.floor((rest - parts) / lump)
+  return math.max(needed * period - (now - at), 0)
 end
 
 local function bound_last()
-  last = math.min(last, at + refill_time(debt))
-end
-
-local function time_until(parts)
-  return math.max(refill_time(parts) - (now - at), 0)
+  last = math.min(last, at + lumps_until_paid(lumps, parts) * period)
 end
 
 local function initial()
-  at, debt, beyond, excess, last = now, 0, 0, 0, 0
+  at, lumps, parts, excess, last = now, 0, 0, 0, 0
   unit, period, lump = new_unit, new_period, new_lump
-  form = nil
+end
+
+local function decode(state)
+  local letter, other = string.byte(state)
+  if letter == 84 and #state == 26 then
+    letter, at, parts, unit, lump, other = struct.unpack(SHORT, state)
+    period, last, excess = 1, 0, 0
+    lumps, parts = debt_of(0, unit, parts, lump)
+  elseif letter == 81 and #state >= size then
+    local per
+    letter, at, lumps, parts, last, per, lump, excess, other = struct.unpack(LONG, state)
+    unit, period = per < 0 and 1 or per, per < 0 and -per or 1
+  else
+    fail(key)
+  end
+  if unit * lump == 0 then
+    fail(key)
+  end
+  stored_grain = 2 ^ other
+  return state
+end
+
+local function encode(waits)
+  local debt = lumps * lump + parts
+  stored_grain = grain
+  if waits or shapes or period ~= 1 or last > 0 or excess > 0 or debt >= 2 ^ 53 then
+    local per = period == 1 and unit or -period
+    return struct.pack(LONG, 81, at, lumps, parts, last, per, lump, excess, exponent)
+  end
+  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
 end
 
 local function step_back()
@@ -511,17 +507,17 @@ local function step_back()
 end
 
 local function advance(time)
-  local periods = math.floor((time - at) / period)
-  at = at + periods * period
-  if beyond > 0 then
-    lower(divide(periods, lump, unit))
-  else
-    lower(0, periods * lump)
-  end
+  local passed = math.floor((time - at) / period)
+  at = at + passed * period
+  lower(passed, 0)
 end
 
 local function reset_after()
-  return debt > 0 and time_until(debt) or 0
+  return is_full() and 0 or time_until(0)
+end
+
+function expiry(reset)
+  return round_up(now + reset, math.max(grain, stored_grain))
 end
 
 local function restart_refill(last)
@@ -529,10 +525,9 @@ local function restart_refill(last)
     at = last + 1 - period
   end
   if at > now then
-    local periods = math.ceil((at - now) / period)
-    at = at - periods * period
-    local units, parts = divide(periods, lump, unit)
-    debt, beyond = raise(debt, beyond, units, parts, unit, max_debt)
+    local before = math.ceil((at - now) / period)
+    at = at - before * period
+    raise(before, 0, most)
   end
   if last > now then
     bound_last()
@@ -542,8 +537,18 @@ end
 local function convert_state()
   local last = math.max(last, at)
   advance(last)
-  debt, beyond, excess = convert(debt, beyond, excess, unit, new_unit, max_debt)
+  local debt = lumps * lump + parts
+  local units = math.floor(debt / unit)
+  local rest = debt - units * unit - excess / 2 ^ 24
+  if debt >= 2 ^ 53 then
+    units, rest = units + 1, 0
+  end
+  local exact = rest / unit * new_unit
+  local more = math.ceil(exact)
+  excess = math.min(math.floor((more - exact) * 2 ^ 24), 2 ^ 24 - 1)
   unit, period, lump = new_unit, new_period, new_lump
+  lumps, parts = debt_of(units, unit, more, lump)
+  raise(0, 0, most)
   restart_refill(last)
 end
 
@@ -555,28 +560,31 @@ local function adopt()
     initial()
   end
   advance(now)
-  if debt == 0 then
+  if is_full() then
     at = now
   end
   return changed
 end
 
+local function earliest(needed)
+  if shapes then
+    return time_until(0), time_until(limit * unit - needed * unit)
+  end
+  local wait = math.max(last - now, 0)
+  if needed > 0 then
+    local covered = math.max(needed - overdraft, 0)
+    wait = math.max(time_until(limit * unit - covered * unit), wait)
+  end
+  return wait
+end
+
 local function commit(instant, units)
-  local periods, apart = math.floor((instant - at) / period), shapes and lump or 0
-  if beyond > 0 then
-    local whole, parts = divide(periods, lump, unit)
-    if is_within(debt, beyond, apart, whole, parts, unit) then
-      debt, beyond, excess = parts, whole, 0
-    end
-  elseif debt <= periods * lump - apart then
-    debt, excess = periods * lump, 0
+  local refilled = math.floor((instant - at) / period)
+  if lumps_until_paid(lumps, parts) + (shapes and 1 or 0) <= refilled then
+    lumps, parts, excess = refilled, 0, 0
   end
-  local most = is_foreign() and most_debt(period, lump) or max_debt
-  if beyond == 0 and debt + units * unit <= most then
-    debt = debt + units * unit
-  else
-    debt, beyond = settle(debt, beyond + units, unit, most)
-  end
+  local more_lumps, more_parts = debt_of(units, unit, 0, lump)
+  raise(more_lumps, more_parts, is_foreign() and longest(period) or most)
   last = instant > at and instant or 0
 end
 
@@ -585,93 +593,24 @@ if returns then
     if instant and last > now then
       return
     end
-    local whole = beyond > 0
-    local back = whole and units or units * unit
+    local back, rest = debt_of(units, unit, 0, lump)
     if instant then
-      local periods = math.ceil(math.max(at - instant, 0) / period)
-      local refilled = whole and units_of(periods, lump, unit) or periods * lump
+      local refilled, of_next = math.ceil(math.max(at - instant, 0) / period), 0
       if is_foreign() then
-        local lumps = math.floor((now - instant) / new_period) + (shapes and 0 or 1)
-        local other = whole and units_of(lumps, new_lump, new_unit)
-        refilled = math.max(refilled, other or math.ceil(lumps * new_lump / new_unit * unit))
+        local passed = math.floor((now - instant) / new_period) + (shapes and 0 or 1)
+        local debt = math.ceil(passed * new_lump / new_unit * unit)
+        local other, of_other = debt_of(0, unit, debt, lump)
+        if other >= refilled then
+          refilled, of_next = other, of_other
+        end
       end
-      back = math.max(back - refilled, 0)
+      back, rest = lowered(back, rest, refilled, of_next)
     end
-    if back > 0 then
-      lower(whole and back or 0, whole and 0 or back)
+    if back > 0 or rest > 0 then
+      lower(back, rest)
       bound_last()
     end
   end
-end
-
-local function fits_beside(units)
-  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
-end
-
-function drain(units)
-  return time_of(0, units, new_unit, new_period, new_lump)
-end
-
-local function size_of()
-  return size
-end
-
-local function decode(state)
-  form, beyond, stored_grain = string.byte(state), 0, 1
-  if form == 84 and #state == 26 then
-    local other
-    form, at, debt, unit, lump, other = struct.unpack(SHORT, state)
-    period, last, excess, stored_grain = 1, 0, 0, 2 ^ other
-  elseif form == 85 and #state >= size then
-    form, at, debt, unit, period, lump, last, excess = struct.unpack(LONG, state)
-  elseif form == 86 and #state >= size then
-    form, at, beyond, period, lump, last, excess = struct.unpack(LARGE, state)
-    debt, unit = 0, 1
-  elseif form == 88 and #state >= size then
-    form, at, beyond, debt, unit, lump, last, excess = struct.unpack(BEYOND, state)
-    period = 1
-  else
-    fail(key)
-  end
-  if unit * lump * period == 0 then
-    fail(key)
-  end
-  if beyond > 0 then
-    debt, beyond = settle(debt, beyond, unit, most_debt(period, lump))
-  end
-  return state
-end
-
-local function is_short()
-  return period == 1 and last == 0 and excess == 0 and beyond == 0
-end
-
-local function encode(waits)
-  if lump > 2 ^ 32 - 1 or beyond > 0 and unit == 1 then
-    return struct.pack(LARGE, 86, at, debt + beyond, period, lump, last, excess)
-  elseif beyond > 0 then
-    local units = math.floor(debt / unit)
-    local rest = debt - units * unit
-    return struct.pack(BEYOND, 88, at, units + beyond, rest, unit, lump, last, excess)
-  elseif waits or not is_short() then
-    return struct.pack(LONG, 85, at, debt, unit, period, lump, last, excess)
-  end
-  stored_grain = grain
-  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
-end
-
-local function earliest(needed)
-  local wait = math.max(last - now, 0)
-  if needed > 0 then
-    local covered = math.max(needed - overdraft, 0)
-    wait = math.max(time_until(covered * unit - (limit * unit - debt)), wait)
-  end
-  return wait
-end
-
-function expiry(reset)
-  local grain = is_short() and math.max(grain, stored_grain) or 1
-  return round_up(now + known(reset), grain)
 end
 
 local found, stale
@@ -833,13 +772,14 @@ local function reserving()
   return reserve
 end
 
-local function reserve_all(before, entries)
+local function reserve_all(head, before, entries)
   local more = {}
   for i = 2, #entries do
     more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
   end
   local instant, cost = entries[1][1], entries[1][2]
-  reserving()(encode(true), before, instant, cost, table.concat(more), reset_after())
+  decode(head)
+  reserving()(head, before, instant, cost, table.concat(more), reset_after())
 end
 
 local release

@@ -1,16 +1,26 @@
 //! The bucket: GCRA, as a debt that flows in at a rate. It is the model of two algorithms. The debt
-//! of a token bucket is what it lacks to be full; that of a leaky bucket, which shapes, is its
-//! content. Its Lua twin is `scripts/bucket.lua`, with what differs in `scripts/NAME/model.lua`.
+//! of a token bucket is what it lacks to be full. A leaky bucket is a bucket of burst 0 with an
+//! unlimited overdraft, and bounds the wait instead: the debt is its content. The Lua twin is in
+//! `scripts/bucket`.
 //!
-//! `debt` and `lump` are in parts of a unit, of which it has `unit`; a `lump` comes per `period`.
+//! A unit has `unit` parts, and a lump of `lump` parts comes every `period`. The debt is counted in
+//! lumps, so that what 100 years refill can be counted at each rate. A larger debt is counted as
+//! that.
 
 use super::{
-    arithmetic::{EXACT, Rate, ceil_div, floor_div, grain_exponent},
+    arithmetic::{EXACT, Rate, ceil_div, floor_div, grain_exponent, product},
     model::{Core, Earliest, Model, Report},
     request::Release,
     state_bytes::Reader,
 };
 use crate::quota::{LONGEST_REFILL, Quota};
+
+/// Lumps, and parts of another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub(crate) struct Debt {
+    pub(super) lumps: i64,
+    pub(super) parts: i64,
+}
 
 /// The number of units of an excess in a part.
 const EXCESS_UNIT: f64 = (1 << 24) as f64;
@@ -20,21 +30,22 @@ pub(crate) struct BucketParams {
     pub(super) burst: i64,
     pub(super) overdraft: i64,
     /// The parts of the burst.
-    capacity: i64,
+    pub(super) full: i64,
     pub(super) unit: i64,
     pub(super) period: i64,
     pub(super) lump: i64,
-    /// The most parts of a debt: what 100 years refill.
-    pub(super) max_debt: i64,
+    /// The most lumps of a debt: those of 100 years, or of a full bucket.
+    pub(super) most: i64,
+    /// True for a leaky bucket: requests wait in the room of the burst, and depart one by one.
     pub(super) shapes: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bucket {
     pub(super) at: i64,
-    /// The parts of the debt at `at`.
-    pub(super) debt: i64,
-    /// By how many 2^-24 parts `debt` was rounded up when the quota was changed.
+    /// The debt at `at`.
+    pub(super) debt: Debt,
+    /// By how many 2^-24 parts the debt was rounded up when the quota was changed.
     pub(super) excess: i64,
     /// The rate that this was counted at.
     pub(super) unit: i64,
@@ -44,11 +55,75 @@ pub(crate) struct Bucket {
     pub(super) last: i64,
 }
 
+impl Debt {
+    const NONE: Self = Self { lumps: 0, parts: 0 };
+
+    /// Counts units, and `more` parts, in lumps. A product that is not exact is rounded up.
+    #[inline(always)]
+    fn of(units: i64, unit: i64, more: i64, lump: i64) -> Self {
+        let parts = units.checked_mul(unit).and_then(|parts| parts.checked_add(more));
+        match parts {
+            Some(parts) if parts < EXACT => Self::of_parts(parts, lump),
+            _ => Self::rounded(units, unit, more, lump),
+        }
+    }
+
+    #[inline(always)]
+    fn of_parts(parts: i64, lump: i64) -> Self {
+        let lumps = floor_div(parts, lump);
+        Self { lumps, parts: parts - lumps * lump }
+    }
+
+    /// The computation is that of Lua, in doubles.
+    #[cold]
+    fn rounded(units: i64, unit: i64, more: i64, lump: i64) -> Self {
+        let parts = units as f64 * unit as f64 + more as f64;
+        Self { lumps: (parts / lump as f64).floor() as i64 + 1, parts: 0 }
+    }
+
+    /// The parts of a debt; more than a full bucket has if the debt is larger than that.
+    #[inline(always)]
+    fn in_parts(self, lump: i64) -> i64 {
+        product(self.lumps, lump) + self.parts
+    }
+
+    #[inline(always)]
+    fn lumps_until_paid(self) -> i64 {
+        self.lumps + i64::from(self.parts > 0)
+    }
+
+    /// Adds a debt, up to `most` lumps.
+    #[inline(always)]
+    fn raised(self, by: Self, lump: i64, most: i64) -> Self {
+        let mut sum = Self { lumps: self.lumps + by.lumps, parts: self.parts + by.parts };
+        if sum.parts >= lump {
+            sum = Self { lumps: sum.lumps + 1, parts: sum.parts - lump };
+        }
+        if sum.lumps < most { sum } else { Self { lumps: most, parts: 0 } }
+    }
+
+    /// Subtracts a debt, down to none.
+    #[inline(always)]
+    fn lowered(self, by: Self, lump: i64) -> Self {
+        let mut rest = Self { lumps: self.lumps - by.lumps, parts: self.parts - by.parts };
+        if rest.parts < 0 {
+            rest = Self { lumps: rest.lumps - 1, parts: rest.parts + lump };
+        }
+        if rest.lumps < 0 { Self::NONE } else { rest }
+    }
+}
+
+/// The lumps of 100 years.
+fn longest(period: i64) -> i64 {
+    ceil_div(LONGEST_REFILL as i64, period)
+}
+
 impl BucketParams {
     pub(super) fn new(quota: Quota, overdraft: u64, [unit, period, lump]: [i64; 3]) -> Self {
         let (burst, overdraft) = (quota.burst_size() as i64, overdraft as i64);
-        let (capacity, max_debt) = (product(burst, unit), max_debt(period, lump));
-        Self { burst, overdraft, capacity, unit, period, lump, max_debt, shapes: false }
+        let (full, most) = (product(burst, unit), longest(period));
+        let params = Self { burst, overdraft, full, unit, period, lump, most, shapes: false };
+        Self { most: most.max(params.full_lumps()), ..params }
     }
 
     pub(super) fn continuous(quota: Quota, overdraft: u64) -> Self {
@@ -56,24 +131,16 @@ impl BucketParams {
         Self::new(quota, overdraft, [unit, 1, tick])
     }
 
-    /// The units that an empty bucket admits: with an overdraft, a request of cost 1.
-    #[inline]
-    fn overdrawn(&self) -> i64 {
-        if self.overdraft > 0 { 1 } else { 0 }
+    /// The lumps of a full bucket whose overdraft is spent, too.
+    fn full_lumps(&self) -> i64 {
+        Debt::of(self.burst + self.overdraft, self.unit, 0, self.lump).lumps_until_paid()
     }
-}
 
-/// The most parts of a debt: they are exact, and a full bucket has no more.
-pub(super) fn max_debt(period: i64, lump: i64) -> i64 {
-    ceil_div(LONGEST_REFILL as i64, period).saturating_mul(lump).min(EXACT)
-}
-
-/// A product of units, periods or parts that is larger than all that count.
-const FAR: i64 = 1 << 60;
-
-#[inline(always)]
-fn product(a: i64, b: i64) -> i64 {
-    a.checked_mul(b).filter(|product| *product < FAR).unwrap_or(FAR)
+    /// The units that an empty bucket admits: with an overdraft, a request of cost 1.
+    #[inline(always)]
+    fn overdrawn(&self) -> i64 {
+        i64::from(self.overdraft > 0)
+    }
 }
 
 impl Bucket {
@@ -84,79 +151,74 @@ impl Bucket {
     }
 
     #[inline(always)]
-    fn lower(&mut self, parts: i64) {
-        self.debt = (self.debt - parts).max(0);
-        if self.debt == 0 {
+    fn is_full(&self) -> bool {
+        self.debt == Debt::NONE
+    }
+
+    #[inline(always)]
+    fn lower(&mut self, by: Debt) {
+        self.debt = self.debt.lowered(by, self.lump);
+        if self.is_full() {
             self.excess = 0;
         }
     }
 
-    /// The parts of a number of units.
+    /// The time until the debt is at most these parts.
     #[inline(always)]
-    fn parts(&self, units: i64) -> i64 {
-        product(units, self.unit)
-    }
-
-    /// The parts that flow in within these periods.
-    #[inline(always)]
-    fn flow(&self, periods: i64) -> i64 {
-        product(periods, self.lump)
-    }
-
-    /// The time in which `parts` flow in.
-    #[inline(always)]
-    fn refill_time(&self, parts: i64) -> i64 {
-        product(ceil_div(parts, self.lump), self.period)
+    fn time_until(&self, parts: i64, now: i64) -> i64 {
+        let lumps = self.debt.lumps - floor_div(parts - self.debt.parts, self.lump);
+        (product(lumps, self.period) - (now - self.at)).max(0)
     }
 
     /// Caps the instant of the newest request at that at which the debt has flowed in.
     fn bound_last(&mut self) {
-        self.last = self.last.min(self.at + self.refill_time(self.debt));
+        self.last = self.last.min(self.at + self.debt.lumps_until_paid() * self.period);
     }
 
     /// Begins to refill at another rate, when the last request has proceeded. If that is yet to
     /// come, what flows in before is added to the debt, whatever units wait. So quotas that
     /// alternate on one key do not raise the debt with each conversion.
-    fn restart_refill(&mut self, now: i64, last: i64, max_debt: i64) {
+    fn restart_refill(&mut self, now: i64, last: i64, most: i64) {
         if last - self.at >= self.period {
             self.at = last + 1 - self.period; // the next lump comes after what was spent then
         }
         if self.at > now {
-            let periods = ceil_div(self.at - now, self.period);
-            self.at -= periods * self.period;
-            self.debt = self.debt.saturating_add(self.flow(periods)).min(max_debt);
+            let lumps = ceil_div(self.at - now, self.period);
+            self.at -= lumps * self.period;
+            self.debt = self.debt.raised(Debt { lumps, parts: 0 }, self.lump, most);
         }
         if last > now {
             self.bound_last();
         }
     }
 
-    /// Counts at the rate of another quota: a whole number of parts, and what the debt is rounded
-    /// up by. In doubles, as Lua does.
+    /// Counts at the rate of another quota. Parts of a unit are rounded up, and by how much is
+    /// remembered, for the same reason. The computation is that of Lua, in doubles.
     #[cold]
     fn convert(&mut self, now: i64, params: &BucketParams) {
         let last = self.last.max(self.at);
         self.advance(last);
-        let units = self.debt / self.unit;
-        let rest = (self.debt - units * self.unit) as f64 - self.excess as f64 / EXCESS_UNIT;
-        let exact = rest / self.unit as f64 * params.unit as f64;
-        let parts = exact.ceil();
-        let excess = ((parts - exact) * EXCESS_UNIT).floor().min(EXCESS_UNIT - 1.0); // three bytes
+        let parts = self.debt.lumps as f64 * self.lump as f64 + self.debt.parts as f64;
+        let (unit, new_unit) = (self.unit as f64, params.unit as f64);
+        let mut units = (parts / unit).floor();
+        let mut rest = parts - units * unit - self.excess as f64 / EXCESS_UNIT;
+        if parts >= EXACT as f64 {
+            (units, rest) = (units + 1.0, 0.0);
+        }
+        let exact = rest / unit * new_unit;
+        let more = exact.ceil();
+        let excess = ((more - exact) * EXCESS_UNIT).floor().min(EXCESS_UNIT - 1.0); // three bytes
+        let debt = Debt::of(units as i64, params.unit, more as i64, params.lump);
+        (self.debt, self.excess) =
+            (debt.raised(Debt::NONE, params.lump, params.most), excess as i64);
         (self.unit, self.period, self.lump) = (params.unit, params.period, params.lump);
-        self.debt = self.parts(units).saturating_add(parts as i64).min(params.max_debt);
-        self.excess = excess as i64;
-        self.restart_refill(now, last, params.max_debt);
-    }
-
-    #[inline(always)]
-    fn time_until(&self, parts: i64, now: i64) -> i64 {
-        if parts <= 0 { 0 } else { (self.refill_time(parts) - (now - self.at)).max(0) }
+        self.restart_refill(now, last, params.most);
     }
 
     /// The time until later requests may proceed. In a leaky bucket, only the content delays them.
     #[inline(always)]
     fn queue(&self, now: i64, params: &BucketParams) -> i64 {
-        if params.shapes { 0 } else { (self.last - now).max(0) }
+        if self.last == 0 || params.shapes { 0 } else { (self.last - now).max(0) }
     }
 }
 
@@ -165,16 +227,15 @@ impl Model for Bucket {
     type Saved = Self;
 
     fn args(params: &BucketParams) -> Vec<f64> {
-        let BucketParams { burst, overdraft, unit, period, lump, max_debt, shapes } = *params;
-        let exponent = grain_exponent(burst * unit / lump);
-        let args = match shapes {
-            true => vec![burst, unit, lump, max_debt],
-            false => vec![burst, overdraft, unit, period, lump, max_debt],
-        };
-        args.into_iter().map(|number| number as f64).chain([exponent]).collect()
+        let BucketParams { burst, overdraft, unit, period, lump, most, full, .. } = *params;
+        let args = [burst, overdraft, unit, period, lump, most].map(|number| number as f64);
+        args.into_iter().chain([grain_exponent(full / lump)]).collect()
     }
 
-    #[inline(always)]
+    fn shapes(params: &BucketParams) -> bool {
+        params.shapes
+    }
+
     fn max_cost(params: &BucketParams) -> i64 {
         params.burst + params.overdraft
     }
@@ -182,7 +243,7 @@ impl Model for Bucket {
     fn beside(params: &BucketParams, held: i64) -> BucketParams {
         let burst = params.burst - held;
         // Fewer parts than none, if more is held than the bucket has by another quota.
-        BucketParams { burst, capacity: -product(-burst, params.unit), ..*params }
+        BucketParams { burst, full: product(burst, params.unit), ..*params }
     }
 
     fn full(params: &BucketParams) -> i64 {
@@ -190,12 +251,8 @@ impl Model for Bucket {
     }
 
     fn drain(units: i64, params: &BucketParams) -> i64 {
-        let parts = units.saturating_mul(params.unit).min(params.max_debt);
-        ceil_div(parts, params.lump).saturating_mul(params.period)
-    }
-
-    fn shapes(params: &BucketParams) -> bool {
-        params.shapes
+        let debt = Debt::of(units, params.unit, 0, params.lump);
+        debt.lumps_until_paid().min(params.most) * params.period
     }
 
     fn restores_evenly(params: &BucketParams) -> bool {
@@ -204,20 +261,19 @@ impl Model for Bucket {
 
     /// The time in which a full leaky bucket drains.
     fn default_wait(params: &BucketParams) -> i64 {
-        if params.shapes { ceil_div(params.capacity, params.lump) } else { 0 }
+        if params.shapes { params.full_lumps() } else { 0 }
     }
 
-    /// The longest wait, for another limit too, for which `debt` stays exact.
+    /// The longest wait, for another limit too, with which the whole debt is counted.
     fn max_reservable(params: &BucketParams) -> i64 {
-        let full = (params.burst + params.overdraft) * params.unit;
-        let exact = ((EXACT - full) / params.lump).saturating_mul(params.period);
-        exact.max(Self::default_wait(params)).min(LONGEST_REFILL as i64)
+        let counted = (params.most - params.full_lumps()) * params.period;
+        counted.max(Self::default_wait(params)).min(LONGEST_REFILL as i64)
     }
 
     #[inline(always)]
     fn initial(now: i64, params: &BucketParams) -> Self {
         let BucketParams { unit, period, lump, .. } = *params;
-        Self { at: now, debt: 0, excess: 0, unit, period, lump, last: 0 }
+        Self { at: now, debt: Debt::NONE, excess: 0, unit, period, lump, last: 0 }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
@@ -225,21 +281,20 @@ impl Model for Bucket {
         let mut reader = Reader::new(bytes, form)?;
         let state = match form {
             b'T' => {
-                let [at, debt, unit, lump, _grain] = reader.integers([7, 7, 6, 4, 1])?;
+                let [at, parts, unit, lump, _grain] = reader.integers([7, 7, 6, 4, 1])?;
+                let debt = if lump > 0 { Debt::of(0, unit, parts, lump) } else { Debt::NONE };
                 Self { at, debt, excess: 0, unit, period: 1, lump, last: 0 }
             }
-            b'U' => {
-                let [at, debt, unit, period, lump, last, excess] =
-                    reader.integers([7, 7, 6, 6, 4, 7, 3])?;
-                Self { at, debt, excess, unit, period, lump, last }
-            }
-            b'L' => {
-                let [at, debt, last, unit, lump, excess] = reader.integers([7, 7, 7, 6, 4, 3])?;
-                Self { at, debt, excess, unit, period: 1, lump, last }
+            b'Q' => {
+                let [at, lumps, parts, last] = reader.integers([7, 7, 6, 7])?;
+                let per = reader.signed(6)?;
+                let [lump, excess, _grain] = reader.integers([6, 3, 1])?;
+                let (unit, period) = if per < 0 { (1, -per) } else { (per, 1) };
+                Self { at, debt: Debt { lumps, parts }, excess, unit, period, lump, last }
             }
             _ => return None,
         };
-        Some(state)
+        (state.lump > 0 && state.unit > 0).then_some(state)
     }
 
     #[inline(always)]
@@ -264,9 +319,9 @@ impl Model for Bucket {
 
     #[inline(always)]
     fn advance(&mut self, now: i64) {
-        let periods = floor_div(now - self.at, self.period);
-        self.at += periods * self.period;
-        self.lower(self.flow(periods));
+        let lumps = floor_div(now - self.at, self.period);
+        self.at += lumps * self.period;
+        self.lower(Debt { lumps, parts: 0 });
     }
 
     #[inline(always)]
@@ -285,7 +340,7 @@ impl Model for Bucket {
             over = Some(time);
         }
         self.advance(now);
-        if self.debt == 0 {
+        if self.is_full() {
             self.at = now;
         }
         over
@@ -294,32 +349,29 @@ impl Model for Bucket {
     #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams) -> Earliest {
         if params.shapes {
-            let room = needed.map_or(i64::MAX, |needed| params.capacity - self.parts(needed));
-            let full = self.time_until(self.debt.saturating_sub(room), now);
-            return Earliest { wait: self.time_until(self.debt, now), full };
+            let room = |needed| params.full - product(needed, self.unit);
+            let full = needed.map_or(0, |needed| self.time_until(room(needed), now));
+            return Earliest { wait: self.time_until(0, now), full };
         }
         let mut wait = self.queue(now, params);
         if let Some(needed) = needed {
-            let covered = self.parts((needed - params.overdraft).max(0));
-            let missing = covered + self.debt - params.capacity;
-            wait = self.time_until(missing, now).max(wait);
+            let covered = product((needed - params.overdraft).max(0), self.unit);
+            wait = self.time_until(params.full - covered, now).max(wait);
         }
         wait.into()
     }
 
     #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, params: &BucketParams) {
-        // The request may proceed later than it could. Departures of a shaper are apart, still.
-        let refilled = self.flow(floor_div(instant - self.at, self.period));
-        let apart = if params.shapes { self.lump } else { 0 };
-        if self.debt <= refilled - apart {
-            (self.debt, self.excess) = (refilled, 0);
+        if instant > self.at {
+            // The request may proceed later than it could. Departures of a shaper are apart, still.
+            let lumps = floor_div(instant - self.at, self.period);
+            if self.debt.lumps_until_paid() + i64::from(params.shapes) <= lumps {
+                (self.debt, self.excess) = (Debt { lumps, parts: 0 }, 0);
+            }
         }
-        let most = match self.is_foreign(params) {
-            true => max_debt(self.period, self.lump),
-            false => params.max_debt,
-        };
-        self.debt = self.debt.saturating_add(self.parts(cost)).min(most);
+        let most = if self.is_foreign(params) { longest(self.period) } else { params.most };
+        self.debt = self.debt.raised(Debt::of(cost, self.unit, 0, self.lump), self.lump, most);
         self.last = if instant > self.at { instant } else { 0 };
     }
 
@@ -328,20 +380,24 @@ impl Model for Bucket {
         if instant.is_some() && self.last > now {
             return; // later reservations, by another quota, may count on what came in since
         }
-        let mut back = self.parts(units);
+        let mut back = Debt::of(units, self.unit, 0, self.lump);
         if let Some(instant) = instant {
             // Units that were refilled since, up to `at`, are back already.
-            let mut refilled = self.flow(ceil_div((self.at - instant).max(0), self.period));
+            let lumps = ceil_div((self.at - instant).max(0), self.period);
+            let mut refilled = Debt { lumps, parts: 0 };
             if self.is_foreign(params) {
                 // A request of a token bucket may have proceeded just before a lump.
-                let more = if params.shapes { 0 } else { 1 };
+                let more = i64::from(!params.shapes);
                 let lumps = (floor_div(now - instant, params.period) + more) as f64;
-                let other = lumps * params.lump as f64 / params.unit as f64 * self.unit as f64;
-                refilled = refilled.max(other.ceil() as i64);
+                let parts = lumps * params.lump as f64 / params.unit as f64 * self.unit as f64;
+                let other = Debt::of(0, self.unit, parts.ceil() as i64, self.lump);
+                if other > refilled {
+                    refilled = other;
+                }
             }
-            back = (back - refilled).max(0);
+            back = back.lowered(refilled, self.lump);
         }
-        if back > 0 {
+        if back > Debt::NONE {
             self.lower(back);
             self.bound_last();
         }
@@ -349,7 +405,7 @@ impl Model for Bucket {
 
     #[inline(always)]
     fn reset_after(&self, now: i64) -> i64 {
-        self.time_until(self.debt, now)
+        if self.is_full() { 0 } else { self.time_until(0, now) }
     }
 
     #[inline(always)]
@@ -358,19 +414,20 @@ impl Model for Bucket {
         if reset == 0 {
             return Report { remaining: params.burst + overdrawn, replenish: 0 };
         }
-        let room = params.capacity - self.debt;
         let queue = self.queue(now, params);
         let mut remaining = 0;
         if queue == 0 {
+            let room = params.full - self.debt.in_parts(self.lump);
             remaining = (floor_div(room, self.unit) + overdrawn).max(0);
         }
-        let missing = self.parts(remaining + 1 - overdrawn).saturating_sub(room);
-        Report { remaining, replenish: self.time_until(missing, now).max(queue) }
+        let room = params.full - product(remaining + 1 - overdrawn, self.unit);
+        Report { remaining, replenish: self.time_until(room, now).max(queue) }
     }
 
     #[inline(always)]
     fn open(core: Core, params: &BucketParams) -> Option<Self> {
-        Some(Self { debt: core.amount, ..Self::initial(core.at, params) })
+        let debt = Debt::of_parts(core.amount, params.lump);
+        Some(Self { debt, ..Self::initial(core.at, params) })
     }
 
     #[inline(always)]
@@ -384,6 +441,7 @@ impl Model for Bucket {
         if self.last > self.at {
             state.advance(self.last);
         }
-        (state.last <= state.at).then_some(Core { at: state.at, amount: state.debt })
+        let amount = state.debt.in_parts(state.lump);
+        (state.last <= state.at && amount < EXACT).then_some(Core { at: state.at, amount })
     }
 }

@@ -30,8 +30,8 @@ pub(crate) struct ScriptSource {
 
 macro_rules! algorithms {
     ($(
-        $variant:ident $module:ident::$state:ident $form:literal [$($part:literal),*]
-            $storage:literal
+        $variant:ident $module:ident::$state:ident $form:literal
+            $folder:literal $storage:literal
     ),* $(,)?) => {
         /// What was spent of a key, as an algorithm counts it.
         #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,12 +51,11 @@ macro_rules! algorithms {
         pub(crate) const SOURCES: &[ScriptSource] = &[$(ScriptSource {
             name: stringify!($module),
             form: $form,
-            state: include_str!(concat!("../../scripts/", stringify!($module), "/state.lua")),
+            state: include_str!(concat!("../../scripts/", $folder, "/state.lua")),
             model: concat!(
                 include_str!("../../scripts/hold.lua"),
                 include_str!("../../scripts/block.lua"),
-                $(include_str!(concat!("../../scripts/", $part, ".lua")),)*
-                include_str!(concat!("../../scripts/", stringify!($module), "/model.lua")),
+                include_str!(concat!("../../scripts/", $folder, "/model.lua")),
                 include_str!(concat!("../../scripts/", $storage, ".lua")),
                 include_str!("../../scripts/engine.lua"),
                 include_str!("../../scripts/holding.lua"),
@@ -309,12 +308,12 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    FixedWindow fixed_window::FixedWindowState b'F' [] "reservations",
-    SlidingLog sliding_log::SlidingLogState b'S' [] "sliding_log/log",
-    SlidingWindow sliding_window::SlidingWindowState b'W' [] "reservations",
-    TokenBucket token_bucket::TokenBucketState b'T' ["debt", "bucket"] "reservations",
-    LeakyBucket leaky_bucket::LeakyBucketState b'L' ["debt", "bucket"] "reservations",
-    Concurrency concurrency::ConcurrencyState b'C' [] "reservations",
+    FixedWindow fixed_window::FixedWindowState b'F' "fixed_window" "reservations",
+    SlidingLog sliding_log::SlidingLogState b'S' "sliding_log" "sliding_log/log",
+    SlidingWindow sliding_window::SlidingWindowState b'W' "sliding_window" "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' "bucket" "reservations",
+    LeakyBucket leaky_bucket::LeakyBucketState b'L' "bucket" "reservations",
+    Concurrency concurrency::ConcurrencyState b'C' "concurrency" "reservations",
 }
 
 /// The state of a key; the default is the state of a key without requests.

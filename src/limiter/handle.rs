@@ -464,7 +464,11 @@ impl Limiter {
             Ok(limit) => {
                 let waits = max_wait.is_asked_for() && limit.max_wait > 0;
                 let reporting = Reporting::of_waiting(waits);
-                self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
+                self.0.store.decide_then(
+                    &StoreRequest::new(action, &[limit], reporting),
+                    done,
+                    later,
+                )
             }
             Err(error) => later(StoreFuture::ready(Err(error))),
         }

@@ -165,14 +165,8 @@ fn state(text: &[u8], params: &Params) -> State {
     }
     let spent = match params {
         Params::FixedWindow(_) => Spent::FixedWindow(reserved(text, 28)),
-        Params::TokenBucket(_) => {
-            let size = if text[0] == b'T' { 26 } else { 41 };
-            Spent::TokenBucket(reserved(text, size))
-        }
-        Params::LeakyBucket(_) => {
-            let size = if text[0] == b'L' { 36 } else { 42 };
-            Spent::LeakyBucket(reserved(text, size))
-        }
+        Params::TokenBucket(_) => Spent::TokenBucket(reserved(text, bucket_size(text))),
+        Params::LeakyBucket(_) => Spent::LeakyBucket(reserved(text, bucket_size(text))),
         Params::SlidingWindow(_) => {
             let counts = usize::from(text[1]) + 1;
             let size = if text[0] == b'W' { 35 + 4 * counts } else { 37 + 7 * counts };
@@ -182,6 +176,10 @@ fn state(text: &[u8], params: &Params) -> State {
         Params::Concurrency(_) => panic!("a state: {text:?}"),
     };
     State { spent, ..State::default() }
+}
+
+fn bucket_size(text: &[u8]) -> usize {
+    if text[0] == b'T' { 26 } else { 44 }
 }
 
 fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {

@@ -45,7 +45,7 @@ fn every_file_that_a_comment_or_a_page_names_exists() {
         for path in paths(&text) {
             named += 1;
             // `NAME` stands for each algorithm.
-            let path = path.replace("NAME", "token_bucket");
+            let path = path.replace("NAME", "fixed_window");
             let exists = Path::new(ROOT).join(&path).exists();
             assert!(exists, "{}: `{path}` does not exist; correct it", file.display());
         }

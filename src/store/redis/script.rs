@@ -436,15 +436,14 @@ mod tests {
     /// The files of an algorithm in the order of their texts.
     fn files(source: &ScriptSource) -> Vec<String> {
         let is_log = source.model.contains(include_str!("../../../scripts/sliding_log/log.lua"));
-        let own = |file: &str| format!("{}/{file}.lua", source.name);
+        let is_bucket = source.model.contains(include_str!("../../../scripts/bucket/model.lua"));
+        let folder = if is_bucket { "bucket" } else { source.name };
+        let own = |file: &str| format!("{folder}/{file}.lua");
         let storage = if is_log { own("log") } else { "reservations.lua".into() };
         let shared = ["engine.lua", "holding.lua", "finish.lua"].map(String::from);
-        let mut before = vec![own("state"), "hold.lua".into(), "block.lua".into()];
-        if source.model.contains(include_str!("../../../scripts/bucket.lua")) {
-            before.extend(["debt.lua".into(), "bucket.lua".into()]);
-        }
+        let before = [own("state"), "hold.lua".into(), "block.lua".into()];
         let model = before.into_iter().chain([own("model"), storage]);
-        model.chain(shared).chain([own("fast")]).collect()
+        model.chain(shared).chain([format!("{}/fast.lua", source.name)]).collect()
     }
 
     #[test]
