@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line c8c6e661947b0303d2b5f4c2e2b484decaa4464f
+-- EVALSHA names the text below this line 3c3c165226f9364e5e37c84a0c987cbb614d425e
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -91,6 +91,7 @@ local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
 local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
+forms = 'TQ'
 
 local function create_engine()
   local cost, max_wait
@@ -1094,13 +1095,13 @@ local function encode(exponent)
 end
 
 local function newest_reservation(key, value)
-  local is_other = #value < PAGE and math.max(#value - 2 * size, 1) % 16 > 0
+  local is_other = #value < PAGE and math.max(#value - 2 * SIZE, 1) % 16 > 0
   if #value == PAGE then
     value = call('GETRANGE', key, '-16', '-1')
   end
   if #value >= 16 and #value ~= SIZE then
-    local instant = struct.unpack('<d', value, #value - 15)
-    return instant > now and instant
+    local instant, cost = struct.unpack('<dd', value, #value - 15)
+    return instant > now and instant, is_other or not (cost >= 1 and cost <= 2 ^ 53)
   end
 end
 
@@ -1162,7 +1163,10 @@ local function fast(key, _, runs)
     return
   end
   local expires = round_up(at + math.ceil(debt / lump), 2 ^ old)
-  local newest = newest_reservation(key, value)
+  local newest, is_other = newest_reservation(key, value)
+  if is_other then
+    return
+  end
   local before, entries = math.max(debt - (now - at) * lump, 0), {}
   at, debt = now, before
   for _, run in ipairs(runs) do

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line e58bda45a2dcfa2e74f3ff4923335b42a0be0a81
+-- EVALSHA names the text below this line e84cd4baf5f1fcdc5e86d9ab7aba924cdc8c40c2
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -88,6 +88,7 @@ local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
 local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
+forms = 'TQ'
   if is_plain then
     local function read_all()
       return {call('GETRANGE', key, '0', '-1')}

@@ -59,7 +59,7 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
 }
 
 /// A product larger than all that is counted, in place of a larger one.
-const FAR: i64 = 1 << 60;
+pub(super) const FAR: i64 = 1 << 60;
 
 /// The product of two integers, of which the second is positive, or one that is larger than all
 /// that is counted.

@@ -8,7 +8,7 @@
 //! that.
 
 use super::{
-    arithmetic::{EXACT, Rate, ceil_div, floor_div, grain_exponent, product},
+    arithmetic::{EXACT, FAR, Rate, ceil_div, floor_div, grain_exponent, product},
     model::{Core, Earliest, Model, Report},
     request::Release,
     state_bytes::Reader,
@@ -64,7 +64,7 @@ impl Debt {
         let parts = units.checked_mul(unit).and_then(|parts| parts.checked_add(more));
         match parts {
             Some(parts) if parts < EXACT => Self::of_parts(parts, lump),
-            _ => Self::rounded(units, unit, more, lump),
+            _ => Self::rounded(units as f64 * unit as f64 + more as f64, lump),
         }
     }
 
@@ -74,11 +74,14 @@ impl Debt {
         Self { lumps, parts: parts - lumps * lump }
     }
 
-    /// The computation is that of Lua, in doubles.
+    /// Counts parts that may not be exact: rounds them up, as Lua does.
     #[cold]
-    fn rounded(units: i64, unit: i64, more: i64, lump: i64) -> Self {
-        let parts = units as f64 * unit as f64 + more as f64;
-        Self { lumps: (parts / lump as f64).floor() as i64 + 1, parts: 0 }
+    fn rounded(parts: f64, lump: i64) -> Self {
+        if parts < EXACT as f64 {
+            return Self::of_parts(parts as i64, lump);
+        }
+        let lumps = (parts / lump as f64).floor() as i64;
+        Self { lumps: lumps.min(FAR) + 1, parts: 0 }
     }
 
     /// The parts of a debt; more than a full bucket has if the debt is larger than that.
@@ -390,7 +393,7 @@ impl Model for Bucket {
                 let more = i64::from(!params.shapes);
                 let lumps = (floor_div(now - instant, params.period) + more) as f64;
                 let parts = lumps * params.lump as f64 / params.unit as f64 * self.unit as f64;
-                let other = Debt::of(0, self.unit, parts.ceil() as i64, self.lump);
+                let other = Debt::rounded(parts.ceil(), self.lump);
                 if other > refilled {
                     refilled = other;
                 }

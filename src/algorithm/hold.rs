@@ -127,6 +127,13 @@ impl Held {
         }
     }
 
+    /// Forgets the epoch and the time of a key that holds no units any more.
+    pub(super) fn forget_if_empty(&mut self) {
+        if self.is_empty() {
+            *self = Self::None;
+        }
+    }
+
     /// The sum of all units.
     pub(super) fn total(&self) -> i64 {
         match self {

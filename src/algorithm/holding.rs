@@ -47,6 +47,7 @@ impl Params {
         let mut reply = beside.step_bare(&mut state.spent, &inside);
         let seen = reply;
         self.describe(&mut reply, &seen, state, held, now);
+        state.held.forget_if_empty();
         if let Some(found) = found
             && !(reply.admitted && action.writes())
         {
@@ -105,9 +106,6 @@ impl Params {
         while let Some((units, ended)) = slots.expire(now) {
             self.step_bare(&mut state.spent, &spend(units, ended));
         }
-        if slots.is_empty() {
-            state.held = Held::None;
-        }
     }
 
     /// Ends and renews holds, all of one key. Calls `answer` with each reply.
@@ -131,14 +129,13 @@ impl Params {
         if used > 0 {
             self.step_bare(&mut state.spent, &spend(used, now));
         }
-        if state.held.is_empty() {
-            state.held = Held::None;
-        }
+        state.held.forget_if_empty();
     }
 
     /// Returns units to the state, as the algorithm counted them.
     pub(crate) fn return_units(&self, state: &mut State, now: i64, releases: &[Release]) {
         self.expire_holds(state, now);
+        state.held.forget_if_empty();
         self.return_bare(&mut state.spent, now, releases);
     }
 }

@@ -229,7 +229,7 @@ impl Entry {
             Counts::Core { core, .. } => match params.step_core(core, request) {
                 Some(reply) => (reply, false),
                 None if core.amount > 0 => return Usage::HELD,
-                None => (params.step(&mut State::default(), request), false),
+                None => return Usage::free_since(core.at),
             },
             Counts::Boxed { boxed, .. } if boxed.state.is_held() => return Usage::HELD,
             Counts::Boxed { boxed, .. } => {
@@ -266,6 +266,8 @@ impl Counts {
                 }
             }
             (Self::Core { core, .. }, Some(state)) => match counted.params.close(&state, now) {
+                // The instant of the first hold stays: the key is kept for a while.
+                Some(Core { amount: 0, .. }) => core.amount = 0,
                 Some(closed) => *core = closed,
                 None => {
                     let boxed = Box::new(Boxed { state, forgotten_until: 0 });
@@ -295,6 +297,11 @@ impl Usage {
     /// That of a key with holds, which is never evicted: its permits end later, and would return
     /// units that other requests hold.
     const HELD: Self = Self { left: 0.0, reset: i64::MAX, in_use: true, waited_for: true };
+
+    /// That of a key without holds, of which only held units are counted.
+    fn free_since(instant: i64) -> Self {
+        Self { left: 1.0, reset: instant, in_use: false, waited_for: false }
+    }
 
     /// Returns whether a full store may drop the key before it has expired.
     pub(super) fn may_be_evicted(&self, when_full: WhenFull) -> bool {
