@@ -8,6 +8,7 @@ mod block;
 mod bucket;
 mod combine;
 mod concurrency;
+mod core;
 mod counts;
 mod engine;
 mod fixed_window;
@@ -32,8 +33,8 @@ pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::{PerLimit, combine},
+    core::Core,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
-    model::Core,
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
 };

@@ -61,15 +61,10 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
 /// A product larger than all that is counted, in place of a larger one.
 pub(super) const FAR: i64 = 1 << 60;
 
-/// The product of two integers, of which the second is positive, or one that is larger than all
-/// that is counted.
+/// The product of integers that are not negative, or one that is larger than all that is counted.
 #[inline(always)]
 pub(super) fn product(a: i64, b: i64) -> i64 {
-    match a.checked_mul(b) {
-        Some(product) if -FAR < product && product < FAR => product,
-        _ if a > 0 => FAR,
-        _ => -FAR,
-    }
+    a.saturating_mul(b).min(FAR)
 }
 
 /// The quotient of `dividend / divisor`, rounded down. Avoids the division in the most common case,

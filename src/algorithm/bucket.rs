@@ -9,7 +9,8 @@
 
 use super::{
     arithmetic::{EXACT, FAR, Rate, ceil_div, floor_div, grain_exponent, product},
-    model::{Core, Earliest, Model, Report},
+    core::Core,
+    model::{Earliest, Model, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -155,7 +156,7 @@ impl Bucket {
 
     #[inline(always)]
     fn is_full(&self) -> bool {
-        self.debt == Debt::NONE
+        self.debt.lumps | self.debt.parts == 0
     }
 
     #[inline(always)]
@@ -170,7 +171,7 @@ impl Bucket {
     #[inline(always)]
     fn time_until(&self, parts: i64, now: i64) -> i64 {
         let lumps = self.debt.lumps - floor_div(parts - self.debt.parts, self.lump);
-        (product(lumps, self.period) - (now - self.at)).max(0)
+        (lumps.saturating_mul(self.period) - (now - self.at)).max(0)
     }
 
     /// Caps the instant of the newest request at that at which the debt has flowed in.
@@ -246,7 +247,7 @@ impl Model for Bucket {
     fn beside(params: &BucketParams, held: i64) -> BucketParams {
         let burst = params.burst - held;
         // Fewer parts than none, if more is held than the bucket has by another quota.
-        BucketParams { burst, full: product(burst, params.unit), ..*params }
+        BucketParams { burst, full: burst.saturating_mul(params.unit).max(-FAR), ..*params }
     }
 
     fn full(params: &BucketParams) -> i64 {
@@ -423,7 +424,7 @@ impl Model for Bucket {
             let room = params.full - self.debt.in_parts(self.lump);
             remaining = (floor_div(room, self.unit) + overdrawn).max(0);
         }
-        let room = params.full - product(remaining + 1 - overdrawn, self.unit);
+        let room = params.full - (remaining + 1 - overdrawn) * self.unit;
         Report { remaining, replenish: self.time_until(room, now).max(queue) }
     }
 

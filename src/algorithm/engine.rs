@@ -2,7 +2,8 @@
 //! state contains. Its Lua twin is `scripts/engine.lua`, which `scripts/finish.lua` ends.
 
 use super::{
-    model::{Core, Earliest, Model, Report},
+    core::Core,
+    model::{Earliest, Model, Report},
     request::{Admission, EngineReply, EngineRequest, Release},
     reservations::{Reservation, Reserved, Waiting},
 };

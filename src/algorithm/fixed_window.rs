@@ -3,7 +3,8 @@
 
 use super::{
     arithmetic::{EXACT, ceil_div},
-    model::{Core, Earliest, Model, Report},
+    core::Core,
+    model::{Earliest, Model, Report},
     request::Release,
     state_bytes::Reader,
 };

@@ -9,7 +9,7 @@
 use super::state_bytes::Reader;
 use super::{
     arithmetic::{EXACT, ceil_div},
-    model::Core,
+    core::Core,
 };
 
 /// The most slots of a key: those of one lifetime, whose grid is at least an eighth of it.

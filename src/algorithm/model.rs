@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::request::Release;
+use super::{core::Core, request::Release};
 use crate::quota::LONGEST_REFILL;
 
 /// The state of a key under one algorithm. [`engine`](super::engine) decides with it.
@@ -118,16 +118,6 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     fn close(&self, _now: i64, _: &Self::Params) -> Option<Core> {
         None
     }
-}
-
-/// A state in memory, as most keys have it: no request waits, and nothing is held beside it. It is
-/// the position and the debt of a bucket, the opening and the count of a window, or for units at a
-/// time the epoch and the units that are held. The rest follows from the parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Core {
-    pub(crate) at: i64,
-    /// 0 in the initial state.
-    pub(crate) amount: i64,
 }
 
 /// The earliest instant at which a request can proceed.

@@ -58,7 +58,7 @@ impl PartialEq for SlidingLogState {
 }
 
 /// What counts now.
-struct View {
+struct Live {
     /// The first entry that counts, and the total before it.
     first: usize,
     before: u64,
@@ -158,17 +158,17 @@ impl SlidingLogState {
 
     /// Looks at the entries that count; none if there are none.
     #[inline]
-    fn view(&self) -> Option<View> {
+    fn view(&self) -> Option<Live> {
         let (first, newest) = (self.first(), *self.entries.back()?);
         let before = self.total_before(first);
         let live = newest.total.wrapping_sub(before) as i64;
-        (first < self.entries.len()).then_some(View { first, before, live, last: newest.instant })
+        (first < self.entries.len()).then_some(Live { first, before, live, last: newest.instant })
     }
 
     /// The first instant, by the time of the log, at which at most this many units count.
     #[inline]
-    fn first_instant(&self, view: &View, units: i64, window: i64) -> i64 {
-        let View { first, before, live, last } = *view;
+    fn first_instant(&self, view: &Live, units: i64, window: i64) -> i64 {
+        let Live { first, before, live, last } = *view;
         let (instant, excess) = (self.head.at.max(last), live - units);
         if excess <= 0 {
             return instant;

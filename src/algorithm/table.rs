@@ -2,10 +2,12 @@
 //! under one of them.
 
 use super::{
-    Algorithm, concurrency, engine, fixed_window,
+    Algorithm, concurrency,
+    core::Core,
+    engine, fixed_window,
     hold::Held,
     leaky_bucket,
-    model::{Core, Model},
+    model::Model,
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,

@@ -8,7 +8,8 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 use super::{
     super::{
         Action, Core, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply,
-        Lifetime, Params, State, combine, reservations::Reserved, table::Spent,
+        Lifetime, Params, State, bucket::Bucket, combine, fixed_window::FixedWindowState,
+        reservations::Reserved, table::Spent,
     },
     agreement::{Step, steps},
     backends::{START, settled},
@@ -116,20 +117,7 @@ impl Both {
             let nothing = EngineRequest { action: Action::Spend, ..EngineRequest::observe(now) };
             let reply = params.step(&mut state, &nothing);
             let mut state = settled(state, now, params);
-            // Of its window, a core knows the opening alone.
-            if let Spent::FixedWindow(Reserved { state, .. }) = &mut state.spent
-                && state.ahead() == 0
-            {
-                state.last = state.start;
-            }
-            // Of its bucket, a core knows no request before the last change.
-            if let Spent::TokenBucket(Reserved { waiting, .. })
-            | Spent::LeakyBucket(Reserved { waiting, .. }) = &mut state.spent
-                && let Some(reservations) = &mut waiting.0
-                && reservations.base.last <= reservations.base.at
-            {
-                reservations.base.last = 0;
-            }
+            forget_requests(&mut state.spent);
             (reply, state)
         };
         let lies = match &self.lies {
@@ -138,6 +126,29 @@ impl Both {
         };
         let context = format!("{params:?} at {now}: {:?} {:?}", self.lies, self.state);
         assert_eq!(at_now(lies), at_now(self.state.clone()), "{context}");
+    }
+}
+
+/// Forgets what a core does not know: the instant of the newest request of the window or bucket.
+fn forget_requests(spent: &mut Spent) {
+    let of_window = |state: &mut FixedWindowState| {
+        if state.ahead() == 0 {
+            state.last = state.start;
+        }
+    };
+    let of_bucket = |state: &mut Bucket| {
+        if state.last <= state.at {
+            state.last = 0;
+        }
+    };
+    fn each<S>(Reserved { state, waiting }: &mut Reserved<S>, forget: impl Fn(&mut S)) {
+        forget(state);
+        waiting.0.iter_mut().for_each(|reservations| forget(&mut reservations.base));
+    }
+    match spent {
+        Spent::FixedWindow(reserved) => each(reserved, of_window),
+        Spent::TokenBucket(reserved) | Spent::LeakyBucket(reserved) => each(reserved, of_bucket),
+        _ => {}
     }
 }
 
@@ -169,7 +180,11 @@ fn a_state_in_a_core_decides_as_one_that_never_lies_in_one() {
                 end(&mut both, current, now, receipt, units);
             } else {
                 let begins = matches!(hold, Hold::Begin).then_some(Lifetime::ENDLESS);
-                let request = request(step, &params, now, begins);
+                let mut request = request(step, &params, now, begins);
+                if goes_back {
+                    // A core knows that a request has waited, but not before which instant.
+                    request.max_wait = 0;
+                }
                 let (reply, in_core) = both.step(current, &request);
                 open.extend(reply.hold.map(|receipt| (receipt, request.cost)));
                 if request.action == Action::Check && reply.admitted {

@@ -1,0 +1,12 @@
+//! The core of a state: the two numbers that represent it in memory, for most keys. Each model
+//! defines their meaning, which depends on the parameters by which the state was counted.
+
+/// A state in memory, as most keys have it: no request waits, and nothing is held beside it. It is
+/// the position and the debt of a bucket, the opening and the count of a window, or for units at a
+/// time the epoch and the units that are held. The rest follows from the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Core {
+    pub(crate) at: i64,
+    /// 0 in the initial state.
+    pub(crate) amount: i64,
+}
