@@ -17,12 +17,13 @@ if returns then
     return all
   end
 
-  -- Returns the state that a refund or a block has left.
+  -- Returns the state that a refund or a block has left, as a peek sees it.
   local function observe()
+    local of_block = blocks
     forget()
-    returns = false
+    returns, blocks = false, false
     plan()
-    returns = true
+    returns, blocks = true, of_block
     return described(found_state())
   end
 

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 213170c57ec0b9682c9899cab3539297212eba94
+-- EVALSHA names the text below this line 3688344b5b2cc205965c5532c2f89d769b1a1f03
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -834,10 +834,11 @@ if returns then
   end
 
   local function observe()
+    local of_block = blocks
     forget()
-    returns = false
+    returns, blocks = false, false
     plan()
-    returns = true
+    returns, blocks = true, of_block
     return described(found_state())
   end
 

@@ -1,7 +1,7 @@
 -- Decides about keys of a leaky_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, leaky_bucket/fast.lua
--- EVALSHA names the text below this line 3c3c165226f9364e5e37c84a0c987cbb614d425e
+-- EVALSHA names the text below this line e5d37dc614ba8d966cf10d819fa55354dc26c8a8
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -966,10 +966,11 @@ if returns then
   end
 
   local function observe()
+    local of_block = blocks
     forget()
-    returns = false
+    returns, blocks = false, false
     plan()
-    returns = true
+    returns, blocks = true, of_block
     return described(found_state())
   end
 

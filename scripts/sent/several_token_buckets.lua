@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line e84cd4baf5f1fcdc5e86d9ab7aba924cdc8c40c2
+-- EVALSHA names the text below this line 81eacfc89a735bcfaed13799e9be5e13862a48cd
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1016,10 +1016,11 @@ if returns then
   end
 
   local function observe()
+    local of_block = blocks
     forget()
-    returns = false
+    returns, blocks = false, false
     plan()
-    returns = true
+    returns, blocks = true, of_block
     return described(found_state())
   end
 

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line 44dcac09f2b51c3d6cdd44764d297403b4932e8f
+-- EVALSHA names the text below this line 5adf88c46b6fd788dc214c62a6c13aea594be50e
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -987,10 +987,11 @@ if returns then
   end
 
   local function observe()
+    local of_block = blocks
     forget()
-    returns = false
+    returns, blocks = false, false
     plan()
-    returns = true
+    returns, blocks = true, of_block
     return described(found_state())
   end
 

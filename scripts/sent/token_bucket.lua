@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 94e1c357f00c6dce7a87ad19923ace7b3ea41b8d
+-- EVALSHA names the text below this line f7e00aa91494aa9a90f8f0d84772694ac5f86369
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -966,10 +966,11 @@ if returns then
   end
 
   local function observe()
+    local of_block = blocks
     forget()
-    returns = false
+    returns, blocks = false, false
     plan()
-    returns = true
+    returns, blocks = true, of_block
     return described(found_state())
   end
 

@@ -307,11 +307,10 @@ async fn a_state_that_was_counted_at_no_rate_is_an_error_of_its_key_alone() {
     let quota = Quota::per_hour(9);
     let other = Limiter::new("other", store.clone(), Algorithm::sliding_log(), quota);
     let mut admin = server.connection();
-    let zeros = [0; 27];
     for (algorithm, form) in [
         (Algorithm::fixed_window(), [b"F", &[1; 21][..], &[0; 6]].concat()),
-        (Algorithm::token_bucket(), [b"U", &[1; 14][..], &[0; 26]].concat()),
-        (Algorithm::leaky_bucket(), [b"L", &[1; 8][..], &zeros].concat()),
+        (Algorithm::token_bucket(), [b"Q", &[1; 27][..], &[0; 16]].concat()),
+        (Algorithm::leaky_bucket(), [b"Q", &[1; 27][..], &[0; 16]].concat()),
     ] {
         let limiter = Limiter::new("damaged", store.clone(), algorithm, quota);
         let name = format!("ratelimit:damaged:{algorithm}:{{a}}");
