@@ -21,7 +21,7 @@ if returns then
   local function observe()
     local of_block = blocks
     forget()
-    returns, blocks = false, false
+    returns, blocks, first_held = false, false, nil
     plan()
     returns, blocks = true, of_block
     return described(found_state())

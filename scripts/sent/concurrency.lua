@@ -1,7 +1,7 @@
 -- Decides about keys of a concurrency limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with concurrency/state.lua, hold.lua, block.lua, concurrency/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, concurrency/fast.lua
--- EVALSHA names the text below this line b7074e5e4355a8eea47cd855c6ccd474d68c8e44
+-- EVALSHA names the text below this line ddbc9f60dd5a23919638f98b4ec3ef3a80332a05
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -766,7 +766,7 @@ if returns then
   local function observe()
     local of_block = blocks
     forget()
-    returns, blocks = false, false
+    returns, blocks, first_held = false, false, nil
     plan()
     returns, blocks = true, of_block
     return described(found_state())

@@ -1,7 +1,7 @@
 -- Decides about keys of a fixed_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with fixed_window/state.lua, hold.lua, block.lua, fixed_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, fixed_window/fast.lua
--- EVALSHA names the text below this line 3688344b5b2cc205965c5532c2f89d769b1a1f03
+-- EVALSHA names the text below this line f75e9218b1c8fb8fb1d9af13b12370ce26af76b4
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -836,7 +836,7 @@ if returns then
   local function observe()
     local of_block = blocks
     forget()
-    returns, blocks = false, false
+    returns, blocks, first_held = false, false, nil
     plan()
     returns, blocks = true, of_block
     return described(found_state())

@@ -2,7 +2,7 @@
 -- function for each algorithm among the limits.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, algorithm.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua, combine.lua
--- EVALSHA names the text below this line 81eacfc89a735bcfaed13799e9be5e13862a48cd
+-- EVALSHA names the text below this line 1d2011842bec193eeb41a6bcdb355107c696966a
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1018,7 +1018,7 @@ if returns then
   local function observe()
     local of_block = blocks
     forget()
-    returns, blocks = false, false
+    returns, blocks, first_held = false, false, nil
     plan()
     returns, blocks = true, of_block
     return described(found_state())

@@ -1,7 +1,7 @@
 -- Decides about keys of a sliding_window limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, fast.lua, each.lua with sliding_window/state.lua, hold.lua, block.lua, sliding_window/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, sliding_window/fast.lua
--- EVALSHA names the text below this line 5adf88c46b6fd788dc214c62a6c13aea594be50e
+-- EVALSHA names the text below this line 9f36e26670a68e4ace5a546be6869df33db487ec
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -989,7 +989,7 @@ if returns then
   local function observe()
     local of_block = blocks
     forget()
-    returns, blocks = false, false
+    returns, blocks, first_held = false, false, nil
     plan()
     returns, blocks = true, of_block
     return described(found_state())
