@@ -253,12 +253,15 @@ async fn a_state_of_an_earlier_commit_is_an_error_that_lets_it_stay() {
     let beyond = [b"X", &at[..], &one, &one[..6], &one[..6], &one[..4], &one, &[0; 3]].concat();
     let queue = [b"L", &at[..], &one, &[0; 7], &one[..6], &one[..4], &[0; 3], &[20]].concat();
     let long = [b"M", &at[..], &one, &[0; 7], &one[..6], &one[..4], &[0; 3], &one].concat();
-    assert_eq!([&large, &beyond, &queue, &long].map(|state| state.len()), [41, 41, 36, 42]);
+    let interval = [b"U", &at[..], &one, &one[..6], &one[..6], &one[..4], &one, &[0; 3]].concat();
+    let all = [&large, &beyond, &interval, &queue, &long];
+    assert_eq!(all.map(|state| state.len()), [41, 41, 41, 36, 42]);
     for (algorithm, state) in [
-        (Algorithm::LeakyBucket, &large),
-        (Algorithm::LeakyBucket, &beyond),
-        (Algorithm::token_bucket(), &queue),
-        (Algorithm::token_bucket(), &long),
+        (Algorithm::token_bucket(), &large),
+        (Algorithm::token_bucket(), &beyond),
+        (Algorithm::token_bucket(), &interval),
+        (Algorithm::LeakyBucket, &queue),
+        (Algorithm::LeakyBucket, &long),
     ] {
         let site = Site::new(&server, &store, algorithm);
         site.assert_each_fails(&site.calls(), state, assert_of_another_version).await;
