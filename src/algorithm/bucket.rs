@@ -398,6 +398,11 @@ impl Model for Bucket {
                 if other > refilled {
                     refilled = other;
                 }
+                if back.lumps > FAR {
+                    // Both may be more than all that is counted.
+                    let more = units as f64 * self.unit as f64 - parts.ceil();
+                    (back, refilled) = (Debt::rounded(more.max(0.0), self.lump), Debt::NONE);
+                }
             }
             back = back.lowered(refilled, self.lump);
         }
