@@ -400,8 +400,9 @@ impl Model for Bucket {
                 }
                 if back.lumps > FAR {
                     // Both may be more than all that is counted.
-                    let more = units as f64 * self.unit as f64 - parts.ceil();
-                    (back, refilled) = (Debt::rounded(more.max(0.0), self.lump), Debt::NONE);
+                    let lumps_of = |parts: f64| (parts / self.lump as f64).floor();
+                    let more = lumps_of(units as f64 * self.unit as f64) - lumps_of(parts.ceil());
+                    (back, refilled) = (Debt { lumps: more as i64, parts: 0 }, Debt::NONE);
                 }
             }
             back = back.lowered(refilled, self.lump);
