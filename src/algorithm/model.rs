@@ -1,6 +1,7 @@
 //! The model of an algorithm: its state, and how time, requests and releases change it. Does not
-//! decide. Its Lua twin is the text of `scripts/NAME/model.lua`, which has the same functions in
-//! the same order.
+//! decide. Both buckets share one model, `bucket.rs`. Its Lua twin is the text of
+//! `scripts/NAME/model.lua`, which has the same functions in the same order. Rust counts in
+//! integers, Lua in doubles that hold them.
 
 use std::fmt;
 
