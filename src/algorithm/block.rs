@@ -24,7 +24,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<(i64, &[u8])> {
 }
 
 impl Params {
-    /// Decides about a key that is blocked or has holds, or is to be blocked or to have some.
+    /// Decides about a key that is blocked or has holds, and begins and ends blocks.
     #[inline(never)]
     pub(super) fn step_blocked(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, max_wait, now, .. } = *request;
@@ -40,13 +40,11 @@ impl Params {
             return EngineReply::denied_by_block(request, rest);
         }
         let blocked = if action.can_be_denied() { rest } else { 0 };
-        let reply = self.step_held(
-            state,
-            &match action.blocks() {
-                true => EngineRequest::observe(now),
-                false => EngineRequest { blocked, ..*request },
-            },
-        );
+        let beside = match action.blocks() {
+            true => EngineRequest::observe(now),
+            false => EngineRequest { blocked, ..*request },
+        };
+        let reply = self.step_held(state, &beside);
         if rest > 0 {
             return reply.blocked(rest);
         }
