@@ -1,6 +1,6 @@
--- Hold: units that are taken now, and of which it is known later how many are used. What is held of
--- a key stands behind its state, and is changed in its place: a log is not rewritten for it. Stands
--- before block.lua. Decisions beside holds are in holding.lua. The twin is src/algorithm/hold.rs.
+-- Hold: units that are taken now, and whose use is known later. What is held of a key stands behind
+-- its state, and is changed in its place: a log is not rewritten for it. Stands before block.lua.
+-- Decisions beside holds are in holding.lua. The twin is src/algorithm/hold.rs.
 -- held  'H', then integers of 1, 7, 7 and 7 bytes: {count + 16 * joined, epoch, at, skew}: the
 --       number of slots up to the last one that another one has joined; the instant at which the
 --       first units were held; and the time of the slots at their last change, which is that of the
@@ -140,7 +140,7 @@ local function hold(units, lifetime, grid, is_known)
 end
 
 -- Removes units, from the slot of this end, or the later ones that it may have joined. If they are
--- not there, those of other holds stay: after a failover, the state can be older than the hold,
+-- not there, the units of other holds stay: after a failover, the state can be older than the hold,
 -- although its epoch is the same.
 local function take(ends, units)
   touch()

@@ -29,8 +29,8 @@ local forms -- the letters of the states of an algorithm; see state.lua
 local UNDECIDED = ' cannot be decided about; delete it: ' -- another error of this script
 
 -- Reports a value that cannot be read. `letters` are the bytes where letters of forms stand: if not
--- given, the first byte of the state. An upper-case letter that no form has is of another version,
--- whose counts must stay; all else, another program has written, or it is damaged.
+-- given, the first byte of the state. An upper-case letter that no form has stands for another
+-- version, whose counts must stay. Any other value is damaged, or another program has written it.
 local function fail(key, letters)
   if not letters then
     local head = call('GETRANGE', key, '0', '8')

@@ -1,7 +1,8 @@
 //! The algorithms: their guarantees and names, and the entry to the engine, which decides. Each has
 //! a model in two languages, `src/algorithm/NAME.rs` and `scripts/NAME/model.lua`, with the same
-//! functions in the same order. Both count in doubles that hold integers below 2^53, so that they
-//! agree to the bit. It knows no keys, stores or clocks.
+//! functions in the same order; both buckets share one, `bucket`. Rust counts in integers, Lua in
+//! doubles that hold integers below 2^53, so both agree to the bit. It knows no keys, stores or
+//! clocks.
 
 mod arithmetic;
 mod block;
@@ -42,13 +43,13 @@ use crate::quota::{ConfigError, Quota};
 
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///
-/// | algorithm | guarantee | state of a key |
+/// | algorithm | guarantee | state of a key in Redis |
 /// |---|---|---|
 /// | fixed window | `limit` in a window that opens at its first admitted request | 4 numbers |
 /// | sliding log | `limit` in *any* interval of length `window` | an entry per request |
 /// | sliding window | an estimate of the sliding log, from counters | `buckets` + 1 counters |
-/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | 7 numbers |
-/// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 6 numbers |
+/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | 5 numbers, or 8 |
+/// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 8 numbers |
 /// | concurrency | `limit` at a time | what is held |
 ///
 /// The most in one window: up to 2 x `limit` in a fixed window, in a short time; `limit` in a
@@ -59,6 +60,10 @@ use crate::quota::{ConfigError, Quota};
 ///
 /// A denied request spends nothing. The arithmetic is exact, in microseconds, and the same in
 /// memory and in Redis.
+///
+/// A token bucket can have 8 numbers while requests wait, after a change of its quota, and with
+/// [`Refill::Interval`]. In memory, the state of most keys is two numbers: see
+/// [`MemoryStore`](crate::MemoryStore#memory).
 ///
 /// # Exact rates
 ///
@@ -88,6 +93,8 @@ use crate::quota::{ConfigError, Quota};
 /// quota admits converts the state. A denied request stores nothing, so it changes nothing for
 /// another quota of the key. Until a request is admitted, used units count for as long as they
 /// would have counted by the old quota, at most.
+///
+/// A bucket counts at most the debt that 100 years refill.
 ///
 /// Waiting requests keep their instants, and new ones come after them, even if the quota is raised:
 /// until the last reserved instant, a new request is denied or has to wait. From then on, the new

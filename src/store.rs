@@ -154,8 +154,8 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
         Health::ready()
     }
 
-    /// Returns the names of the limiters over this store, which are also its identity: limits with
-    /// the same names are decided together. A decorator returns those of the store that it
+    /// Returns the registry of the names of the limiters over this store. Two stores are the same,
+    /// and decide together, if they share it. A decorator returns the registry of the store that it
     /// decorates.
     #[doc(hidden)]
     fn names(&self) -> &Names;
@@ -186,9 +186,9 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
 impl Sealed for AnyStore {}
 
 impl AnyStore {
-    /// Decides, and calls `done` with an outcome that is there at once, as of most checks in
-    /// memory, else `later` with the answer. So that outcome is in registers until the caller has
-    /// what it needs of it.
+    /// Decides. Calls `done` with an outcome that is there at once, as for most checks in memory,
+    /// else `later` with the answer. So the outcome stays in registers until the caller has taken
+    /// what it needs.
     #[inline(always)]
     pub(crate) fn decide_then<R>(
         &self,

@@ -8,7 +8,8 @@ use std::{
 };
 
 use syn::{
-    Attribute, Expr, ImplItem, Item, Lit, Meta, MetaNameValue, Signature, UseTree, Visibility,
+    Attribute, Expr, ImplItem, Item, Lit, Meta, MetaNameValue, Signature, TraitItem, UseTree,
+    Visibility,
 };
 
 /// The storeys from the top down, by the first part of a module path. A file imports from its own
@@ -391,6 +392,51 @@ fn public_functions_that_panic_at_their_callers_document_it() {
         }
     }
     assert!(found > 20, "{found}");
+}
+
+/// A name says what a function does. How fast it is, or how it is stored, changes.
+#[test]
+fn no_function_is_named_by_its_speed_or_its_care() {
+    const WORDS: [&str; 5] = ["fast", "slow", "quick", "carefully", "packed"];
+    let mut found = 0;
+    for module in Sources::read().0.keys() {
+        for name in function_names(syn::parse_file(&source(module)).unwrap().items) {
+            let known = name.split('_').find(|word| WORDS.contains(word));
+            assert!(known.is_none(), "{module}: `{name}` has {known:?}: say what it does");
+            found += 1;
+        }
+    }
+    assert!(found > 1_000, "{found}");
+}
+
+/// Returns the names of functions, except those that a trait of another crate may have named.
+fn function_names(items: Vec<Item>) -> Vec<String> {
+    let name = |signature: Signature| signature.ident.to_string();
+    let names = items.into_iter().flat_map(|item| match item {
+        Item::Fn(item) => vec![name(item.sig)],
+        Item::Impl(item) if item.trait_.is_none() => {
+            let functions = item.items.into_iter().filter_map(function);
+            functions.map(|(_, signature, _)| name(signature)).collect()
+        }
+        Item::Trait(item) => {
+            let functions = item.items.into_iter().filter_map(|item| match item {
+                TraitItem::Fn(item) => Some(name(item.sig)),
+                _ => None,
+            });
+            functions.collect()
+        }
+        Item::Mod(item) => function_names(item.content.map_or(vec![], |(_, items)| items)),
+        _ => vec![],
+    });
+    names.collect()
+}
+
+#[test]
+fn names_of_functions_are_found_wherever_they_are() {
+    let code = "fn a() {} trait B { fn b(); } impl B for C { fn b() {} } impl C { fn c() {} }
+                mod d { fn d() {} }";
+    let names = function_names(syn::parse_file(code).unwrap().items);
+    assert_eq!(names, ["a", "b", "c", "d"]);
 }
 
 fn function(item: ImplItem) -> Option<(Visibility, Signature, Vec<Attribute>)> {

@@ -74,7 +74,7 @@ local function time_until(rest)
   return math.max(needed * period - (now - at), 0)
 end
 
--- Caps the instant of the newest request at that at which the debt has flowed in.
+-- Caps `last` at the instant at which the debt has flowed in.
 local function bound_last()
   last = math.min(last, at + lumps_until_paid(lumps, parts) * period)
 end
@@ -104,7 +104,7 @@ local function decode(state)
   return state
 end
 
--- `waits`: whether requests wait, whose reservations follow.
+-- `waits`: requests wait, and their reservations follow.
 local function encode(waits)
   local debt = lumps * lump + parts
   stored_grain = grain
@@ -133,7 +133,8 @@ local function reset_after()
   return is_full() and 0 or time_until(0)
 end
 
--- A state that stays as it is tells the fast path its own grain, by another burst a coarser one.
+-- The stored state can keep the grain of another burst, which the fast path reads: so the coarser
+-- grain counts.
 function expiry(reset)
   return round_up(now + reset, math.max(grain, stored_grain))
 end
@@ -155,8 +156,8 @@ local function restart_refill(last)
   end
 end
 
--- Counts at the rate of another quota. Parts of a unit are rounded up, and by how much is
--- remembered, for the same reason.
+-- Counts at the rate of another quota. Parts of a unit are rounded up, and `excess` remembers by
+-- how much, for the same reason.
 local function convert_state()
   local last = math.max(last, at)
   advance(last)

@@ -16,8 +16,8 @@
 -- params  'T', or 'L' for a leaky bucket, then doubles: {limit, overdraft, unit, period, lump,
 --         most, exponent}
 -- `limit` is the burst. A unit has `unit` parts, and a lump of `lump` parts comes every `period`.
--- `most` is the most lumps of a debt: those of 100 years, or of a full bucket. 2^exponent us is the
--- power of two that is at most the time of a whole refill.
+-- `most` is the most lumps of a debt: what 100 years refill, or a full bucket if that is more.
+-- 2^exponent us is the power of two that is at most the time of a whole refill.
 local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
 local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
   struct.unpack('<ddddddd', params, 2)

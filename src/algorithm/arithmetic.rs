@@ -58,10 +58,10 @@ fn steps(fraction: [u128; 2], step: [u128; 2], max: [u128; 2]) -> u128 {
     of(0).min(of(1))
 }
 
-/// A product larger than all that is counted, in place of a larger one.
+/// More than anything that is counted: it stands for larger products.
 pub(super) const FAR: i64 = 1 << 60;
 
-/// The product of integers that are not negative, or one that is larger than all that is counted.
+/// The product of integers that are not negative, at most [`FAR`].
 #[inline(always)]
 pub(super) fn product(a: i64, b: i64) -> i64 {
     a.saturating_mul(b).min(FAR)

@@ -1,8 +1,8 @@
-//! Block: a key that is denied until an instant, whatever its count. Its Lua twin in `scripts/` has
-//! the same name.
+//! Block: a key that is denied until an instant, whatever its count. Also reads the state that a
+//! script has found, which can begin with a block. Its Lua twin in `scripts/` has the same name.
 
 #[cfg(feature = "redis")]
-use super::state_bytes::Reader;
+use super::{hold, state_bytes::Reader};
 use super::{
     request::{Action, EngineReply, EngineRequest},
     table::{Params, State},
@@ -14,17 +14,27 @@ pub(crate) const LONGEST_BLOCK: i64 = LONGEST_REFILL as i64;
 
 /// The letter that the state of a blocked key begins with.
 #[cfg(feature = "redis")]
-pub(super) const FORM: u8 = b'B';
-
-/// Reads the end of a block that a script has found, and the bytes of the state inside of it.
-#[cfg(feature = "redis")]
-pub(super) fn decode(bytes: &[u8]) -> Option<(i64, &[u8])> {
-    let ends = Reader::new(bytes, FORM)?.integer(7)?;
-    Some((ends, &bytes[8..]))
-}
+const FORM: u8 = b'B';
 
 impl Params {
-    /// Decides about a key that is blocked or has holds, or is to be blocked or to have some.
+    /// Reads the state that a script found, behind a block and holds if there are any; `None` if it
+    /// is malformed.
+    #[cfg(feature = "redis")]
+    pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
+        let (mut state, mut rest) = (State::default(), bytes);
+        if rest.first() == Some(&FORM) {
+            let mut reader = Reader::new(rest, FORM)?;
+            state.blocked_until = reader.integer(7)?;
+            rest = reader.rest();
+        }
+        if rest.first() == Some(&hold::FORM) {
+            (state.held, rest) = hold::decode(rest)?;
+        }
+        state.spent = self.decode_spent(rest)?;
+        Some(state)
+    }
+
+    /// Decides about a key that is blocked or has holds, and begins and ends blocks.
     #[inline(never)]
     pub(super) fn step_blocked(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, max_wait, now, .. } = *request;
@@ -40,13 +50,11 @@ impl Params {
             return EngineReply::denied_by_block(request, rest);
         }
         let blocked = if action.can_be_denied() { rest } else { 0 };
-        let reply = self.step_held(
-            state,
-            &match action.blocks() {
-                true => EngineRequest::observe(now),
-                false => EngineRequest { blocked, ..*request },
-            },
-        );
+        let beside = match action.blocks() {
+            true => EngineRequest::observe(now),
+            false => EngineRequest { blocked, ..*request },
+        };
+        let reply = self.step_held(state, &beside);
         if rest > 0 {
             return reply.blocked(rest);
         }

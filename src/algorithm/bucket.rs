@@ -4,8 +4,7 @@
 //! `scripts/bucket`.
 //!
 //! A unit has `unit` parts, and a lump of `lump` parts comes every `period`. The debt is counted in
-//! lumps, so that what 100 years refill can be counted at each rate. A larger debt is counted as
-//! that.
+//! lumps, so that a debt of 100 years can be counted at each rate. A larger debt is capped there.
 
 use super::{
     arithmetic::{EXACT, FAR, Rate, ceil_div, floor_div, grain_exponent, product},
@@ -16,14 +15,14 @@ use super::{
 };
 use crate::quota::{LONGEST_REFILL, Quota};
 
-/// Lumps, and parts of another one.
+/// A debt: whole lumps, and parts of one more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub(crate) struct Debt {
     pub(super) lumps: i64,
     pub(super) parts: i64,
 }
 
-/// The number of units of an excess in a part.
+/// The fractions of a part in which an excess is counted.
 const EXCESS_UNIT: f64 = (1 << 24) as f64;
 
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +34,7 @@ pub(crate) struct BucketParams {
     pub(super) unit: i64,
     pub(super) period: i64,
     pub(super) lump: i64,
-    /// The most lumps of a debt: those of 100 years, or of a full bucket.
+    /// The most lumps of a debt: what 100 years refill, or a full bucket if that is more.
     pub(super) most: i64,
     /// True for a leaky bucket: requests wait in the room of the burst, and depart one by one.
     pub(super) shapes: bool,
@@ -117,7 +116,7 @@ impl Debt {
     }
 }
 
-/// The lumps of 100 years.
+/// The lumps that come in 100 years.
 fn longest(period: i64) -> i64 {
     ceil_div(LONGEST_REFILL as i64, period)
 }
@@ -174,7 +173,7 @@ impl Bucket {
         (lumps.saturating_mul(self.period) - (now - self.at)).max(0)
     }
 
-    /// Caps the instant of the newest request at that at which the debt has flowed in.
+    /// Caps `last` at the instant at which the debt has flowed in.
     fn bound_last(&mut self) {
         self.last = self.last.min(self.at + self.debt.lumps_until_paid() * self.period);
     }
@@ -196,8 +195,8 @@ impl Bucket {
         }
     }
 
-    /// Counts at the rate of another quota. Parts of a unit are rounded up, and by how much is
-    /// remembered, for the same reason. The computation is that of Lua, in doubles.
+    /// Counts at the rate of another quota. Parts of a unit are rounded up, and `excess` remembers
+    /// by how much, for the same reason. It computes in doubles, as Lua does.
     #[cold]
     fn convert(&mut self, now: i64, params: &BucketParams) {
         let last = self.last.max(self.at);
@@ -268,7 +267,7 @@ impl Model for Bucket {
         if params.shapes { params.full_lumps() } else { 0 }
     }
 
-    /// The longest wait, for another limit too, with which the whole debt is counted.
+    /// The longest wait, also for another limit, with which no debt is capped.
     fn max_reservable(params: &BucketParams) -> i64 {
         let counted = (params.most - params.full_lumps()) * params.period;
         counted.max(Self::default_wait(params)).min(LONGEST_REFILL as i64)
@@ -368,7 +367,7 @@ impl Model for Bucket {
     #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, params: &BucketParams) {
         if instant > self.at {
-            // The request may proceed later than it could. Departures of a shaper are apart, still.
+            // The request may proceed later than it could. Departures of a shaper stay apart.
             let lumps = floor_div(instant - self.at, self.period);
             if self.debt.lumps_until_paid() + i64::from(params.shapes) <= lumps {
                 (self.debt, self.excess) = (Debt { lumps, parts: 0 }, 0);
@@ -445,8 +444,8 @@ impl Model for Bucket {
         if self.is_foreign(params) || self.excess > 0 || self.last > now {
             return None;
         }
-        // A core has no room for the instant of the last request, from which another quota would
-        // restore the units, unless it is that of the debt.
+        // A core has no room for `last`, from which another quota would restore the units. It needs
+        // none if that is the instant of the debt.
         let mut state = *self;
         if self.last > self.at {
             state.advance(self.last);

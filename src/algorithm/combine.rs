@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::request::{Action, Admission, EngineReply, EngineRequest};
 
-/// One of each limit of a request: up to four need no allocation.
+/// A value for each limit of a request. Up to four need no allocation.
 pub(crate) type PerLimit<T> = SmallVec<[T; 4]>;
 
 /// Decides about several limits. All of them admit the request or none, and it waits as long as the
@@ -66,7 +66,7 @@ fn resolve(
     Resolved { admission, waits, binding }
 }
 
-/// Returns whether a wait is longer than another one. One that is unknown is the longest.
+/// Returns whether a wait is longer than another one. An unknown wait is the longest.
 fn is_longer(wait: Option<i64>, other: Option<i64>) -> bool {
     other.is_some_and(|other| wait.is_none_or(|wait| wait > other))
 }

@@ -2,8 +2,8 @@
 //! defines their meaning, which depends on the parameters by which the state was counted.
 
 /// A state in memory, as most keys have it: no request waits, and nothing is held beside it. It is
-/// the position and the debt of a bucket, the opening and the count of a window, or for units at a
-/// time the epoch and the units that are held. The rest follows from the parameters.
+/// the position and the debt of a bucket, the opening and the count of a fixed window, or the epoch
+/// and the held units of a limit on concurrency. The rest follows from the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Core {
     pub(crate) at: i64,

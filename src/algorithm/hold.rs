@@ -1,6 +1,6 @@
-//! Holds: units that are taken now, and of which it is known later how many are used. They stand
-//! beside the state of an algorithm, which does not know them: what is held makes its quota
-//! smaller. Decisions with them are in `holding.rs`. The Lua twin is `scripts/hold.lua`.
+//! Holds: units that are taken now, and whose use is known later. They stand beside the state of an
+//! algorithm, which does not know them: what is held makes its quota smaller. Decisions with them
+//! are in `holding.rs`. The Lua twin is `scripts/hold.lua`.
 //!
 //! The units are counted by the slot of time in which their holds expire, so that a key has few
 //! counters however many holds it has.
@@ -12,7 +12,7 @@ use super::{
     core::Core,
 };
 
-/// The most slots of a key: those of one lifetime, whose grid is at least an eighth of it.
+/// The most slots of a key. One lifetime needs no more, as its grid is at least an eighth of it.
 pub(super) const MAX_SLOTS: usize = 9;
 
 /// The end of a hold that does not expire.
@@ -23,7 +23,7 @@ const NEVER: i64 = i64::MAX;
 pub(crate) enum Held {
     #[default]
     None,
-    /// In memory: their holds do not expire. The core of a key whose units are only held.
+    /// In memory, where holds do not expire: also the core of a key whose units are only held.
     Endless(Core),
     Expiring(Box<Slots>),
 }
@@ -34,7 +34,7 @@ pub(crate) struct Slots {
     /// The instant at which the first of the units was held. A hold with another epoch has lost
     /// its units, because the state was lost: these are others.
     pub(super) epoch: i64,
-    /// The time of the slots at their last change: that of the clock, and `skew`, which keeps it
+    /// The time of the slots at their last change: the time of the clock and `skew`, which keeps it
     /// from following a clock that stepped back.
     pub(super) at: i64,
     pub(super) skew: i64,
@@ -157,7 +157,7 @@ impl Held {
         self.slots().map_or(now, |slots| slots.time(now))
     }
 
-    /// Holds units. `epoch` is that of the first ones.
+    /// Holds units. `epoch` is for the first units of a key.
     pub(super) fn hold(
         &mut self,
         now: i64,
@@ -186,7 +186,7 @@ impl Held {
         }
     }
 
-    /// Returns whether the units of a hold are held that has not expired.
+    /// Returns whether units of this hold, if it has not expired, are held.
     pub(super) fn knows(&self, receipt: HoldReceipt) -> bool {
         let epoch = match self {
             Self::None => return false,
@@ -256,7 +256,7 @@ impl Slots {
         if self.has_ended(now) { self.expire_next(now) } else { None }
     }
 
-    /// Removes the first slot, and returns the same.
+    /// Removes the first slot, even if it has not ended. Returns the same.
     pub(super) fn expire_next(&mut self, now: i64) -> Option<(i64, i64)> {
         self.touch(now);
         let Slot { ends, units } = *self.slots.first()?;
@@ -302,8 +302,8 @@ impl Slots {
     }
 
     /// Removes units, from the slot that the receipt names, or the later ones that it may have
-    /// joined. If they are not there, those of other holds stay: after a failover, the state can be
-    /// older than the hold, although its epoch is the same.
+    /// joined. If they are not there, the units of other holds stay: after a failover, the state
+    /// can be older than the hold, although its epoch is the same.
     fn take(&mut self, now: i64, receipt: HoldReceipt, mut units: i64) {
         self.touch(now);
         let last = receipt.ends.max(self.joined);

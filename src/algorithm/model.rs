@@ -1,6 +1,7 @@
 //! The model of an algorithm: its state, and how time, requests and releases change it. Does not
-//! decide. Its Lua twin is the text of `scripts/NAME/model.lua`, which has the same functions in
-//! the same order.
+//! decide. Both buckets share one model, `bucket.rs`. Its Lua twin is the text of
+//! `scripts/NAME/model.lua`, which has the same functions in the same order. Rust counts in
+//! integers, Lua in doubles that hold them.
 
 use std::fmt;
 
@@ -42,7 +43,7 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
 
     /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
     /// request can be denied for lack of room, too, whatever it may wait. Its units cannot be held:
-    /// they are departures, each of which has an instant of its own.
+    /// each is a departure, which has an instant of its own.
     fn shapes(_: &Self::Params) -> bool {
         false
     }
@@ -94,7 +95,7 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// Counts a request that proceeds at `instant`.
     fn commit(&mut self, instant: i64, cost: i64, params: &Self::Params);
 
-    /// Returns units that still count: those of one request, or of any requests.
+    /// Returns units that still count: the units of one request, or of any requests.
     fn refund(&mut self, now: i64, release: &Release, params: &Self::Params);
 
     /// The time until the state is the initial one; 0 if it is.

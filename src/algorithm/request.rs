@@ -13,7 +13,7 @@ pub enum Action {
     /// Holds units, if they are left: their use is known later.
     Hold {
         lifetime: Lifetime,
-        /// That of the first hold of a key; the instant, if there is none.
+        /// The epoch for the first hold of a key. `None` is the instant of the request.
         epoch: Option<i64>,
     },
     /// Denies the key for a time in microseconds, without a change of its count.

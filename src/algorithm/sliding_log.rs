@@ -32,7 +32,7 @@ pub(crate) struct SlidingLogState {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
-    /// The time of the log: that of the clock, and `skew`, which keeps it from following a clock
+    /// The time of the log: the time of the clock and `skew`, which keeps it from following a clock
     /// that stepped back.
     pub(super) at: i64,
     pub(super) skew: i64,
@@ -62,9 +62,9 @@ struct Live {
     /// The first entry that counts, and the total before it.
     first: usize,
     before: u64,
-    /// The sum of the costs of those that count.
+    /// The sum of the costs that count.
     live: i64,
-    /// The instant of the newest one.
+    /// The instant of the newest entry.
     last: i64,
 }
 
@@ -87,7 +87,7 @@ impl SlidingLogState {
         log
     }
 
-    /// Appends an entry that is not older than the others, with which the total is this.
+    /// Appends an entry that is not older than the others. `total` includes its cost.
     #[inline]
     fn push(&mut self, instant: i64, total: u64) {
         match self.entries.back_mut() {
@@ -122,7 +122,7 @@ impl SlidingLogState {
         self.entries.back().map_or(self.base, |entry| entry.total)
     }
 
-    /// The index of the first entry from an index on of which this is false.
+    /// The index of the first entry, from an index on, for which this is false.
     #[inline]
     fn skip(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
         match self.entries.get(from) {
@@ -131,7 +131,7 @@ impl SlidingLogState {
         }
     }
 
-    /// Finds it by steps that double and then halve.
+    /// Does the same by steps that double and then halve.
     #[inline(never)]
     fn skip_more(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
         let (mut low, mut high, mut step) = (from, from, 1);
@@ -156,7 +156,7 @@ impl SlidingLogState {
         self.skip(self.head.gone, |entry| entry.instant <= oldest)
     }
 
-    /// Looks at the entries that count; none if there are none.
+    /// Looks at the entries that count. `None` if no entry does.
     #[inline]
     fn view(&self) -> Option<Live> {
         let (first, newest) = (self.first(), *self.entries.back()?);
@@ -173,7 +173,7 @@ impl SlidingLogState {
         if excess <= 0 {
             return instant;
         }
-        // The entry with which the excess has left.
+        // When this entry leaves, the excess has left.
         let i = self.skip(first, |entry| (entry.total.wrapping_sub(before) as i64) < excess);
         let leaves = self.entries.get(i).map_or(last, |entry| entry.instant);
         instant.max(leaves + window)

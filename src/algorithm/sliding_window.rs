@@ -110,7 +110,7 @@ impl SlidingWindowState {
         self.instant_after(slot * self.grid.length)
     }
 
-    /// The parts from `start` until the newest count has left the window; none if all are 0.
+    /// The parts from `start` until the newest count has left the window; `None` if all are 0.
     #[inline]
     fn end(&self) -> Option<i64> {
         let newest = self.grid.index - self.counts.newest()?;
@@ -123,7 +123,7 @@ impl SlidingWindowState {
         (newest..=newest + self.parts()).map(|i| self.counts.get(i))
     }
 
-    /// Looks at the counts at an instant, or at that of the newest request, if that is later.
+    /// Looks at the counts at an instant, or at the instant of the newest request if it is later.
     #[inline(always)] // else its result is stored and loaded again
     fn view(&self, now: i64) -> View {
         let instant = now.max(self.grid.last);
@@ -132,7 +132,7 @@ impl SlidingWindowState {
         View { instant, slot, inside: self.counts.sum(i), oldest: self.counts.get(i) }
     }
 
-    /// The first instant from that of the view on at which at most this many units count.
+    /// The first instant, not before the view, at which at most this many units count.
     #[inline]
     fn first_instant(&self, view: &View, units: i64) -> i64 {
         let free = units - view.inside;

@@ -1,6 +1,6 @@
 //! Reads the bytes of a state, as the scripts pack it. Does not know the fields of a state.
 
-/// Reads numbers from the front of packed bytes.
+/// Reads numbers from the front of the bytes.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -12,8 +12,6 @@ use super::{
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
 };
-#[cfg(feature = "redis")]
-use super::{block, hold};
 use crate::quota::{ConfigError, Quota};
 
 /// The Lua text that decides by one algorithm.
@@ -120,7 +118,7 @@ macro_rules! algorithms {
             }
 
             /// Reads what was spent; `None` if it is malformed.
-            fn decode_spent(&self, bytes: &[u8]) -> Option<Spent> {
+            pub(super) fn decode_spent(&self, bytes: &[u8]) -> Option<Spent> {
                 if bytes.is_empty() {
                     return Some(Spent::Nothing);
                 }
@@ -374,20 +372,6 @@ impl Params {
     /// Returns whether units can be held: their use must not have an instant of its own.
     pub(crate) fn can_hold(&self) -> bool {
         !self.shapes()
-    }
-
-    /// Reads the state that a script found; `None` if it is malformed.
-    #[cfg(feature = "redis")]
-    pub(crate) fn decode(&self, bytes: &[u8]) -> Option<State> {
-        let (mut state, mut rest) = (State::default(), bytes);
-        if rest.first() == Some(&block::FORM) {
-            (state.blocked_until, rest) = block::decode(rest)?;
-        }
-        if rest.first() == Some(&hold::FORM) {
-            (state.held, rest) = hold::decode(rest)?;
-        }
-        state.spent = self.decode_spent(rest)?;
-        Some(state)
     }
 
     pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {

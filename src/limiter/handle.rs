@@ -448,7 +448,7 @@ impl Limiter {
         self.decide_then(action, key, cost, max_wait, StoreFuture::from, |answer| answer)
     }
 
-    /// Decides as [`decide`](Self::decide) does, in the way of [`AnyStore::decide_then`].
+    /// Decides as [`decide`](Self::decide) does, with the closures of [`AnyStore::decide_then`].
     #[inline(always)]
     pub(super) fn decide_then<R>(
         &self,

@@ -73,16 +73,20 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// depending on how full the tables are, and up to 215 after many keys of a full store were
 /// replaced; a longer key costs its length in addition. The state of a key costs, in addition:
 ///
-/// * in a sliding window 110 bytes and 4 per bucket, and as much again while requests wait
-/// * in a sliding log 105 bytes, and 16 to 32 for each request in the log
-/// * in a token bucket that refills at once 100 bytes
-/// * with another algorithm nothing, and 170 to 195 bytes while requests wait
+/// * in a sliding window 132 bytes and 4 per bucket, and 108 and 4 per bucket more while requests
+///   wait
+/// * in a sliding log 128 bytes, and 16 to 32 for each request in the log
+/// * with another algorithm nothing, and 190 to 225 bytes while requests wait
+///
+/// Where nothing is listed, a key costs 128 bytes while it is blocked, and while units of a rate
+/// are held. With [`Refill::Interval`](crate::config::Refill::Interval), it costs them from the
+/// second request on, until the bucket is full again.
 ///
 /// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
-/// in a log, costs 64, which are enough for four.
+/// in a log, costs 64, which are enough for four. What the allocator adds is not included.
 ///
 /// A key that is back in its initial state is removed when new keys are inserted, after a second at
-/// the earliest; a key of which only held units are counted, at once.
+/// the earliest; a key under a limit on concurrency, at once.
 ///
 /// A store never holds more than `max_keys` keys, even if threads race for the last ones. An
 /// insertion into a full store looks at the next keys, at most 32, or 64 if no room is found, until

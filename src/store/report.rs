@@ -1,5 +1,5 @@
 //! Reports the answers to requests, to the observers of their limiters and to the log: each answer
-//! once, after the store has decided, without a lock. It changes none.
+//! once, after the store has decided, without a lock. It changes no answer.
 
 use std::time::{Duration, Instant};
 

@@ -140,7 +140,7 @@ impl LimitRequest<'_> {
 }
 
 impl<'a> StoreRequest<'a> {
-    /// Returns a request to one limit or several, which asks for no more than the decision.
+    /// Returns a request to one limit or several, without the counts of each limit.
     #[inline]
     pub(crate) fn new(
         action: Action,

@@ -204,8 +204,8 @@ impl RetryQueues {
         lock(&self.queues).turns.returned(key, taken, Instant::now());
     }
 
-    /// Lets the first requests that wait for a key check: units were returned, of which their
-    /// forecasts did not know.
+    /// Wakes the first requests that wait for a key: units of it came back, earlier than their
+    /// forecasts.
     pub(crate) fn units_returned(&self, key: u64) {
         let (queues, at, now) = {
             let all = &*lock(&self.queues);

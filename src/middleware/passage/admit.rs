@@ -30,7 +30,7 @@ pub(crate) struct Shared<P> {
     pub(crate) on_failure: FailurePolicy,
     /// The largest part of its retry-after by which a denial adds to it.
     pub(crate) retry_jitter: f64,
-    /// Those that were added to the layer.
+    /// The observers that were added to the layer.
     pub(crate) observers: Observers,
     misconfigured: Arc<Throttle>,
 }

@@ -11,8 +11,8 @@ use crate::{
     store::StoreFuture,
 };
 
-/// What a request is charged, the decision, and what the request has taken. The drop returns that:
-/// the service was not called.
+/// What a request is charged, the decision, and what the request has taken. The drop returns what
+/// it has taken: the service was not called.
 #[derive(Debug)]
 pub(super) struct Bill<'a> {
     /// The units of one key. A charge is made of them only if it is needed, which saves copies.
@@ -21,7 +21,7 @@ pub(super) struct Bill<'a> {
     pub(super) charge: Charge,
     /// `None` before the decision, and if the request proceeds without one.
     pub(super) decision: Option<Decision>,
-    /// Of an allowed request.
+    /// The receipts of an allowed request.
     receipts: Option<Receipts>,
     /// What has been kept for a service that was not ready.
     holds: Option<Box<RequestHolds>>,

@@ -134,8 +134,8 @@ impl<H: 'static> Pricing<H> {
         }
     }
 
-    /// Returns whether a list exempts the request; an error if a list forbids it, which is asked
-    /// first.
+    /// Returns whether a list exempts the request. Lists that forbid come first: then it is an
+    /// error.
     #[inline(never)]
     fn is_exempt(&self, head: &H) -> Result<bool, RequestError> {
         let is_on = |list: &[Matcher<H>]| {

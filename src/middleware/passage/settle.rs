@@ -1,5 +1,5 @@
-//! The last stage: what the response to a request needs, and the end of what the request holds. By
-//! `Settle` the service settles that; its owner ends the rest.
+//! The last stage: what the response to a request needs, and the end of what the request holds. The
+//! service settles its units with `Settle`; `RequestHolds`, their owner, ends the rest.
 
 use std::{
     fmt, mem,
@@ -106,7 +106,7 @@ impl Settle {
     /// async fn connect(Extension(settle): Extension<Settle>) -> Response {
     ///     settle.keep();
     ///     tokio::spawn(async move {
-    ///         let messages = 12; // those of the connection
+    ///         let messages = 12; // of this connection
     ///         if let Err(error) = settle.settle("messages", messages) {
     ///             eprintln!("{error}");
     ///         }

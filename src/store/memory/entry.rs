@@ -34,8 +34,8 @@ pub(super) fn hash(hasher: &RandomState, settings: &Settings, key: &[u8]) -> u64
 
 #[repr(align(64))]
 pub(super) struct Entry {
-    /// The settings that the state was counted with. Those of its state, always:
-    /// [`change`](Entry::change) keeps both together.
+    /// The settings that the state was counted with: [`change`](Entry::change) replaces both
+    /// together.
     settings: Arc<Settings>,
     key: Text,
     counts: Counts,
@@ -220,8 +220,7 @@ impl Entry {
         }
     }
 
-    /// Returns the usage of the key at an instant, as the settings count it that have counted it
-    /// last.
+    /// Returns the usage of the key at an instant, by the settings that have counted it last.
     pub(super) fn usage(&mut self, now: i64) -> Usage {
         let params = &self.settings.params;
         let request = &EngineRequest::observe(now);
@@ -294,11 +293,11 @@ fn second(instant: i64) -> u32 {
 }
 
 impl Usage {
-    /// That of a key with holds, which is never evicted: its permits end later, and would return
-    /// units that other requests hold.
+    /// The usage of a key with holds, which is never evicted: its permits end later, and would
+    /// return units that other requests hold.
     const HELD: Self = Self { left: 0.0, reset: i64::MAX, in_use: true, waited_for: true };
 
-    /// That of a key without holds, of which only held units are counted.
+    /// The usage of a key under a limit on concurrency without holds.
     fn free_since(instant: i64) -> Self {
         Self { left: 1.0, reset: instant, in_use: false, waited_for: false }
     }

@@ -86,8 +86,8 @@ impl Shard {
         Self { table: HashTable::new(), cursor: 0, latest: 0, epochs: Epochs::default() }
     }
 
-    /// Returns the instant of a `reading` of the clock. Before this thread locked the shard,
-    /// another one may have read a later instant: then it is that one.
+    /// Returns the instant of a `reading` of the clock, or a later one that another thread has read
+    /// before this thread locked the shard.
     #[inline]
     pub(super) fn instant(&mut self, reading: i64, clock: &Clock) -> i64 {
         if reading < self.latest {

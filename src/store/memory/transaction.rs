@@ -63,7 +63,7 @@ fn outcome(request: &StoreRequest<'_>, replies: &[EngineReply], binding: usize) 
 struct Transaction<'a> {
     store: &'a MemoryStore,
     keys: PerLimit<LockedKey<'a>>,
-    /// Of the keys that are not in the store.
+    /// The entries of the keys that are not in the store.
     fresh: PerLimit<Entry>,
     /// Sorted: a fixed lock order prevents deadlock.
     shard_indices: PerLimit<usize>,
@@ -106,7 +106,7 @@ impl<'a> Transaction<'a> {
         Self { store, keys, fresh, shard_indices, shards }
     }
 
-    /// Returns the latest instant of all shards, which is then that of each.
+    /// Returns the latest instant of all shards, which each of them has from then on.
     fn instant(&mut self, clock: &Clock) -> i64 {
         let shards = &mut self.shards;
         let instant = shards

@@ -87,7 +87,7 @@ pub(crate) fn decide(action: Action, limits: &[Limit]) -> (Cmd, &'static ScriptT
     let name = if holds { "hold" } else { name(action) };
     let mut command = command(script, limits.iter().map(|limit| &*limit.key), name);
     for limit in limits {
-        command.arg(packed(&limit.params));
+        command.arg(params_bytes(&limit.params));
     }
     match (action, limits) {
         (Action::Block { duration }, _) => {
@@ -155,7 +155,7 @@ impl CheckEach {
         let script = script([self.params.index()].into_iter());
         let keys = self.keys.iter().map(|key| &**key);
         let mut command = command(script, keys, name(self.action()));
-        command.arg(packed(&self.params));
+        command.arg(params_bytes(&self.params));
         command_lifetime(&mut command, self.lifetime);
         command.arg(self.items.argument());
         (command, script)
@@ -239,21 +239,21 @@ impl Items {
 /// Adds the lifetime of the holds, before the items.
 fn command_lifetime(command: &mut Cmd, lifetime: Option<Lifetime>) {
     if let Some(Lifetime { time, grid }) = lifetime {
-        command.arg(packed_numbers([time as f64, grid as f64]));
+        command.arg(double_bytes([time as f64, grid as f64]));
     }
 }
 
 fn item(limit: &Limit, holds: bool) -> Vec<u8> {
     let Limit { cost, max_wait, lifetime, .. } = *limit;
     let Lifetime { time, grid } = lifetime.unwrap_or(Lifetime { time: 0, grid: 0 });
-    let mut item = packed_numbers([units(cost) as f64, max_wait as f64]);
+    let mut item = double_bytes([units(cost) as f64, max_wait as f64]);
     if holds {
-        item.extend(packed_numbers([time as f64, grid as f64]));
+        item.extend(double_bytes([time as f64, grid as f64]));
     }
     item
 }
 
-fn packed_numbers<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
+fn double_bytes<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
     numbers.map(f64::to_le_bytes).concat()
 }
 
@@ -262,14 +262,14 @@ fn packed_numbers<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
 pub(crate) fn release_command(key: &str, params: &Params) -> (Cmd, &'static ScriptText) {
     let script = script([params.index()].into_iter());
     let mut command = command(script, [key].into_iter(), "release");
-    command.arg(packed(params));
+    command.arg(params_bytes(params));
     (command, script)
 }
 
 pub(crate) fn release_item(release: &Release) -> Vec<u8> {
     let Release { instant, units } = *release;
     let instant = instant.expect("a release names the request");
-    packed_numbers([instant as f64, units as f64])
+    double_bytes([instant as f64, units as f64])
 }
 
 /// Makes the command that ends and renews holds, and the script that it runs: the changes of each
@@ -285,7 +285,7 @@ pub(crate) fn change_holds<'a>(
         items.extend((changes.len() as u16).to_le_bytes());
         items.extend(changes.iter().flat_map(change_item));
     }
-    command.arg(packed(params)).arg(items);
+    command.arg(params_bytes(params)).arg(items);
     (command, script)
 }
 
@@ -295,7 +295,7 @@ fn change_item(change: &HoldChange) -> Vec<u8> {
         HoldAction::End { used } => (used, Lifetime { time: 0, grid: 0 }),
         HoldAction::Renew(lifetime) => (0, lifetime),
     };
-    packed_numbers([epoch, ends, units, used, time, grid].map(|number| number as f64))
+    double_bytes([epoch, ends, units, used, time, grid].map(|number| number as f64))
 }
 
 /// Reads the result of each change, key by key; an error for a key that could not be changed.
@@ -354,7 +354,7 @@ fn name(action: Action) -> &'static str {
     }
 }
 
-fn packed(params: &Params) -> Vec<u8> {
+fn params_bytes(params: &Params) -> Vec<u8> {
     let mut bytes = vec![SOURCES[params.index()].form];
     bytes.extend(params.args().into_iter().flat_map(f64::to_le_bytes));
     bytes
