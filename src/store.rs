@@ -197,7 +197,7 @@ impl AnyStore {
         later: impl FnOnce(StoreFuture<Outcome>) -> R,
     ) -> R {
         let answer = match self {
-            Self::Memory(store) => match store.decide_in_core(request) {
+            Self::Memory(store) => match store.decide_in_place(request) {
                 Ok(outcome) if !report::is_reported(request, &outcome.decision) => {
                     return done(outcome);
                 }

@@ -64,7 +64,7 @@ impl Debt {
         let parts = units.checked_mul(unit).and_then(|parts| parts.checked_add(more));
         match parts {
             Some(parts) if parts < EXACT => Self::of_parts(parts, lump),
-            _ => Self::rounded(units as f64 * unit as f64 + more as f64, lump),
+            _ => Self { lumps: far(units as f64 * unit as f64 + more as f64, lump), parts: 0 },
         }
     }
 
@@ -75,13 +75,11 @@ impl Debt {
     }
 
     /// Counts parts that may not be exact: rounds them up, as Lua does.
-    #[cold]
     fn rounded(parts: f64, lump: i64) -> Self {
         if parts < EXACT as f64 {
             return Self::of_parts(parts as i64, lump);
         }
-        let lumps = (parts / lump as f64).floor() as i64;
-        Self { lumps: lumps.min(FAR) + 1, parts: 0 }
+        Self { lumps: far(parts, lump), parts: 0 }
     }
 
     /// The parts of a debt; more than a full bucket has if the debt is larger than that.
@@ -116,6 +114,13 @@ impl Debt {
     }
 }
 
+/// The lumps of parts that are not exact.
+#[cold]
+fn far(parts: f64, lump: i64) -> i64 {
+    let lumps = (parts / lump as f64).floor() as i64;
+    lumps.min(FAR) + 1
+}
+
 /// The lumps that come in 100 years.
 fn longest(period: i64) -> i64 {
     ceil_div(LONGEST_REFILL as i64, period)
@@ -147,12 +152,6 @@ impl BucketParams {
 }
 
 impl Bucket {
-    /// Returns whether this was counted at another rate.
-    #[inline(always)]
-    fn is_foreign(&self, params: &BucketParams) -> bool {
-        self.unit != params.unit || self.period != params.period || self.lump != params.lump
-    }
-
     #[inline(always)]
     fn is_full(&self) -> bool {
         self.debt.lumps | self.debt.parts == 0
@@ -328,9 +327,20 @@ impl Model for Bucket {
     }
 
     #[inline(always)]
-    fn adopt(&mut self, now: i64, params: &BucketParams, _: &mut Self) -> Option<i64> {
+    fn is_foreign(&self, params: &BucketParams) -> bool {
+        self.unit != params.unit || self.period != params.period || self.lump != params.lump
+    }
+
+    #[inline(always)]
+    fn adopt(
+        &mut self,
+        now: i64,
+        params: &BucketParams,
+        is_foreign: bool,
+        _: &mut Self,
+    ) -> Option<i64> {
         let mut over = None;
-        if self.is_foreign(params) {
+        if is_foreign {
             let time = self.reset_after(now);
             if time > 0 {
                 // A copy: the state stays in registers otherwise.
@@ -431,6 +441,19 @@ impl Model for Bucket {
         }
         let room = params.full - (remaining + 1 - overdrawn) * self.unit;
         Report { remaining, replenish: self.time_until(room, now).max(queue) }
+    }
+
+    #[inline(always)]
+    fn simplest(params: &BucketParams) -> Option<BucketParams> {
+        let BucketParams { overdraft, period, lump, shapes, .. } = *params;
+        let is_simplest = (overdraft, period, lump, shapes) == (0, 1, 1, false);
+        is_simplest.then_some(BucketParams {
+            overdraft: 0,
+            period: 1,
+            lump: 1,
+            shapes: false,
+            ..*params
+        })
     }
 
     #[inline(always)]

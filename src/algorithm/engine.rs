@@ -8,20 +8,33 @@ use super::{
     reservations::{Reservation, Reserved, Waiting},
 };
 
+/// A decision about a state.
+struct Decided<M> {
+    reply: EngineReply,
+    /// Whether the state is counted by these parameters from now on, too.
+    counts: bool,
+    /// Whether another clock or quota has counted the state.
+    stale: bool,
+    reservation: Option<Reservation>,
+    /// The state without a reservation that has to be kept.
+    before: Option<M>,
+}
+
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
-/// stepped back. Returns whether the state is counted by these parameters from now on, too.
+/// stepped back. `None` for a reservation of a state from a core, which has no room for it.
 #[inline(always)]
-pub(super) fn step<M: Model>(
+fn decide<M: Model>(
     state: &mut M,
-    waiting: &mut Waiting<M>,
     request: &EngineRequest,
     params: &M::Params,
-) -> (EngineReply, bool) {
+    is_in_core: bool,
+) -> Option<Decided<M>> {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
     let mut saved = state.save();
     // Whether another clock or quota has counted the state, and when that state is over.
     let (mut stale, mut over) = (state.step_back(now), i64::MAX);
-    if let Some(time) = state.adopt(now, params, &mut saved) {
+    let is_foreign = !is_in_core && state.is_foreign(params);
+    if let Some(time) = state.adopt(now, params, is_foreign, &mut saved) {
         stale = true;
         // The memory of denials infers from the times of a shaper how full it was.
         over = if M::shapes(params) { over } else { time };
@@ -32,29 +45,52 @@ pub(super) fn step<M: Model>(
     let excess = (wait - max_wait).max(full).min(over);
     let Admission { admitted, wait } = request.admission(wait, excess);
     let delay = wait.unwrap_or(0);
-    let instant = now + delay;
     let admits = action.commits() && admitted;
-    let mut before = None;
+    let (mut instant, mut before) = (now, None);
+    if delay > 0 {
+        instant += delay;
+        if admits && M::RESERVES {
+            if is_in_core {
+                return None;
+            }
+            before = Some(state.clone());
+        }
+    }
     if admits {
-        before = (delay > 0 && M::RESERVES).then(|| state.clone());
         state.commit(instant, cost, params);
     }
 
     let mut reset = state.reset_after(now);
     let Report { remaining, mut replenish } = state.report(now, reset, params);
     let counts = admits || admitted && action.inserts() && stale;
-    if counts {
-        let reservation = admits.then_some(Reservation { instant, cost });
-        waiting.update(stale, now, reservation, before, params);
-    } else {
+    if !counts {
         (reset, replenish) = (reset.min(over), replenish.min(over));
         state.restore(saved);
-        if action.inserts() && state.step_back(now) {
-            waiting.0 = None;
-        }
+        stale = action.inserts() && state.step_back(now);
     }
     let reply = EngineReply::uncounted(instant);
-    (EngineReply { admitted, wait, remaining, replenish, reset, ..reply }, counts)
+    let reply = EngineReply { admitted, wait, remaining, replenish, reset, ..reply };
+    let reservation = admits.then_some(Reservation { instant, cost });
+    Some(Decided { reply, counts, stale, reservation, before })
+}
+
+/// Decides about a state with reservations. Returns whether the state is counted by these
+/// parameters from now on, too.
+#[inline(always)]
+pub(super) fn step<M: Model>(
+    state: &mut M,
+    waiting: &mut Waiting<M>,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> (EngineReply, bool) {
+    let decided = decide(state, request, params, false).expect("not in a core");
+    let Decided { reply, counts, stale, reservation, before } = decided;
+    if counts {
+        waiting.update(stale, request.now, reservation, before, params);
+    } else if stale {
+        waiting.0 = None;
+    }
+    (reply, counts)
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
@@ -65,10 +101,22 @@ pub(super) fn step_core<M: Model>(
     request: &EngineRequest,
     params: &M::Params,
 ) -> Option<EngineReply> {
-    let (mut state, mut waiting) = (M::open(*core, params)?, Waiting(None));
-    let (reply, _) = step(&mut state, &mut waiting, request, params);
-    let Waiting(None) = waiting else { return None };
-    *core = state.close(request.now, params)?;
+    match M::simplest(params) {
+        Some(params) => step_opened::<M>(core, request, params),
+        None => step_opened::<M>(core, request, *params),
+    }
+}
+
+/// Copies the parameters: so the compiler knows that the state and they have the same rate.
+#[inline(always)]
+fn step_opened<M: Model>(
+    core: &mut Core,
+    request: &EngineRequest,
+    params: M::Params,
+) -> Option<EngineReply> {
+    let mut state = M::open(*core, &params)?;
+    let Decided { reply, .. } = decide(&mut state, request, &params, true)?;
+    *core = state.close(request.now, &params)?;
     Some(reply)
 }
 

@@ -36,14 +36,14 @@ impl FixedWindowParams {
 
 impl FixedWindowState {
     /// The number of windows after the current one. Most instants are in that one.
-    #[inline]
+    #[inline(always)]
     fn index_of(&self, instant: i64) -> i64 {
         let age = instant - self.start;
         if (0..self.length).contains(&age) { 0 } else { age.div_euclid(self.length) }
     }
 
     /// The windows between the current one and the newest one that a request has reserved.
-    #[inline]
+    #[inline(always)]
     pub(super) fn ahead(&self) -> i64 {
         if self.last < self.start + self.length { 0 } else { self.index_of(self.last) }
     }
@@ -60,6 +60,7 @@ impl FixedWindowState {
         self.length = length;
     }
 
+    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.count == 0 && self.ahead() == 0
     }
@@ -130,9 +131,20 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn adopt(&mut self, now: i64, params: &FixedWindowParams, _: &mut Self) -> Option<i64> {
+    fn is_foreign(&self, params: &FixedWindowParams) -> bool {
+        self.length != params.window
+    }
+
+    #[inline(always)]
+    fn adopt(
+        &mut self,
+        now: i64,
+        params: &FixedWindowParams,
+        is_foreign: bool,
+        _: &mut Self,
+    ) -> Option<i64> {
         let mut over = None;
-        if self.length != params.window {
+        if is_foreign {
             let time = self.reset_after(now).max(0);
             if time > 0 {
                 self.set_length(now, params.window);
@@ -199,7 +211,7 @@ impl Model for FixedWindowState {
 
     #[inline(always)]
     fn close(&self, now: i64, params: &FixedWindowParams) -> Option<Core> {
-        let fits = self.length == params.window && self.last <= now && self.ahead() == 0;
+        let fits = !self.is_foreign(params) && self.last <= now && self.ahead() == 0;
         fits.then_some(Core { at: self.start, amount: self.count })
     }
 }

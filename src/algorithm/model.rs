@@ -83,11 +83,20 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// Lets time pass until `now`.
     fn advance(&mut self, now: i64);
 
-    /// Lets time pass until `now`, and converts a state of other parameters. From the last request
+    /// Returns whether the state was counted by other parameters.
+    fn is_foreign(&self, params: &Self::Params) -> bool;
+
+    /// Lets time pass until `now`, and converts a state that `is_foreign`. From the last request
     /// that it counts on, units are restored at the new rate, whenever this is called: so a denied
     /// request need not store the result. Returns the time until the state is over as it was
     /// counted, if the parameters are others; by then, it is over for all.
-    fn adopt(&mut self, now: i64, params: &Self::Params, saved: &mut Self::Saved) -> Option<i64>;
+    fn adopt(
+        &mut self,
+        now: i64,
+        params: &Self::Params,
+        is_foreign: bool,
+        saved: &mut Self::Saved,
+    ) -> Option<i64>;
 
     /// The wait until `needed` units are left, or for requests that wait, if none are needed.
     fn earliest(&self, now: i64, needed: Option<i64>, params: &Self::Params) -> Earliest;
@@ -107,6 +116,12 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
 
     /// The instant of the last waiting request, if the state itself contains it.
     fn waits_until(&self, _now: i64) -> Option<i64> {
+        None
+    }
+
+    /// The same parameters with constants, if they are the simplest ones, which most quotas have:
+    /// the compiler computes with them.
+    fn simplest(_: &Self::Params) -> Option<Self::Params> {
         None
     }
 

@@ -302,9 +302,20 @@ impl Model for SlidingLogState {
     }
 
     #[inline]
-    fn adopt(&mut self, now: i64, params: &SlidingLogParams, _: &mut Head) -> Option<i64> {
+    fn is_foreign(&self, params: &SlidingLogParams) -> bool {
+        self.head.window != params.window
+    }
+
+    #[inline]
+    fn adopt(
+        &mut self,
+        now: i64,
+        params: &SlidingLogParams,
+        is_foreign: bool,
+        _: &mut Head,
+    ) -> Option<i64> {
         self.advance(now);
-        if self.head.window == params.window {
+        if !is_foreign {
             return None;
         }
         let over = self.reset_after(now);

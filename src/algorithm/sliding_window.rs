@@ -81,11 +81,6 @@ impl SlidingWindowState {
         self.counts.parts()
     }
 
-    #[inline]
-    fn is_foreign_to(&self, params: &SlidingWindowParams) -> bool {
-        self.grid.length != params.window || self.parts() != params.buckets
-    }
-
     /// The parts from `start` to an instant.
     #[inline]
     fn passed(&self, instant: i64) -> i64 {
@@ -265,15 +260,21 @@ impl Model for SlidingWindowState {
     }
 
     #[inline]
+    fn is_foreign(&self, params: &SlidingWindowParams) -> bool {
+        self.grid.length != params.window || self.parts() != params.buckets
+    }
+
+    #[inline]
     fn adopt(
         &mut self,
         now: i64,
         params: &SlidingWindowParams,
+        is_foreign: bool,
         saved: &mut Self::Saved,
     ) -> Option<i64> {
         self.advance(now);
         let mut over = None;
-        if self.is_foreign_to(params) {
+        if is_foreign {
             over = Some(self.reset_after(now));
             saved.1 = Some(self.regrid(now, params));
         }
@@ -310,7 +311,7 @@ impl Model for SlidingWindowState {
         let Release { instant, mut units } = *release;
         if let Some(instant) = instant {
             // A changed quota has moved the counts. An older sub-window does not count any more.
-            if !self.is_foreign_to(params) {
+            if !self.is_foreign(params) {
                 self.counts.remove(self.grid.index - self.slot_of(instant), units);
             }
             return;

@@ -417,7 +417,10 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> Result<LimitRequest<'a>, Error> {
-        version.request(&self.0.observers, action, key, cost, max_wait)
+        match version.refusal(action, cost) {
+            Some(error) => Err(error),
+            None => Ok(version.request(&self.0.observers, key, cost, max_wait)),
+        }
     }
 
     /// Returns the part of a request to the store that holds units of this limit.
@@ -460,18 +463,14 @@ impl Limiter {
         later: impl FnOnce(StoreFuture<Outcome>) -> R,
     ) -> R {
         let version = self.current();
-        match self.request(&version, action, key, cost, max_wait) {
-            Ok(limit) => {
-                let waits = max_wait.is_asked_for() && limit.max_wait > 0;
-                let reporting = Reporting::of_waiting(waits);
-                self.0.store.decide_then(
-                    &StoreRequest::new(action, &[limit], reporting),
-                    done,
-                    later,
-                )
-            }
-            Err(error) => later(StoreFuture::ready(Err(error))),
+        // Not a result of the request, which would not stay in registers.
+        if let Some(error) = version.refusal(action, cost) {
+            return later(StoreFuture::ready(Err(error)));
         }
+        let limit = version.request(&self.0.observers, key, cost, max_wait);
+        let waits = max_wait.is_asked_for() && limit.max_wait > 0;
+        let reporting = Reporting::of_waiting(waits);
+        self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
     }
 
     /// Holds units of a key. `can_wait` says whether the request can wait for units that are held.

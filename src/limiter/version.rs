@@ -70,22 +70,24 @@ impl Version {
     pub(super) fn request<'a>(
         &'a self,
         observers: &'a Observers,
-        action: Action,
         key: &'a Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-    ) -> Result<LimitRequest<'a>, Error> {
-        let is_held = !self.spends && action.spends();
-        let is_above = cost > self.max_cost && action.can_be_denied();
-        if cost == 0 || is_held || is_above {
-            return Err(self.invalid(cost, is_held));
-        }
+    ) -> LimitRequest<'a> {
         let (settings, max_wait) = (&self.settings, self.resolve(max_wait));
-        Ok(LimitRequest { settings, observers, key, cost, max_wait, hold: None })
+        LimitRequest { settings, observers, key, cost, max_wait, hold: None }
     }
 
-    /// Returns why a request is invalid.
+    /// Returns why a request is invalid, if it is.
+    #[inline(always)]
+    pub(super) fn refusal(&self, action: Action, cost: u64) -> Option<Error> {
+        let is_held = !self.spends && action.spends();
+        let is_above = cost > self.max_cost && action.can_be_denied();
+        (cost == 0 || is_held || is_above).then(|| self.invalid(cost, is_held))
+    }
+
     #[cold]
+    #[inline(never)]
     fn invalid(&self, cost: u64, is_held: bool) -> Error {
         let limiter = self.settings.name.into();
         match cost {

@@ -237,31 +237,39 @@ impl MemoryStore {
         self.0.slots.0.used()
     }
 
-    /// Decides about a request to one limit, if its state lies in a core, as most states do. Else
-    /// returns what [`decide_in_shard`](Self::decide_in_shard) goes on with.
+    /// Decides about a request to one limit whose key is known, where its state lies. Else returns
+    /// what [`decide_in_shard`](Self::decide_in_shard) goes on with.
     #[inline(always)]
-    pub(super) fn decide_in_core(
+    pub(super) fn decide_in_place(
         &self,
         request: &StoreRequest<'_>,
     ) -> Result<Outcome, Option<LockedShard<'_>>> {
         let [limit @ LimitRequest { settings, key, .. }] = request.limits else { return Err(None) };
-        let hash = self.hash(settings, key.as_bytes());
+        let key = key.as_bytes();
+        let hash = self.hash(settings, key);
         // Read under the lock, the clock would delay other threads, and the look-up of the key.
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
         if limit.hold.is_none()
-            && let Some(entry) = shard.find(hash, settings, key.as_bytes())
-            && let engine_request = request.at(limit, now, request.action)
-            && let Some(reply) = entry.decide_in_core(settings, &engine_request)
+            && let Some(entry) = shard.find(hash, settings, key)
         {
-            drop(shard);
-            return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
+            let engine_request = request.at(limit, now, request.action);
+            if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
+                drop(shard);
+                return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
+            }
+            if entry.is_boxed(settings) && request.action.is_plain() {
+                // A copy: the request itself stays in registers.
+                let reply = entry.decide(settings, &EngineRequest { ..engine_request });
+                drop(shard);
+                return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
+            }
         }
         Err(Some(LockedShard { shard, hash, now }))
     }
 
-    /// Goes on where [`decide_in_core`](Self::decide_in_core) has not decided.
+    /// Goes on where [`decide_in_place`](Self::decide_in_place) has not decided.
     #[inline(never)]
     pub(super) fn decide_in_shard(
         &self,
@@ -466,7 +474,7 @@ impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        match self.decide_in_core(request) {
+        match self.decide_in_place(request) {
             Ok(outcome) => outcome.into(),
             Err(locked) => self.decide_in_shard(request, locked),
         }

@@ -113,15 +113,31 @@ impl Entry {
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> Option<EngineReply> {
-        let Counts::Core { denied_until, core } = &mut self.counts else { return None };
-        if !Arc::ptr_eq(&self.settings, settings) {
-            return None;
-        }
-        let reply = settings.params.step_core(core, request)?;
+        let reply = self.step_in_core(settings, request)?;
         if !reply.admitted && request.action.inserts() {
-            note_denial(denied_until, request.now, reply.wait);
+            self.note_denial(request.now, reply.wait);
         }
         Some(reply)
+    }
+
+    #[inline(always)]
+    fn step_in_core(
+        &mut self,
+        settings: &Arc<Settings>,
+        request: &EngineRequest,
+    ) -> Option<EngineReply> {
+        match &mut self.counts {
+            Counts::Core { core, .. } if Arc::ptr_eq(&self.settings, settings) => {
+                settings.params.step_core(core, request)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether a plain request is decided about where the state lies, in a box.
+    #[inline(always)]
+    pub(super) fn is_boxed(&self, settings: &Arc<Settings>) -> bool {
+        matches!(self.counts, Counts::Boxed { .. }) && Arc::ptr_eq(&self.settings, settings)
     }
 
     /// Decides about a single limit.
@@ -144,6 +160,9 @@ impl Entry {
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
+        if let Some(reply) = self.step_in_core(settings, request) {
+            return reply;
+        }
         if let Counts::Boxed { boxed, .. } = &mut self.counts
             && Arc::ptr_eq(&self.settings, settings)
             && request.action.is_plain()
@@ -208,8 +227,14 @@ impl Entry {
     }
 
     /// Remembers that a request would be denied for that time.
+    #[inline]
     pub(super) fn note_denial(&mut self, now: i64, wait: Option<i64>) {
-        note_denial(self.counts.denied_until(), now, wait);
+        // A smaller request may be admitted. A key with holds, for which the time may be unknown,
+        // is in use anyway.
+        if let Some(wait) = wait {
+            let denied_until = self.counts.denied_until();
+            *denied_until = second(now + wait).max(*denied_until);
+        }
     }
 
     /// Returns the instant at which the block of the key ends.
@@ -275,15 +300,6 @@ impl Counts {
             },
             (Self::Core { .. }, None) => {}
         }
-    }
-}
-
-/// Notes that a request is denied for that time. A smaller one may be admitted. A key with holds,
-/// for which the time may be unknown, is in use anyway.
-#[inline]
-fn note_denial(denied_until: &mut u32, now: i64, wait: Option<i64>) {
-    if let Some(wait) = wait {
-        *denied_until = second(now + wait).max(*denied_until);
     }
 }
 
