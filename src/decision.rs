@@ -118,8 +118,8 @@ pub(crate) struct Policy {
     pub(crate) limit: &'static Limit,
     /// `None` for a limiter in a foreign format.
     pub(crate) algorithm: Option<Kind>,
-    /// The quota, which `limit` has if it can.
-    pub(crate) quota: Quota,
+    /// The quota, if it is not that of `limit`.
+    pub(crate) own_quota: Option<Quota>,
     pub(crate) cost: u64,
     pub(crate) source: Source,
 }
@@ -194,11 +194,10 @@ impl Rare {
 impl Decision {
     #[inline]
     pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
-        let Policy { limit, quota, cost, source, .. } = limit;
+        let Policy { limit, own_quota: quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, hold, .. } = reply;
         // Only a denied request, which may wait for holds to end, and calls other than a hold ask.
         let held = if hold.is_some() { 0 } else { reply.held };
-        let quota = (quota != limit.quota).then_some(quota);
         let is_rare = blocked > 0 || held > 0 || quota.is_some();
         Self {
             limit,
@@ -445,7 +444,8 @@ mod tests {
         let limit = Limit::of("many quotas", quotas[0]);
         let decide = |quota| {
             let (algorithm, source) = (None, Source::Store);
-            let policy = Policy { limit, algorithm, quota, cost: 1, source };
+            let policy =
+                Policy { limit, algorithm, own_quota: limit.other(quota), cost: 1, source };
             Decision::new(policy, EngineReply::uncounted(0), 0.0)
         };
         assert_eq!(quotas.map(|quota| decide(quota).quota()), quotas);

@@ -115,8 +115,10 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut state = M::open(*core, &params)?;
-    let Decided { reply, .. } = decide(&mut state, request, &params, true)?;
-    *core = state.close(request.now, &params)?;
+    let Decided { reply, counts, stale, .. } = decide(&mut state, request, &params, true)?;
+    if counts || stale {
+        *core = state.close(request.now, &params)?;
+    }
     Some(reply)
 }
 

@@ -33,6 +33,11 @@ impl Limit {
         static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
         lock(&KNOWN).limit(Self { name, quota }, MAX_LIMITS)
     }
+
+    /// Returns the quota of a limiter, if it is another one.
+    pub(crate) fn other(&self, quota: Quota) -> Option<Quota> {
+        (quota != self.quota).then_some(quota)
+    }
 }
 
 impl Known {

@@ -32,6 +32,7 @@ pub struct Settings {
     pub(crate) params: Params,
     /// What decisions say of the settings.
     pub(crate) limit: &'static Limit,
+    own_quota: Option<Quota>,
     pub(crate) source: Source,
 }
 
@@ -45,7 +46,7 @@ impl Settings {
         source: Source,
     ) -> Self {
         let limit = Limit::of(name, quota);
-        Self { name, algorithm, quota, params, limit, source }
+        Self { name, algorithm, quota, params, limit, own_quota: limit.other(quota), source }
     }
 
     /// Returns settings of the same limiter with another algorithm and quota.
@@ -55,8 +56,8 @@ impl Settings {
     }
 
     pub(crate) fn policy(&self, cost: u64) -> Policy {
-        let Self { limit, quota, source, .. } = *self;
-        Policy { limit, algorithm: Some(self.params.kind()), quota, cost, source }
+        let Self { limit, own_quota, source, .. } = *self;
+        Policy { limit, algorithm: Some(self.params.kind()), own_quota, cost, source }
     }
 }
 
