@@ -47,7 +47,7 @@ use crate::{
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// let quota = Quota::per_minute(100_000);
+/// let quota = Quota::per_day(100_000);
 /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
 ///
 /// let Admission::Admitted(permit) = tokens.hold("alice", 500).await? else {
