@@ -38,7 +38,7 @@ pub enum Receipt {
 
 impl Outcome {
     /// Returns the outcome of a request to one limit.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(limit: Policy, reply: EngineReply, action: Action, age: f64) -> Self {
         let receipt = Receipt::new(limit.algorithm, &reply, action);
         Self { decision: Decision::new(limit, reply, age), receipts: Receipts::shared(receipt) }
