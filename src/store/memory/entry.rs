@@ -210,20 +210,44 @@ impl Entry {
         now: i64,
         change: impl FnOnce(&mut State) -> (R, bool),
     ) -> R {
-        let mut taken = None;
-        let state = match &mut self.counts {
-            Counts::Core { core, .. } => taken.insert(self.settings.params.open(*core)),
-            Counts::Boxed { boxed, .. } => &mut boxed.state,
+        let Self { settings: counted, counts, .. } = self;
+        let count_by = |counted: &mut Arc<Settings>, converts: bool| {
+            if converts && !Arc::ptr_eq(counted, settings) {
+                *counted = settings.clone();
+            }
         };
-        let waited_until = state.waited_until(now);
-        let (result, counts) = change(state);
-        let forgotten = waited_until.filter(|_| counts);
-        let forgotten = forgotten.filter(|&instant| state.waited_until(now) < Some(instant));
-        if counts && !Arc::ptr_eq(&self.settings, settings) {
-            self.settings = settings.clone();
+        match counts {
+            Counts::Core { denied_until, core } => {
+                let mut state = counted.params.open(*core);
+                let (result, converts) = change(&mut state);
+                count_by(counted, converts);
+                match counted.params.close(&state, now) {
+                    // The instant of the first hold stays: the key is kept for a while.
+                    Some(Core { amount: 0, .. }) => core.amount = 0,
+                    Some(closed) => *core = closed,
+                    None => {
+                        let boxed = Box::new(Boxed { state, forgotten_until: 0 });
+                        *counts = Counts::Boxed { denied_until: *denied_until, boxed };
+                    }
+                }
+                result
+            }
+            Counts::Boxed { denied_until, boxed } => {
+                let Boxed { state, forgotten_until } = &mut **boxed;
+                let waited_until = state.waited_until(now);
+                let (result, converts) = change(state);
+                count_by(counted, converts);
+                if converts && state.waited_until(now) < waited_until {
+                    *forgotten_until = waited_until.unwrap_or(0).max(*forgotten_until);
+                }
+                if *forgotten_until <= now
+                    && let Some(core) = counted.params.close(state, now)
+                {
+                    *counts = Counts::Core { denied_until: *denied_until, core };
+                }
+                result
+            }
         }
-        self.counts.put(taken, forgotten, &self.settings, now);
-        result
     }
 
     /// Remembers that a request would be denied for that time.
@@ -273,32 +297,6 @@ impl Counts {
     fn denied_until(&mut self) -> &mut u32 {
         match self {
             Self::Core { denied_until, .. } | Self::Boxed { denied_until, .. } => denied_until,
-        }
-    }
-
-    /// Keeps a changed state, which was `taken` out of a core or is boxed: in a core, if one
-    /// represents it.
-    fn put(&mut self, taken: Option<State>, forgotten: Option<i64>, counted: &Settings, now: i64) {
-        let denied_until = *self.denied_until();
-        match (&mut *self, taken) {
-            (Self::Boxed { boxed, .. }, _) => {
-                boxed.forgotten_until = boxed.forgotten_until.max(forgotten.unwrap_or(0));
-                if boxed.forgotten_until <= now
-                    && let Some(core) = counted.params.close(&boxed.state, now)
-                {
-                    *self = Self::Core { denied_until, core };
-                }
-            }
-            (Self::Core { core, .. }, Some(state)) => match counted.params.close(&state, now) {
-                // The instant of the first hold stays: the key is kept for a while.
-                Some(Core { amount: 0, .. }) => core.amount = 0,
-                Some(closed) => *core = closed,
-                None => {
-                    let boxed = Box::new(Boxed { state, forgotten_until: 0 });
-                    *self = Self::Boxed { denied_until, boxed };
-                }
-            },
-            (Self::Core { .. }, None) => {}
         }
     }
 }
