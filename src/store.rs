@@ -198,7 +198,7 @@ impl AnyStore {
     ) -> R {
         let answer = match self {
             Self::Memory(store) => match store.decide_in_place(request) {
-                Ok(outcome) if !report::is_reported(request, &outcome.decision) => {
+                Ok(outcome) if !report::is_reported(request, outcome.decision.is_allowed()) => {
                     return done(outcome);
                 }
                 Ok(outcome) => request.copied(|request| report::report(request, outcome.into())),

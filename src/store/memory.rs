@@ -283,9 +283,12 @@ impl MemoryStore {
         let engine_request = shard.request(request, limit, now);
         let reply = match shard.find(hash, settings, key.as_bytes()) {
             Some(entry) => Ok(entry.decide(settings, &engine_request)),
-            None => self.decide_new(request, limit, hash, shard, now, &engine_request),
+            None => {
+                let reply = self.decide_new(request, limit, hash, shard, now, &engine_request);
+                self.report_keys(); // not while the shard is locked
+                reply
+            }
         };
-        self.report_keys();
         let outcome = reply.map(|reply| Outcome::new(limit.policy(), reply, request.action, 0.0));
         StoreFuture::ready(outcome.map_err(Into::into))
     }

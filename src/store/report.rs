@@ -15,12 +15,12 @@ use crate::{
 /// A limit of a request: the name of the limiter, its observers and the key.
 type ReportedLimit<'a> = (&'a str, &'a Observers, &'a Key<'a>);
 
-/// Returns whether a decision about a check is reported.
+/// Returns whether an answer may be reported. One that is not there yet is none that allows.
 #[inline(always)]
-pub(super) fn is_reported(request: &StoreRequest<'_>, decision: &Decision) -> bool {
+pub(super) fn is_reported(request: &StoreRequest<'_>, is_allowed: bool) -> bool {
     request.reporting != Reporting::Nothing
         && (request.limits.iter().any(|limit| !limit.observers.is_empty())
-            || !decision.is_allowed() && log::records_denials())
+            || !is_allowed && log::records_denials())
 }
 
 /// Reports the answer to a request, now or when it comes.
@@ -29,11 +29,8 @@ pub(super) fn report(
     request: &StoreRequest<'_>,
     answer: StoreFuture<Outcome>,
 ) -> StoreFuture<Outcome> {
-    match answer.now() {
-        Some(outcome) if !is_reported(request, &outcome.decision) => answer,
-        None if request.reporting == Reporting::Nothing => answer,
-        _ => report_to_all(request, answer),
-    }
+    let is_allowed = answer.now().is_some_and(|outcome| outcome.decision.is_allowed());
+    if is_reported(request, is_allowed) { report_to_all(request, answer) } else { answer }
 }
 
 #[inline(never)]

@@ -3,7 +3,7 @@
 
 use std::{
     pin::pin,
-    sync::Barrier,
+    sync::{Arc, Barrier, Mutex},
     task::{Context, Poll, Waker},
     thread,
     time::Duration,
@@ -12,6 +12,7 @@ use std::{
 use tokio::time::advance;
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, Limiter, MemoryStore, Quota,
+    observe::{Event, Observer},
     store::{ErrorKind, WhenFull},
 };
 
@@ -26,6 +27,32 @@ async fn flood_keys(limiter: &Limiter, keys: usize, cost: u64) {
     for i in 0..keys {
         let _ = limiter.check(format!("flood {i}")).cost(cost).await.unwrap();
     }
+}
+
+/// Checks a key when the number of keys is reported, and notes that number.
+#[derive(Debug)]
+struct Checking(Limiter, Mutex<Vec<usize>>);
+
+impl Observer for Checking {
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::KeysHeld { keys, .. } = *event {
+            assert!(self.0.check("known").now().unwrap().is_allowed());
+            self.1.lock().unwrap().push(keys);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_number_of_keys_is_reported_while_no_key_is_locked() {
+    let store = MemoryStore::with_max_keys(10); // one shard
+    let limiter = limiter(&store, Quota::per_hour(100));
+    assert!(limiter.check("known").await.unwrap().is_allowed());
+    let checking = Arc::new(Checking(limiter.clone(), Mutex::default()));
+    store.add_observer(checking.clone());
+    for key in ["known", "new", "known"] {
+        drop(limiter.hold(key, 1).await.unwrap());
+    }
+    assert_eq!(*checking.1.lock().unwrap(), [2], "only a new key changes the number");
 }
 
 #[tokio::test(start_paused = true)]
