@@ -13,8 +13,8 @@ struct Decided<M> {
     reply: EngineReply,
     /// Whether the state is counted by these parameters from now on, too.
     counts: bool,
-    /// Whether another clock or quota has counted the state.
-    stale: bool,
+    /// Whether reservations are forgotten: by another clock or quota than the state.
+    forgets: bool,
     reservation: Option<Reservation>,
     /// The state without a reservation that has to be kept.
     before: Option<M>,
@@ -71,7 +71,7 @@ fn decide<M: Model>(
     let reply = EngineReply::uncounted(instant);
     let reply = EngineReply { admitted, wait, remaining, replenish, reset, ..reply };
     let reservation = admits.then_some(Reservation { instant, cost });
-    Some(Decided { reply, counts, stale, reservation, before })
+    Some(Decided { reply, counts, forgets: stale, reservation, before })
 }
 
 /// Decides about a state with reservations. Returns whether the state is counted by these
@@ -84,10 +84,10 @@ pub(super) fn step<M: Model>(
     params: &M::Params,
 ) -> (EngineReply, bool) {
     let decided = decide(state, request, params, false).expect("not in a core");
-    let Decided { reply, counts, stale, reservation, before } = decided;
+    let Decided { reply, counts, forgets, reservation, before } = decided;
     if counts {
-        waiting.update(stale, request.now, reservation, before, params);
-    } else if stale {
+        waiting.update(forgets, request.now, reservation, before, params);
+    } else if forgets {
         waiting.0 = None;
     }
     (reply, counts)
@@ -115,8 +115,8 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut state = M::open(*core, &params)?;
-    let Decided { reply, counts, stale, .. } = decide(&mut state, request, &params, true)?;
-    if counts || stale {
+    let Decided { reply, counts, forgets, .. } = decide(&mut state, request, &params, true)?;
+    if counts || forgets {
         *core = state.close(request.now, &params)?;
     }
     Some(reply)

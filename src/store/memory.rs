@@ -246,11 +246,7 @@ impl MemoryStore {
     ) -> Result<Outcome, Option<LockedShard<'_>>> {
         let [limit @ LimitRequest { settings, key, .. }] = request.limits else { return Err(None) };
         let key = key.as_bytes();
-        let hash = self.hash(settings, key);
-        // Read under the lock, the clock would delay other threads, and the look-up of the key.
-        let reading = self.0.clock.now();
-        let mut shard = self.shard(hash);
-        let now = shard.instant(reading, &self.0.clock);
+        let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key);
         if limit.hold.is_none()
             && let Some(entry) = shard.find(hash, settings, key)
         {
@@ -301,9 +297,7 @@ impl MemoryStore {
         releases: &[Release],
     ) {
         let key = key.as_bytes();
-        let hash = self.hash(settings, key);
-        let mut shard = self.shard(hash);
-        let now = shard.instant(self.0.clock.now(), &self.0.clock);
+        let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key);
         if let Some(entry) = shard.find(hash, settings, key) {
             entry.return_units(settings, now, releases);
         }
@@ -313,10 +307,8 @@ impl MemoryStore {
     #[inline]
     pub(crate) fn end_hold_now(&self, hold: &EndedHold<'_>) {
         let EndedHold { settings, observers, key, units, .. } = *hold;
-        let hash = self.hash(settings, key.as_bytes());
         let found = {
-            let mut shard = self.shard(hash);
-            let now = shard.instant(self.0.clock.now(), &self.0.clock);
+            let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key.as_bytes());
             shard.find_held(hash, hold).map(|entry| entry.end_hold(hold, now))
         };
         if found.is_none() {
@@ -442,6 +434,17 @@ impl MemoryStore {
     fn shard_index(&self, hash: u64) -> usize {
         // The table takes the lowest and the highest bits.
         (hash >> 32) as usize & (self.0.shards.len() - 1)
+    }
+
+    /// Locks the shard of a key.
+    #[inline(always)]
+    fn locked_shard(&self, settings: &Settings, key: &[u8]) -> LockedShard<'_> {
+        let hash = self.hash(settings, key);
+        // Read under the lock, the clock would delay other threads, and the look-up of the key.
+        let reading = self.0.clock.now();
+        let mut shard = self.shard(hash);
+        let now = shard.instant(reading, &self.0.clock);
+        LockedShard { shard, hash, now }
     }
 
     #[inline]

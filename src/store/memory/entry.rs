@@ -114,10 +114,7 @@ impl Entry {
         request: &EngineRequest,
     ) -> Option<EngineReply> {
         let reply = self.step_in_core(settings, request)?;
-        if !reply.admitted && request.action.inserts() {
-            self.note_denial(request.now, reply.wait);
-        }
-        Some(reply)
+        Some(self.noting(request, reply))
     }
 
     #[inline(always)]
@@ -148,6 +145,12 @@ impl Entry {
         request: &EngineRequest,
     ) -> EngineReply {
         let reply = self.step(settings, request);
+        self.noting(request, reply)
+    }
+
+    /// Returns the reply, and remembers it if it denies units.
+    #[inline(always)]
+    fn noting(&mut self, request: &EngineRequest, reply: EngineReply) -> EngineReply {
         if !reply.admitted && request.action.inserts() {
             self.note_denial(request.now, reply.wait);
         }
