@@ -192,7 +192,7 @@ impl Rare {
 }
 
 impl Decision {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
         let Policy { limit, own_quota: quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, hold, .. } = reply;

@@ -116,12 +116,6 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn end_hold(&self, _hold: &EndedHold<'_>) {}
 
-    /// True if every call is done when it returns, a release in the background too.
-    #[doc(hidden)]
-    fn is_immediate(&self) -> bool {
-        false
-    }
-
     /// Forgets a key.
     #[doc(hidden)]
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()>;
@@ -244,10 +238,6 @@ impl Store for AnyStore {
         }
     }
 
-    fn is_immediate(&self) -> bool {
-        self.as_dyn().is_immediate()
-    }
-
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
         self.as_dyn().reset(settings, key)
     }
@@ -314,6 +304,12 @@ impl AnyStore {
     /// Returns the store of a limiter for which none was chosen.
     pub(crate) fn of_process() -> Self {
         Self::Memory(MemoryStore::new())
+    }
+
+    /// Returns whether every call is done when it returns, a release in the background too.
+    #[inline]
+    pub(crate) fn is_immediate(&self) -> bool {
+        matches!(self, Self::Memory(_))
     }
 
     /// Proves that the store can decide: see `RedisStore::ping`. A store in memory always can.

@@ -9,11 +9,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{charge::Charge, handle::Limiter};
+use super::{charge::Charge, handle::Limiter, target::AnyLimiter};
 use crate::{
     decision::Outcome,
     error::Error,
-    store::{Store, StoreFuture},
+    store::StoreFuture,
 };
 
 const POLLED: &str = "polled after completion";
@@ -43,18 +43,21 @@ impl<'a, K, T> Call<'a, K, T> {
     }
 
     /// Returns an error if a store may answer later.
+    #[inline]
     pub(super) fn check_immediate(&self) -> Result<(), Error> {
-        let name = match self {
-            Self::Units(limiter, Some(_), _) if limiter.store().is_immediate() => return Ok(()),
-            Self::Units(limiter, Some(_), _) => limiter.name(),
+        let later = match self {
+            Self::Units(limiter, Some(_), _) if limiter.store().is_immediate() => None,
+            Self::Units(limiter, Some(_), _) => Some(limiter.name()),
             Self::Charge(charge, _) => {
                 let later = charge.limiters().find(|limiter| !limiter.is_immediate());
-                let Some(later) = later else { return Ok(()) };
-                later.name()
+                later.map(AnyLimiter::name)
             }
             _ => panic!("{BEGUN}"),
         };
-        Err(Error::NotImmediate { limiter: name.to_owned().into() })
+        match later {
+            None => Ok(()),
+            Some(name) => Err(Error::NotImmediate { limiter: name.to_owned().into() }),
+        }
     }
 
     /// Takes the units of one limiter, before the first poll.

@@ -2,7 +2,7 @@
 //! that wait and hold, and `reservation.rs` the call that reserves.
 
 use std::{
-    pin::{Pin, pin},
+    pin::Pin,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -217,12 +217,14 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn now(self) -> Result<Decision, Error> {
+    #[inline]
+    pub fn now(mut self) -> Result<Decision, Error> {
         self.call.check_immediate()?;
-        match pin!(self).poll(&mut Context::from_waker(Waker::noop())) {
+        let polled = |polled| match polled {
             Poll::Ready(result) => result,
             Poll::Pending => unreachable!("a store in memory answers at once"),
-        }
+        };
+        self.poll_with(&mut Context::from_waker(Waker::noop()), Ok, polled)
     }
 
     /// Returns the state of the key, and whether the check would be allowed now. It spends nothing.
@@ -262,6 +264,29 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             }
         };
         Ok(KeyState::peeked(answer.await?.decision))
+    }
+
+    /// Polls the check. Calls `done` with a decision that is there at once, as most are in memory,
+    /// else `polled`: so the decision stays in registers.
+    #[inline(always)]
+    fn poll_with<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        done: impl FnOnce(Decision) -> R,
+        polled: impl FnOnce(Poll<Result<Decision, Error>>) -> R,
+    ) -> R {
+        let Some((limiter, key, units)) = self.call.take_units() else {
+            return polled(self.poll_other(cx));
+        };
+        let key = key.into();
+        limiter.decide_then(
+            Action::Check,
+            &key,
+            units,
+            MaxWait::DEFAULT,
+            |outcome| done(outcome.decision),
+            |answer| polled(self.poll_answer(cx, limiter, key.clone(), units, answer)),
+        )
     }
 
     /// Waits for an answer, or applies the failure policy.
@@ -314,20 +339,8 @@ impl<K> Unpin for Check<'_, K> {}
 impl<'k, K: Into<Key<'k>>> Future for Check<'_, K> {
     type Output = Result<Decision, Error>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let Some((limiter, key, units)) = this.call.take_units() else {
-            return this.poll_other(cx);
-        };
-        let key = key.into();
-        limiter.decide_then(
-            Action::Check,
-            &key,
-            units,
-            MaxWait::DEFAULT,
-            |outcome| Poll::Ready(Ok(outcome.decision)),
-            |answer| this.poll_answer(cx, limiter, key.clone(), units, answer),
-        )
+        self.get_mut().poll_with(cx, |decision| Poll::Ready(Ok(decision)), |polled| polled)
     }
 }

@@ -500,10 +500,6 @@ impl Store for MemoryStore {
         self.end_hold_now(hold);
     }
 
-    fn is_immediate(&self) -> bool {
-        true
-    }
-
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
         self.reset_now(settings, key);
         StoreFuture::ready(Ok(()))
