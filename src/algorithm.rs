@@ -33,7 +33,7 @@ use std::{fmt, str::FromStr, time::Duration};
 pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
-    combine::{PerLimit, combine},
+    combine::{Combined, PerLimit, combine},
     core::Core,
     hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
     request::{Action, EngineReply, EngineRequest, Release, units},

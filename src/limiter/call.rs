@@ -10,11 +10,7 @@ use std::{
 };
 
 use super::{charge::Charge, handle::Limiter, target::AnyLimiter};
-use crate::{
-    decision::Outcome,
-    error::Error,
-    store::StoreFuture,
-};
+use crate::{decision::Outcome, error::Error, store::StoreFuture};
 
 const POLLED: &str = "polled after completion";
 pub(super) const BEGUN: &str = "a call is set before it is polled";

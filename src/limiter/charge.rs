@@ -3,6 +3,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -85,20 +86,18 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a charge does nothing until it is checked"]
-pub struct Charge(Option<Parts>);
-
-/// The limits of a charge that is not empty.
-#[derive(Clone, Debug)]
-struct Parts {
-    // Not only a vector, so that a charge of one limit needs no allocation.
-    first: Part,
-    rest: Vec<Part>,
+pub struct Charge {
+    /// None, if the request is not counted.
+    parts: Parts,
     /// True if all limits were added on one key. Equal keys do not suffice: they can be equal by
     /// accident, or because a client chose its key.
     one_key: bool,
     /// Whether decisions say what is left of each of several limits.
     counts: bool,
 }
+
+/// One limit needs no allocation.
+type Parts = SmallVec<[Part; 1]>;
 
 #[derive(Clone, Debug)]
 struct Part {
@@ -128,14 +127,14 @@ impl Charge {
     }
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
-        let first = Part { limiter, key: key.into_owned(), cost, is_estimate: false };
-        Self(Some(Parts { first, rest: vec![], one_key: true, counts: false }))
+        let part = Part { limiter, key: key.into_owned(), cost, is_estimate: false };
+        Self { parts: Parts::from([part]), one_key: true, counts: false }
     }
 
     /// Creates an empty charge: the request is not counted.
     #[inline]
     pub fn exempt() -> Self {
-        Self(None)
+        Self { parts: Parts::new(), one_key: true, counts: false }
     }
 
     /// Adds a limit on the same key, which is charged one unit, or the
@@ -158,10 +157,9 @@ impl Charge {
     /// # let _ = charge;
     /// ```
     pub fn also(mut self, limiter: impl IntoLimiter) -> Self {
-        if let Some(Parts { first, rest, .. }) = &mut self.0 {
-            let key = rest.last().unwrap_or(first).key.clone();
-            let limiter = limiter.into_limiter();
-            rest.push(Part { limiter, key, cost: None, is_estimate: false });
+        if let Some(last) = self.parts.last() {
+            let (limiter, key) = (limiter.into_limiter(), last.key.clone());
+            self.parts.push(Part { limiter, key, cost: None, is_estimate: false });
         }
         self
     }
@@ -170,7 +168,7 @@ impl Charge {
     /// [cost](crate::RateLimitLayer::cost) that the layer computes. It replaces an
     /// [estimate](Charge::estimate). An exempt charge stays exempt.
     pub fn cost(mut self, units: u64) -> Self {
-        if let Some(last) = self.last_mut() {
+        if let Some(last) = self.parts.last_mut() {
             (last.cost, last.is_estimate) = (Some(units), false);
         }
         self
@@ -191,20 +189,15 @@ impl Charge {
     /// The other limits are spent at once: a hold of everything would keep the place of a request
     /// for as long as it is served.
     pub fn estimate(mut self, n: u64) -> Self {
-        if let Some(last) = self.last_mut() {
+        if let Some(last) = self.parts.last_mut() {
             (last.cost, last.is_estimate) = (Some(n), true);
         }
         self
     }
 
-    fn last_mut(&mut self) -> Option<&mut Part> {
-        let Parts { first, rest, .. } = self.0.as_mut()?;
-        Some(rest.last_mut().unwrap_or(first))
-    }
-
     /// Makes the costs of all limits estimates.
     pub(crate) fn estimate_all(mut self) -> Result<Self, Error> {
-        for part in self.parts_mut() {
+        for part in self.parts.iter_mut() {
             if !part.limiter.can_hold() {
                 return Err(Error::CannotHold { limiter: part.limiter.name().to_owned().into() });
             }
@@ -214,15 +207,14 @@ impl Charge {
     }
 
     /// Adds the limits of another charge, on another key.
-    pub fn and(self, other: Self) -> Self {
-        let (mut parts, other) = match (self.0, other.0) {
-            (Some(parts), Some(other)) => (parts, other),
-            (parts, other) => return Self(parts.or(other)),
-        };
-        parts.one_key = false;
-        parts.counts |= other.counts;
-        parts.rest.extend([other.first].into_iter().chain(other.rest));
-        Self(Some(parts))
+    pub fn and(mut self, other: Self) -> Self {
+        if self.is_exempt() {
+            return other;
+        }
+        self.one_key &= other.is_exempt();
+        self.counts |= other.counts;
+        self.parts.extend(other.parts);
+        self
     }
 
     /// Returns the part of the charge to the limiter of this name; exempt if there is none. For
@@ -230,15 +222,15 @@ impl Charge {
     /// request costs, set its [`cost`](Charge::cost): of several keys of this limiter, only the
     /// last one gets it.
     pub fn of(&self, limiter: &str) -> Self {
-        let parts = self.parts().filter(|part| part.limiter.name() == limiter);
-        self.of_parts(parts.cloned())
+        let parts = self.parts.iter().filter(|part| part.limiter.name() == limiter);
+        self.of_parts(parts.cloned().collect())
     }
 
     /// Returns whether the charge is empty.
     #[must_use]
     #[inline]
     pub fn is_exempt(&self) -> bool {
-        self.0.is_none()
+        self.parts.is_empty()
     }
 
     /// Returns the state of the key at the limit that binds, and whether [`check`](Charge::check)
@@ -313,7 +305,7 @@ impl Charge {
             return Ok(Some(KeyState::changed(changed.decision)));
         }
         charge = self.clone();
-        charge.parts_mut().for_each(|part| part.cost = None);
+        charge.parts.iter_mut().for_each(|part| part.cost = None);
         Ok(Some(charge.peek().await?))
     }
 
@@ -326,23 +318,22 @@ impl Charge {
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
     /// if one of the limiters has no such fallback.
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
-        let parts = self.parts().map(|part| {
+        let parts = self.parts.iter().map(|part| {
             let limiter = part.limiter.own().ok()?.fallback(fraction)?.into_limiter();
             Some(Part { limiter, ..part.clone() })
         });
-        let parts = parts.collect::<Option<Vec<_>>>()?;
-        Some(self.of_parts(parts.into_iter()))
+        Some(self.of_parts(parts.collect::<Option<_>>()?))
     }
 
     /// Returns whether the costs are such that all limits can grant them.
     pub(super) fn can_be_granted(&self) -> bool {
         self.own_parts().all(|(limiter, _, cost)| (1..=limiter.max_cost()).contains(&cost))
-            && self.parts().all(|part| !part.holds() || part.limiter.can_hold())
+            && self.parts.iter().all(|part| !part.holds() || part.limiter.can_hold())
     }
 
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
-        let part = &self.0.as_ref()?.first;
+        let part = self.parts.first()?;
         Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
     }
 
@@ -353,57 +344,40 @@ impl Charge {
 
     /// Does the same, and returns what is left to wait for until the units are back.
     pub(super) fn begin_release(&self, receipts: &Receipts) -> Vec<Released> {
-        let released = self.parts().enumerate().filter_map(|(index, part)| {
+        let released = self.parts.iter().enumerate().filter_map(|(index, part)| {
             let receipt = receipts.get(index);
             part.limiter.release_in_background(&part.key, &receipt, part.cost())
         });
         released.collect()
     }
 
-    /// Returns the charge with other parts, if there are any.
-    fn of_parts(&self, mut parts: impl Iterator<Item = Part>) -> Self {
-        let Some(Parts { one_key, counts, .. }) = self.0 else { return Self::exempt() };
-        Self(parts.next().map(|first| Parts { first, rest: parts.collect(), one_key, counts }))
-    }
-
-    fn parts(&self) -> impl Iterator<Item = &Part> {
-        let parts = self.0.as_ref();
-        let rest = parts.map_or(&[][..], |parts| &parts.rest);
-        parts.map(|parts| &parts.first).into_iter().chain(rest)
-    }
-
-    fn parts_mut(&mut self) -> impl Iterator<Item = &mut Part> {
-        let (first, rest) = match &mut self.0 {
-            Some(Parts { first, rest, .. }) => (Some(first), &mut **rest),
-            None => (None, &mut [][..]),
-        };
-        first.into_iter().chain(rest)
+    /// Returns the charge with other parts.
+    fn of_parts(&self, parts: Parts) -> Self {
+        Self { parts, ..*self }
     }
 
     /// Returns the part of a charge to one limiter.
     fn only_part(&self) -> Option<&Part> {
-        self.0.as_ref().filter(|parts| parts.rest.is_empty()).map(|parts| &parts.first)
-    }
-
-    fn has_one_key(&self) -> bool {
-        self.0.as_ref().is_none_or(|parts| parts.one_key)
+        if let [part] = &*self.parts { Some(part) } else { None }
     }
 
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
-        self.parts().map(|part| &part.limiter)
+        self.parts.iter().map(|part| &part.limiter)
     }
 
     /// Returns the limiters of this crate with their keys and costs, in the order in which they
     /// were added.
     pub(super) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u64)> {
-        self.parts().filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
+        self.parts
+            .iter()
+            .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
     }
 
     /// Returns the same with the index of each limit in the charge.
     pub(super) fn own_parts_with_index(
         &self,
     ) -> impl Iterator<Item = (usize, &Limiter, &Key<'static>, u64)> {
-        self.parts().enumerate().filter_map(|(index, part)| {
+        self.parts.iter().enumerate().filter_map(|(index, part)| {
             let limiter = part.limiter.own().ok()?;
             Some((index, limiter, &part.key, part.cost()))
         })
@@ -411,7 +385,8 @@ impl Charge {
 
     /// Returns the parts of [`own_parts`](Self::own_parts) whose units are held.
     pub(super) fn held_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u64)> {
-        self.parts()
+        self.parts
+            .iter()
             .filter(|part| part.holds())
             .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
     }
@@ -423,12 +398,12 @@ impl Charge {
 
     /// Returns whether units of a limit are held.
     pub(crate) fn holds_units(&self) -> bool {
-        self.parts().any(Part::holds)
+        self.parts.iter().any(Part::holds)
     }
 
     /// Returns an error if units of a limit are held.
     pub(super) fn check_costs(&self) -> Result<(), Error> {
-        match self.parts().find(|part| part.holds()) {
+        match self.parts.iter().find(|part| part.holds()) {
             Some(part) if part.is_estimate => {
                 Err(Error::HasEstimate { limiter: part.limiter.name().to_owned().into() })
             }
@@ -441,7 +416,7 @@ impl Charge {
     /// them at a time since the costs were checked.
     pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
         let is_held = |index: usize| matches!(receipts.get(index), Receipt::Hold(..));
-        match self.parts().enumerate().find(|(index, _)| is_held(*index)) {
+        match self.parts.iter().enumerate().find(|(index, _)| is_held(*index)) {
             Some((_, part)) => {
                 Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() })
             }
@@ -450,12 +425,12 @@ impl Charge {
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
-        self.parts().map(|part| &part.key)
+        self.parts.iter().map(|part| &part.key)
     }
 
     /// Sets the costs that are not set yet.
     pub(crate) fn or_cost(mut self, cost: u64) -> Self {
-        for part in self.parts_mut() {
+        for part in self.parts.iter_mut() {
             part.cost.get_or_insert(cost);
         }
         self
@@ -463,21 +438,21 @@ impl Charge {
 
     /// Lets decisions say what is left of each of several limits, as the headers of a layer do.
     pub(crate) fn with_counts(mut self) -> Self {
-        self.0.iter_mut().for_each(|parts| parts.counts = true);
+        self.counts = true;
         self
     }
 
     /// Removes the limits with a cost of 0.
     pub(crate) fn without_free_limits(self) -> Self {
-        if self.parts().all(|part| part.cost != Some(0)) {
+        if self.parts.iter().all(|part| part.cost != Some(0)) {
             return self;
         }
-        self.of_parts(self.parts().filter(|part| part.cost != Some(0)).cloned())
+        self.of_parts(self.parts.iter().filter(|part| part.cost != Some(0)).cloned().collect())
     }
 
     /// Returns whether instants can be reserved.
     pub(super) fn reserves(&self) -> bool {
-        self.has_one_key() && !self.holds_units() && self.limiters().all(AnyLimiter::reserves)
+        self.one_key && !self.holds_units() && self.limiters().all(AnyLimiter::reserves)
     }
 
     /// Resolves a wait in microseconds: the longest of all limits.
@@ -526,17 +501,18 @@ impl Charge {
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Outcome>, Error> {
         let reporting = Reporting::of_waiting(self.can_wait_for_holds(max_wait));
-        if let Some(part) = self.parts().find(|part| part.holds() && !part.limiter.can_hold()) {
+        if let Some(part) = self.parts.iter().find(|part| part.holds() && !part.limiter.can_hold())
+        {
             return Err(Error::CannotHold { limiter: part.limiter.name().to_owned().into() });
         }
         let limiter = self.limiters().next().ok_or(Error::NoLimits)?.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().names();
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
-        let versions = self.parts().map(|part| Ok(part.limiter.own()?.current()));
+        let versions = self.parts.iter().map(|part| Ok(part.limiter.own()?.current()));
         let versions = versions.collect::<Result<PerLimit<_>, Error>>()?;
         let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
-        for (part, version) in self.parts().zip(&versions) {
+        for (part, version) in self.parts.iter().zip(&versions) {
             let limiter = part.limiter.own()?;
             if !limiter.store().names().is_same(names) {
                 return Err(Error::DifferentStores);
@@ -554,14 +530,14 @@ impl Charge {
             }
             limits.push(limit);
         }
-        let counts = self.0.as_ref().is_some_and(|parts| parts.counts);
-        let request = StoreRequest { counts, ..StoreRequest::new(action, &limits, reporting) };
+        let request = StoreRequest::new(action, &limits, reporting);
+        let request = StoreRequest { counts: self.counts, ..request };
         Ok(limiter.store().decide(&request))
     }
 
     /// Reports a decision about the charge that its store has not reported.
     pub(super) fn report(&self, decision: &Decision) {
-        let limits = self.parts().map(|part| {
+        let limits = self.parts.iter().map(|part| {
             let observers: &Observers = part.limiter.observers();
             (part.limiter.name(), observers, &part.key)
         });

@@ -7,7 +7,8 @@ use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
     super::{
-        Action, Algorithm, EngineReply, EngineRequest, Params, State, arithmetic::ceil_div, combine,
+        Action, Algorithm, Combined, EngineReply, EngineRequest, Params, State,
+        arithmetic::ceil_div, combine,
     },
     agreement::{Step, params, steps, window_and_max_cost},
     backends::{Backend, RedisServer, START, Scripted, check, eval, open, settled},
@@ -17,7 +18,7 @@ use crate::quota::Quota;
 fn decide(limits: &[Params], states: &mut [State], request: EngineRequest) -> (EngineReply, usize) {
     let requests = vec![request; limits.len()];
     let step = |limit: usize, request: &_| states[limit].decide(&limits[limit], *request);
-    let (replies, binding) = combine(&requests, step);
+    let Combined { replies, binding } = combine(&requests, step);
     (replies[binding], binding)
 }
 

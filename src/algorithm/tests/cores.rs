@@ -7,9 +7,9 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::{
     super::{
-        Action, Core, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply,
-        Lifetime, Params, State, bucket::Bucket, combine, fixed_window::FixedWindowState,
-        reservations::Reserved, table::Spent,
+        Action, Combined, Core, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
+        HoldReply, Lifetime, Params, State, bucket::Bucket, combine,
+        fixed_window::FixedWindowState, reservations::Reserved, table::Spent,
     },
     agreement::{Step, steps},
     backends::{START, settled},
@@ -313,7 +313,7 @@ fn a_request_that_one_of_several_limits_denies_leaves_all_states_as_they_were() 
                 params[current].step(&mut states[0], &request);
             }
             let before = states.clone();
-            let (replies, binding) = combine(&requests, |limit, request| {
+            let Combined { replies, binding } = combine(&requests, |limit, request| {
                 limits[limit].0[current].step(&mut states[limit], request)
             });
             if !replies[binding].admitted {

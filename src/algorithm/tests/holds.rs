@@ -7,8 +7,8 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::{
     super::{
-        Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
-        HoldReply, Lifetime, Params, State, arithmetic::ceil_div, combine,
+        Action, Algorithm, Combined, EngineReply, EngineRequest, HoldAction, HoldChange,
+        HoldReceipt, HoldReply, Lifetime, Params, State, arithmetic::ceil_div, combine,
     },
     agreement::{Step, both, goes_back, params as any_params, same_states, steps},
     backends::{Backend, Holds, RedisServer, START, Scripted, check, eval_limits},
@@ -462,7 +462,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
                     }
                 }
                 let step = |i: usize, request: &_| states[i].decide(&limits[i], *request);
-                let (twin, _) = combine(&requests, step);
+                let Combined { replies: twin, .. } = combine(&requests, step);
                 let limit = |(i, request): (usize, &EngineRequest)| Limit {
                     key: scripted[i].key().to_owned(),
                     params: limits[i],

@@ -13,7 +13,7 @@ use tokio::task::coop;
 use super::*;
 use crate::{
     Limiter, MemoryStore, Quota,
-    algorithm::{EngineReply, EngineRequest, Params, Refill, Release, State, combine},
+    algorithm::{Combined, EngineReply, EngineRequest, Params, Refill, Release, State, combine},
     decision::Source,
     store::{Reporting, StoreFuture},
 };
@@ -1057,7 +1057,7 @@ impl Several {
             blocked: 0,
         };
         let requests: Vec<_> = limits.iter().map(request).collect();
-        let (replies, index) = combine(&requests, |index, request| {
+        let Combined { replies, binding: index } = combine(&requests, |index, request| {
             let limit = limits[index].0;
             self.settings[limit].params.step(&mut states[limit], request)
         });

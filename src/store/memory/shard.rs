@@ -121,6 +121,22 @@ impl Shard {
         self.table.find_mut(hash, |entry| entry.is(settings, key))
     }
 
+    /// Finds the bucket of a key, for [`entry`](Self::entry): until a key is inserted.
+    #[inline]
+    pub(super) fn find_bucket(
+        &self,
+        hash: u64,
+        settings: &Arc<Settings>,
+        key: &[u8],
+    ) -> Option<usize> {
+        self.table.find_bucket_index(hash, |entry| entry.is(settings, key))
+    }
+
+    #[inline]
+    pub(super) fn entry(&mut self, bucket: usize) -> &mut Entry {
+        self.table.get_bucket_mut(bucket).expect("the bucket of a key")
+    }
+
     /// Finds the key of a hold.
     #[inline]
     pub(super) fn find_held(&mut self, hash: u64, hold: &EndedHold<'_>) -> Option<&mut Entry> {

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 
 use super::{Clock, Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, PerLimit, combine},
+    algorithm::{Action, Combined, EngineReply, EngineRequest, PerLimit, combine},
     decision::Outcome,
     error::{Error, StoreError},
     store::{LimitRequest, StoreFuture, StoreRequest},
@@ -20,10 +20,12 @@ impl MemoryStore {
         StoreFuture::ready(outcome.map_err(Error::from))
     }
 
+    #[inline]
     fn transact(&self, request: &StoreRequest<'_>) -> Result<Outcome, StoreError> {
         let mut slots = PerLimit::new();
         loop {
-            let mut transaction = Transaction::new(self, request.limits);
+            let mut transaction = Transaction::new(self);
+            transaction.lock(request.limits);
             let now = transaction.instant(&self.0.clock);
             let requests = transaction.requests(request, now);
             if request.action.commits() && !transaction.take_slots(&mut slots) {
@@ -42,21 +44,17 @@ impl MemoryStore {
                     continue;
                 }
             }
-            let (replies, binding) =
-                combine(&requests, |index, engine_request| match request.action {
-                    Action::Check => transaction.step_noting(index, engine_request),
-                    _ => transaction.step(index, engine_request),
-                });
+            let combined = transaction.combine(request, &requests);
             transaction.insert_fresh(slots, now);
-            return Ok(outcome(request, &replies, binding));
+            return Ok(outcome(request, &combined));
         }
     }
 }
 
-fn outcome(request: &StoreRequest<'_>, replies: &[EngineReply], binding: usize) -> Outcome {
+fn outcome(request: &StoreRequest<'_>, combined: &Combined) -> Outcome {
     let StoreRequest { action, limits, counts, .. } = *request;
     let policies = limits.iter().map(LimitRequest::policy);
-    Outcome::of_several(policies, replies, binding, counts, action, 0.0)
+    Outcome::of_several(policies, &combined.replies, combined.binding, counts, action, 0.0)
 }
 
 /// The keys of several limits, with their shards locked.
@@ -65,9 +63,8 @@ struct Transaction<'a> {
     keys: PerLimit<LockedKey<'a>>,
     /// The entries of the keys that are not in the store.
     fresh: PerLimit<Entry>,
-    /// Sorted: a fixed lock order prevents deadlock.
-    shard_indices: PerLimit<usize>,
-    shards: PerLimit<MutexGuard<'a, Shard>>,
+    /// With their indices, by which they are sorted: a fixed lock order prevents deadlock.
+    shards: PerLimit<(usize, MutexGuard<'a, Shard>)>,
 }
 
 /// The key of a limit.
@@ -77,77 +74,86 @@ struct LockedKey<'a> {
     hash: u64,
     /// The index of its shard, among the locked shards.
     shard: usize,
-    /// The index of its entry, if the key is not in the store.
-    fresh: Option<usize>,
+    place: Place,
+}
+
+/// The place of an entry.
+#[derive(Clone, Copy)]
+enum Place {
+    /// The bucket in the table of its shard.
+    Bucket(usize),
+    /// The index among the entries that are not in the store.
+    Fresh(usize),
 }
 
 impl<'a> Transaction<'a> {
-    fn new(store: &'a MemoryStore, limits: &'a [LimitRequest<'a>]) -> Self {
-        let hash = |limit: &LimitRequest<'_>| store.hash(limit.settings, limit.key.as_bytes());
-        let hashes: PerLimit<u64> = limits.iter().map(hash).collect();
-        let mut shard_indices: PerLimit<usize> =
-            hashes.iter().map(|&hash| store.shard_index(hash)).collect();
-        shard_indices.sort_unstable();
-        shard_indices.dedup();
-        let mut shards: PerLimit<MutexGuard<'_, Shard>> =
-            shard_indices.iter().map(|&index| lock(&store.0.shards[index].0)).collect();
-        let mut fresh = PerLimit::new();
-        let locked = |(limit, hash): (&'a LimitRequest<'a>, u64)| {
-            let (index, key) = (store.shard_index(hash), limit.key.as_bytes());
-            let shard = shard_indices.partition_point(|&other| other < index);
-            let is_known = shards[shard].find(hash, limit.settings, key).is_some();
-            let index = (!is_known).then(|| {
-                fresh.push(Entry::new(limit.settings, key));
-                fresh.len() - 1
-            });
-            LockedKey { limit, hash, shard, fresh: index }
-        };
-        let keys = limits.iter().zip(hashes).map(locked).collect();
-        Self { store, keys, fresh, shard_indices, shards }
+    fn new(store: &'a MemoryStore) -> Self {
+        Self { store, keys: PerLimit::new(), fresh: PerLimit::new(), shards: PerLimit::new() }
+    }
+
+    /// Locks the shards of the keys, and finds the keys.
+    fn lock(&mut self, limits: &'a [LimitRequest<'a>]) {
+        let mut indices: PerLimit<usize> = PerLimit::new();
+        for limit in limits {
+            let hash = self.store.hash(limit.settings, limit.key.as_bytes());
+            let shard = self.store.shard_index(hash);
+            self.keys.push(LockedKey { limit, hash, shard, place: Place::Fresh(0) });
+            indices.push(shard);
+        }
+        indices.sort_unstable();
+        indices.dedup();
+        for &index in &indices {
+            self.shards.push((index, lock(&self.store.0.shards[index].0)));
+        }
+        for LockedKey { limit, hash, shard, place } in &mut self.keys {
+            let (settings, key) = (limit.settings, limit.key.as_bytes());
+            *shard = indices.partition_point(|index| index < shard);
+            *place = match self.shards[*shard].1.find_bucket(*hash, settings, key) {
+                Some(bucket) => Place::Bucket(bucket),
+                None => {
+                    self.fresh.push(Entry::new(settings, key));
+                    Place::Fresh(self.fresh.len() - 1)
+                }
+            };
+        }
     }
 
     /// Returns the latest instant of all shards, which each of them has from then on.
     fn instant(&mut self, clock: &Clock) -> i64 {
-        let shards = &mut self.shards;
-        let instant = shards
-            .iter_mut()
-            .fold(clock.now(), |latest, shard| shard.instant(latest, clock).max(latest));
-        shards.iter_mut().for_each(|shard| shard.latest = instant);
+        let mut instant = clock.now();
+        for (_, shard) in &mut self.shards {
+            instant = shard.instant(instant, clock).max(instant);
+        }
+        self.shards.iter_mut().for_each(|(_, shard)| shard.latest = instant);
         instant
     }
 
     /// Returns the requests to the engine.
     fn requests(&mut self, request: &StoreRequest<'_>, now: i64) -> PerLimit<EngineRequest> {
-        let Self { keys, shards, .. } = self;
-        let request = |LockedKey { limit, shard, .. }: &LockedKey<'_>| {
-            shards[*shard].request(request, limit, now)
-        };
-        keys.iter().map(request).collect()
-    }
-
-    fn entry(&mut self, limit: usize) -> &mut Entry {
-        let LockedKey { limit, hash, shard, fresh } = self.keys[limit];
-        match fresh {
-            Some(index) => &mut self.fresh[index],
-            None => {
-                let known = self.shards[shard].find(hash, limit.settings, limit.key.as_bytes());
-                known.expect("the key is in the store")
-            }
+        let mut requests = PerLimit::new();
+        for LockedKey { limit, shard, .. } in &self.keys {
+            requests.push(self.shards[*shard].1.request(request, limit, now));
         }
+        requests
     }
 
-    /// Steps for a check, and remembers a denial by this limit itself.
-    fn step_noting(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
-        let reply = self.step(limit, request);
-        if request.admission.is_none() && !reply.admitted {
-            self.entry(limit).note_denial(request.now, reply.wait);
+    fn combine(&mut self, request: &StoreRequest<'_>, requests: &[EngineRequest]) -> Combined {
+        let notes = request.action == Action::Check;
+        combine(requests, |limit, request| self.step(limit, request, notes))
+    }
+
+    /// Steps one limit. A check `notes` a denial by this limit itself.
+    fn step(&mut self, limit: usize, request: &EngineRequest, notes: bool) -> EngineReply {
+        let LockedKey { limit, shard, place, .. } = self.keys[limit];
+        let entry = match place {
+            Place::Bucket(bucket) => self.shards[shard].1.entry(bucket),
+            Place::Fresh(index) => &mut self.fresh[index],
+        };
+        let reply = entry.step(limit.settings, request);
+        if notes && request.admission.is_none() && !reply.admitted {
+            entry.note_denial(request.now, reply.wait);
         }
         reply
-    }
-
-    fn step(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
-        let settings = self.keys[limit].limit.settings;
-        self.entry(limit).step(settings, request)
     }
 
     /// Decides without committing. Returns the outcome, if it is a denial.
@@ -158,9 +164,9 @@ impl<'a> Transaction<'a> {
     ) -> Option<Outcome> {
         let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
         let peeks: PerLimit<EngineRequest> = requests.iter().map(peek).collect();
-        let (replies, binding) = combine(&peeks, |index, request| self.step_noting(index, request));
-        let denied = !replies[binding].admitted;
-        denied.then(|| outcome(request, &replies, binding))
+        let peeked = self.combine(request, &peeks);
+        let denied = !peeked.replies[peeked.binding].admitted;
+        denied.then(|| outcome(request, &peeked))
     }
 
     /// Takes free slots for the keys that are not in the store. Returns whether there are enough.
@@ -176,7 +182,7 @@ impl<'a> Transaction<'a> {
     /// Drops other keys of the shards that are locked. Returns whether there are enough slots then.
     fn evict(&mut self, slots: &mut PerLimit<Slot<'a>>, search: &mut Search<'_>) -> bool {
         let needed = self.fresh.len();
-        for shard in &mut self.shards {
+        for (_, shard) in &mut self.shards {
             while slots.len() < needed
                 && let Some(slot) = shard.evict(search, &self.store.0.slots.0)
             {
@@ -189,19 +195,19 @@ impl<'a> Transaction<'a> {
 
     /// Unlocks the shards, and returns their indices.
     fn unlock(self) -> PerLimit<usize> {
-        self.shard_indices
+        self.shards.into_iter().map(|(index, _)| index).collect()
     }
 
-    fn insert_fresh(self, mut slots: PerLimit<Slot<'_>>, now: i64) {
-        let Self { store, keys, fresh, mut shards, .. } = self;
-        let keys = keys.iter().filter(|key| key.fresh.is_some());
-        for (LockedKey { hash, shard, .. }, entry) in keys.zip(fresh) {
+    fn insert_fresh(&mut self, mut slots: PerLimit<Slot<'_>>, now: i64) {
+        let MemoryStore(inner) = self.store;
+        let keys = self.keys.iter().filter(|key| matches!(key.place, Place::Fresh(_)));
+        for (LockedKey { hash, shard, .. }, entry) in keys.zip(self.fresh.drain(..)) {
             if !entry.is_initial()
                 && let Some(slot) = slots.pop()
             {
-                let shard = &mut shards[*shard];
-                shard.sweep(now, &store.0.slots.0);
-                shard.insert(*hash, entry, &store.0.hasher, slot);
+                let shard = &mut self.shards[*shard].1;
+                shard.sweep(now, &inner.slots.0);
+                shard.insert(*hash, entry, &inner.hasher, slot);
             }
         }
     }

@@ -7,8 +7,8 @@ use redis::{Cmd, ErrorKind, RedisError};
 
 use super::script_text::ScriptText;
 use crate::algorithm::{
-    Action, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime,
-    Params, PerLimit, Release, SOURCES, ScriptSource, State, combine, units,
+    Action, Combined, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply,
+    Lifetime, Params, PerLimit, Release, SOURCES, ScriptSource, State, combine, units,
 };
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
@@ -397,7 +397,7 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
     let mut step = |limit: usize, request: &EngineRequest| {
         limits[limit].params.step(&mut states[limit], request)
     };
-    let (replies, limit) = match limits {
+    let Combined { replies, binding: limit } = match limits {
         [limit] => {
             let (reply, all) = (step(0, &request(limit)), PerLimit::new());
             return Ok(Decided { reply, all, limit: 0, now });
