@@ -1,7 +1,7 @@
 //! Combine: decides about several limits for one request. Does not know the algorithms. Its Lua
 //! twin is `scripts/combine.lua`.
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::request::{Action, Admission, EngineReply, EngineRequest};
 
@@ -24,30 +24,33 @@ pub(crate) fn combine(
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
 ) -> Combined {
     let mut combined = Combined { replies: PerLimit::new(), binding: 0 };
-    let mut waits: PerLimit<i64> = smallvec![0; requests.len()];
+    let Combined { replies, binding } = &mut combined;
     let (mut wait, mut excess) = (0, Some(0));
     // Looks at all limits without a change. Units that are spent for one limit do not wait for
     // another.
     for (limit, request) in requests.iter().enumerate() {
-        if request.action.can_be_denied() {
-            let peek = step(limit, &EngineRequest { action: Action::Peek, ..*request });
-            if peek.admitted {
-                waits[limit] = peek.wait.unwrap_or(0);
-                wait = waits[limit].max(wait);
-            } else if is_longer(peek.wait, excess) {
-                (excess, combined.binding) = (peek.wait, limit);
-            }
+        if !request.action.can_be_denied() {
+            replies.push(EngineReply::uncounted(request.now));
+            continue;
         }
+        let peek = step(limit, &EngineRequest { action: Action::Peek, ..*request });
+        if peek.admitted {
+            wait = peek.wait.unwrap_or(0).max(wait);
+        } else if is_longer(peek.wait, excess) {
+            (excess, *binding) = (peek.wait, limit);
+        }
+        replies.push(peek);
     }
     let admitted = excess == Some(0);
     let admission = Admission { admitted, wait: if admitted { Some(wait) } else { excess } };
-    for (limit, request) in requests.iter().enumerate() {
+    let mut least = (i64::MAX, 0);
+    for ((limit, request), reply) in requests.iter().enumerate().zip(replies) {
+        let wait = reply.wait.unwrap_or(0);
         let resolved = request.action.can_be_denied().then_some(admission);
-        combined.replies.push(step(limit, &EngineRequest { admission: resolved, ..*request }));
-        let rank = |limit: usize| (combined.replies[limit].remaining, -waits[limit]);
-        // It begins with the first limit, unless one denies.
-        if admitted && rank(limit) < rank(combined.binding) {
-            combined.binding = limit;
+        *reply = step(limit, &EngineRequest { admission: resolved, ..*request });
+        let rank = (reply.remaining, -wait);
+        if admitted && rank < least {
+            (*binding, least) = (limit, rank);
         }
     }
     combined

@@ -2,7 +2,7 @@
 //! that the request has taken. Users see the decision alone.
 
 use super::{Count, Decision, Policy};
-use crate::algorithm::{Action, EngineReply, HoldReceipt, Kind};
+use crate::algorithm::{Action, EngineReply, HoldReceipt, Kind, PerLimit};
 
 /// A decision, and the evidence of the units that the request has taken.
 #[derive(Clone, Debug)]
@@ -14,12 +14,12 @@ pub struct Outcome {
 /// The receipts of all limits of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Receipts {
-    /// That of each limit, if they do not differ.
+    /// The receipt of each limit, if they do not differ.
     shared: Receipt,
-    /// The algorithms of up to four limits, if the receipts differ in nothing else.
+    /// The algorithms of the first four limits, if the receipts differ in nothing else.
     algorithms: [Option<Kind>; 4],
     /// Behind a thin pointer, as every outcome carries it.
-    each: Option<Box<Box<[Receipt]>>>,
+    each: Option<Box<PerLimit<Receipt>>>,
 }
 
 /// The evidence by which a store finds the units that a request has taken of one limit.
@@ -55,15 +55,20 @@ impl Outcome {
         action: Action,
         age: f64,
     ) -> Self {
-        let policy = limits.clone().nth(binding).expect("a limit binds");
-        let mut decision = Decision::new(policy, replies[binding], age);
-        let all = limits.zip(replies);
-        if counts {
-            let counts = all.clone().map(|(limit, reply)| Count::new(limit.limit.name, reply));
-            decision = decision.with_counts(counts.collect());
+        let mut decision = None;
+        let mut receipts = Receipts::NONE;
+        for (index, (limit, reply)) in limits.clone().zip(replies).enumerate() {
+            receipts.add(index, Receipt::new(limit.algorithm, reply, action));
+            if index == binding {
+                decision = Some(Decision::new(limit, *reply, age));
+            }
         }
-        let each = all.map(|(limit, reply)| Receipt::new(limit.algorithm, reply, action));
-        Self { decision, receipts: Receipts::new(each) }
+        let mut decision = decision.expect("a limit binds");
+        if counts {
+            let count = |(limit, reply): (Policy, &_)| Count::new(limit.limit.name, reply);
+            decision = decision.with_counts(limits.zip(replies).map(count).collect());
+        }
+        Self { decision, receipts }
     }
 
     /// Returns the outcome of a request that has taken nothing.
@@ -95,25 +100,24 @@ impl Receipts {
         Self { shared: receipt, algorithms: [None; 4], each: None }
     }
 
-    /// Returns the receipts of limits, in the order of the request.
-    pub(crate) fn new(each: impl Iterator<Item = Receipt> + Clone) -> Self {
-        // Most limits have the same one, or differ in their algorithms: no allocation.
-        let Some(first) = each.clone().next() else { return Self::NONE };
-        if each.clone().all(|other| other == first) {
-            return Self::shared(first);
-        }
-        let mut receipts = Self::shared(first);
-        for (index, receipt) in each.clone().enumerate() {
-            match (receipt, first, receipts.algorithms.get_mut(index)) {
-                (Receipt::At(instant, kind), Receipt::At(same, _), Some(algorithm))
-                    if instant == same =>
-                {
-                    *algorithm = Some(kind);
-                }
-                _ => return Self { each: Some(Box::new(each.collect())), ..Self::NONE },
+    /// Adds the receipt of the next limit. Most limits have the same one, or differ in their
+    /// algorithms: no allocation.
+    #[inline]
+    fn add(&mut self, index: usize, receipt: Receipt) {
+        match (&mut self.each, self.shared, receipt, self.algorithms.get_mut(index)) {
+            (Some(each), ..) => each.push(receipt),
+            _ if index == 0 => self.shared = receipt,
+            (_, shared, ..) if shared == receipt => {}
+            (_, Receipt::At(same, _), Receipt::At(instant, kind), Some(algorithm))
+                if instant == same =>
+            {
+                *algorithm = Some(kind);
+            }
+            _ => {
+                let before = (0..index).map(|limit| self.get(limit));
+                self.each = Some(Box::new(before.chain([receipt]).collect()));
             }
         }
-        receipts
     }
 
     /// Forgets the holds, which are kept elsewhere.
@@ -134,6 +138,15 @@ impl Receipts {
     }
 }
 
+/// The receipts of limits, in the order of the request.
+impl FromIterator<Receipt> for Receipts {
+    fn from_iter<I: IntoIterator<Item = Receipt>>(each: I) -> Self {
+        let mut receipts = Self::NONE;
+        each.into_iter().enumerate().for_each(|(index, receipt)| receipts.add(index, receipt));
+        receipts
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,11 +160,11 @@ mod tests {
             (&[bucket, bucket][..], true),
             (&[bucket; 5], true),
             (&[bucket, window, window, bucket], true),
-            (&[bucket, window, window, bucket, bucket], false),
+            (&[bucket, window, window, bucket, window], false),
             (&[bucket, later], false),
             (&[Receipt::None, bucket], false),
         ] {
-            let receipts = Receipts::new(all.iter().copied());
+            let receipts: Receipts = all.iter().copied().collect();
             assert_eq!(receipts.each.is_none(), is_inline, "{all:?}");
             let found: Vec<_> = (0..all.len()).map(|limit| receipts.get(limit)).collect();
             assert_eq!(found, all);

@@ -10,6 +10,7 @@ use super::{
     handle::Limiter,
     max_wait::MaxWait,
     target::{AnyLimiter, IntoLimiter},
+    version::Current,
 };
 use crate::{
     algorithm::{Action, PerLimit},
@@ -509,8 +510,10 @@ impl Charge {
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().names();
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
-        let versions = self.parts.iter().map(|part| Ok(part.limiter.own()?.current()));
-        let versions = versions.collect::<Result<PerLimit<_>, Error>>()?;
+        let mut versions: PerLimit<Current<'_>> = PerLimit::new();
+        for part in &self.parts {
+            versions.push(part.limiter.own()?.current());
+        }
         let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
         for (part, version) in self.parts.iter().zip(&versions) {
             let limiter = part.limiter.own()?;

@@ -199,6 +199,9 @@ impl<'a> Transaction<'a> {
     }
 
     fn insert_fresh(&mut self, mut slots: PerLimit<Slot<'_>>, now: i64) {
+        if self.fresh.is_empty() {
+            return;
+        }
         let MemoryStore(inner) = self.store;
         let keys = self.keys.iter().filter(|key| matches!(key.place, Place::Fresh(_)));
         for (LockedKey { hash, shard, .. }, entry) in keys.zip(self.fresh.drain(..)) {

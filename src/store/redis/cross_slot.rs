@@ -65,7 +65,7 @@ impl CrossSlot {
         }
         let charged = mem::take(&mut charged.0);
         let receipt = |&(call, limit): &(usize, usize)| charged[call].1.get(limit);
-        let receipts = Receipts::new(self.call_of.iter().map(receipt));
+        let receipts = self.call_of.iter().map(receipt).collect();
         let mut decision = binding.expect("a request has a limit");
         if self.counts {
             decision = decision.with_counts(counts);
