@@ -196,8 +196,8 @@ impl AnyStore {
                     return done(outcome);
                 }
                 Ok(outcome) => request.copied(|request| report::report(request, outcome.into())),
-                Err(locked) => request.copied(|request| {
-                    report::report(request, store.decide_in_shard(request, locked))
+                Err(undecided) => request.copied(|request| {
+                    report::report(request, store.decide_in_shard(request, undecided))
                 }),
             },
             Self::Dyn(store) => {

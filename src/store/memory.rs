@@ -35,7 +35,7 @@ use super::{
     Settings, Store, StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
+    algorithm::{Action, EngineRequest, HoldReply, Release},
     decision::Outcome,
     error::StoreError,
     keys::Key,
@@ -149,6 +149,19 @@ pub(super) struct LockedShard<'a> {
     now: i64,
 }
 
+/// What [`MemoryStore::decide_in_place`] does not decide.
+pub(super) enum Undecided<'a> {
+    Several,
+    Locked(LockedShard<'a>),
+    Failed(StoreError),
+}
+
+impl From<StoreError> for Undecided<'_> {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// In a cache line of its own, so that threads disturb each other only over one shard.
 #[repr(align(64))]
 struct CachePadded<T>(T);
@@ -237,32 +250,47 @@ impl MemoryStore {
         self.0.slots.0.used()
     }
 
-    /// Decides about a request to one limit whose key is known, where its state lies. Else returns
-    /// what [`decide_in_shard`](Self::decide_in_shard) goes on with.
+    /// Decides about a request to one limit where the state of its key lies. Else returns what
+    /// [`decide_in_shard`](Self::decide_in_shard) goes on with.
     #[inline(always)]
     pub(super) fn decide_in_place(
         &self,
         request: &StoreRequest<'_>,
-    ) -> Result<Outcome, Option<LockedShard<'_>>> {
-        let [limit @ LimitRequest { settings, key, .. }] = request.limits else { return Err(None) };
+    ) -> Result<Outcome, Undecided<'_>> {
+        let [limit @ LimitRequest { settings, key, .. }] = request.limits else {
+            return Err(Undecided::Several);
+        };
         let key = key.as_bytes();
-        let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key);
-        if limit.hold.is_none()
-            && let Some(entry) = shard.find(hash, settings, key)
-        {
-            let engine_request = request.at(limit, now, request.action);
-            if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
-                drop(shard);
-                return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
-            }
-            if entry.is_boxed(settings) && request.action.is_plain() {
-                // A copy: the request itself stays in registers.
-                let reply = entry.decide(settings, &EngineRequest { ..engine_request });
-                drop(shard);
-                return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
+        let LockedShard { mut shard, hash, mut now } = self.locked_shard(settings, key);
+        let action = request.action;
+        if limit.hold.is_none() {
+            let mut is_new = false;
+            loop {
+                if let Some(entry) = shard.find(hash, settings, key) {
+                    let engine_request = request.at(limit, now, action);
+                    if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
+                        drop(shard);
+                        if is_new {
+                            self.report_keys(); // not while the shard is locked
+                        }
+                        return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
+                    }
+                    if entry.is_boxed(settings) && action.is_plain() {
+                        // A copy: the request itself stays in registers.
+                        let reply = entry.decide(settings, &EngineRequest { ..engine_request });
+                        drop(shard);
+                        return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
+                    }
+                } else if action.commits() && !is_new {
+                    is_new = true;
+                    let locked = LockedShard { shard, hash, now };
+                    (shard, now, _) = self.with_new_key(locked, settings, key)?;
+                    continue;
+                }
+                break;
             }
         }
-        Err(Some(LockedShard { shard, hash, now }))
+        Err(Undecided::Locked(LockedShard { shard, hash, now }))
     }
 
     /// Goes on where [`decide_in_place`](Self::decide_in_place) has not decided.
@@ -270,23 +298,80 @@ impl MemoryStore {
     pub(super) fn decide_in_shard(
         &self,
         request: &StoreRequest<'_>,
-        locked: Option<LockedShard<'_>>,
+        undecided: Undecided<'_>,
     ) -> StoreFuture<Outcome> {
-        let ([limit], Some(LockedShard { mut shard, hash, now })) = (request.limits, locked) else {
-            return self.decide_combined(request);
+        let outcome = match undecided {
+            Undecided::Several => self.decide_combined(request),
+            Undecided::Locked(locked) => self.decide_locked(request, locked),
+            Undecided::Failed(error) => Err(error),
         };
+        self.report_keys();
+        StoreFuture::ready(outcome.map_err(Into::into))
+    }
+
+    /// Decides about a request to one limit.
+    fn decide_locked<'a>(
+        &'a self,
+        request: &StoreRequest<'_>,
+        locked: LockedShard<'a>,
+    ) -> Result<Outcome, StoreError> {
+        let limit = &request.limits[0];
         let LimitRequest { settings, key, .. } = *limit;
+        let key = key.as_bytes();
+        let inserts = request.action.commits() || matches!(request.action, Action::Block { .. });
+        let LockedShard { shard, hash, now } = locked;
+        let (mut shard, now, bucket) = match shard.find_bucket(hash, settings, key) {
+            Some(bucket) => (shard, now, Some(bucket)),
+            None if inserts => {
+                let locked = LockedShard { shard, hash, now };
+                let (shard, now, bucket) = self.with_new_key(locked, settings, key)?;
+                (shard, now, Some(bucket))
+            }
+            None => (shard, now, None),
+        };
         let engine_request = shard.request(request, limit, now);
-        let reply = match shard.find(hash, settings, key.as_bytes()) {
-            Some(entry) => Ok(entry.decide(settings, &engine_request)),
+        let reply = match bucket {
+            Some(bucket) => shard.entry(bucket).decide(settings, &engine_request),
+            None => Entry::new(settings, key).decide(settings, &engine_request),
+        };
+        Ok(Outcome::new(limit.policy(), reply, request.action, 0.0))
+    }
+
+    /// Inserts a key that is not in its shard.
+    #[inline(never)]
+    fn with_new_key<'a>(
+        &'a self,
+        mut locked: LockedShard<'a>,
+        settings: &Arc<Settings>,
+        key: &[u8],
+    ) -> Result<(MutexGuard<'a, Shard>, i64, usize), StoreError> {
+        let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
+        let LockedShard { shard, hash, now } = &mut locked;
+        let slot = match slots.take() {
+            Some(slot) => {
+                shard.sweep(*now, slots);
+                slot
+            }
             None => {
-                let reply = self.decide_new(request, limit, hash, shard, now, &engine_request);
-                self.report_keys(); // not while the shard is locked
-                reply
+                let mut search = self.search(*now, &[]);
+                match shard.evict(&mut search, slots) {
+                    Some(slot) => slot,
+                    None => {
+                        let hash = *hash;
+                        drop(locked);
+                        let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
+                        locked = self.lock_shard(hash);
+                        if let Some(bucket) = locked.shard.find_bucket(hash, settings, key) {
+                            return Ok((locked.shard, locked.now, bucket)); // inserted meanwhile
+                        }
+                        slot
+                    }
+                }
             }
         };
-        let outcome = reply.map(|reply| Outcome::new(limit.policy(), reply, request.action, 0.0));
-        StoreFuture::ready(outcome.map_err(Into::into))
+        let LockedShard { mut shard, hash, now } = locked;
+        let bucket = shard.insert(hash, Entry::new(settings, key), hasher, slot);
+        Ok((shard, now, bucket))
     }
 
     /// Returns units to a key.
@@ -330,52 +415,6 @@ impl MemoryStore {
             let request = StoreRequest::new(Action::Spend, limits, Reporting::Nothing);
             drop(self.decide(&request));
         }
-    }
-
-    /// Decides about a key that is not in its shard.
-    #[inline(never)]
-    fn decide_new(
-        &self,
-        request: &StoreRequest<'_>,
-        limit: &LimitRequest<'_>,
-        hash: u64,
-        mut shard: MutexGuard<'_, Shard>,
-        now: i64,
-        engine_request: &EngineRequest,
-    ) -> Result<EngineReply, StoreError> {
-        let (settings, key) = (limit.settings, limit.key.as_bytes());
-        let fresh = |request: &EngineRequest| {
-            let mut entry = Entry::new(settings, key);
-            let reply = entry.decide(settings, request);
-            (entry, reply)
-        };
-        let (entry, reply) = fresh(engine_request);
-        if entry.is_initial() {
-            return Ok(reply);
-        }
-        let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
-        if let Some(slot) = slots.take() {
-            shard.sweep(now, slots);
-            shard.insert(hash, entry, hasher, slot);
-            return Ok(reply);
-        }
-        let mut search = self.search(now, &[]);
-        if let Some(slot) = shard.evict(&mut search, slots) {
-            shard.insert(hash, entry, hasher, slot);
-            return Ok(reply);
-        }
-        drop(shard);
-        let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
-        let mut shard = self.shard(hash);
-        let now = shard.instant(self.0.clock.now(), &self.0.clock);
-        let engine_request = shard.request(request, limit, now);
-        if let Some(entry) = shard.find(hash, settings, key) {
-            // Another request inserted the key while the shard was not locked.
-            return Ok(entry.decide(settings, &engine_request));
-        }
-        let (entry, reply) = fresh(&engine_request);
-        shard.insert(hash, entry, hasher, slot);
-        Ok(reply)
     }
 
     /// Reports the number of keys to the observers of the store, if it has changed.
@@ -439,7 +478,11 @@ impl MemoryStore {
     /// Locks the shard of a key.
     #[inline(always)]
     fn locked_shard(&self, settings: &Settings, key: &[u8]) -> LockedShard<'_> {
-        let hash = self.hash(settings, key);
+        self.lock_shard(self.hash(settings, key))
+    }
+
+    #[inline(always)]
+    fn lock_shard(&self, hash: u64) -> LockedShard<'_> {
         // Read under the lock, the clock would delay other threads, and the look-up of the key.
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
@@ -482,7 +525,7 @@ impl Store for MemoryStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         match self.decide_in_place(request) {
             Ok(outcome) => outcome.into(),
-            Err(locked) => self.decide_in_shard(request, locked),
+            Err(undecided) => self.decide_in_shard(request, undecided),
         }
     }
 

@@ -160,9 +160,16 @@ impl Shard {
         request.at(limit, now, action)
     }
 
-    pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {
-        self.table.insert_unique(hash, entry, |entry| entry.hash(hasher));
+    /// Returns the bucket of the key.
+    pub(super) fn insert(
+        &mut self,
+        hash: u64,
+        entry: Entry,
+        hasher: &RandomState,
+        slot: Slot<'_>,
+    ) -> usize {
         slot.fill();
+        self.table.insert_unique(hash, entry, |entry| entry.hash(hasher)).bucket_index()
     }
 
     /// Removes a key, and returns its slot.

@@ -7,21 +7,17 @@ use super::{Clock, Entry, MemoryStore, Search, Shard, Slot};
 use crate::{
     algorithm::{Action, Combined, EngineReply, EngineRequest, PerLimit, combine},
     decision::Outcome,
-    error::{Error, StoreError},
-    store::{LimitRequest, StoreFuture, StoreRequest},
+    error::StoreError,
+    store::{LimitRequest, StoreRequest},
     sync::lock,
 };
 
 impl MemoryStore {
     #[inline(never)]
-    pub(super) fn decide_combined(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        let outcome = self.transact(request);
-        self.report_keys();
-        StoreFuture::ready(outcome.map_err(Error::from))
-    }
-
-    #[inline]
-    fn transact(&self, request: &StoreRequest<'_>) -> Result<Outcome, StoreError> {
+    pub(super) fn decide_combined(
+        &self,
+        request: &StoreRequest<'_>,
+    ) -> Result<Outcome, StoreError> {
         let mut slots = PerLimit::new();
         loop {
             let mut transaction = Transaction::new(self);
