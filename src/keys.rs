@@ -12,8 +12,6 @@ use std::{
     str,
 };
 
-use sha2::{Digest, Sha256};
-
 use self::secret::Secret;
 pub(crate) use self::text::{Text, are_same, hex};
 
@@ -262,7 +260,7 @@ pub(crate) fn written(text: fmt::Arguments<'_>) -> Key<'static> {
 fn bounded(text: impl Into<Vec<u8>>) -> Key<'static> {
     let mut text = text.into();
     if text.len() > LONGEST {
-        text = [HASHED, &hex(&Sha256::digest(&text))].concat().into();
+        text = [HASHED, &hex(&hmac_sha256::Hash::hash(&text))].concat().into();
     }
     Key(Repr::Owned(text.into()))
 }

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use hmac_sha256::HMAC;
 
 use super::text::hex;
 
@@ -13,19 +12,20 @@ const LENGTH: usize = 16;
 
 /// The secret of a keyed hash, prepared for values.
 #[derive(Clone)]
-pub(crate) struct Secret(Hmac<Sha256>);
+pub(crate) struct Secret(HMAC);
 
 impl Secret {
     #[track_caller]
     pub(crate) fn new(secret: &[u8]) -> Self {
         assert!(!secret.is_empty(), "the secret of a hashed key is empty; use 32 random bytes");
-        Self(Hmac::new_from_slice(secret).expect("HMAC takes keys of any length"))
+        Self(HMAC::new(secret))
     }
 
     /// Returns hexadecimal digits.
     pub(crate) fn hash(&self, value: &[u8]) -> String {
-        let hash = self.0.clone().chain_update(value).finalize().into_bytes();
-        hex(&hash[..LENGTH])
+        let mut hmac = self.0.clone();
+        hmac.update(value);
+        hex(&hmac.finalize()[..LENGTH])
     }
 }
 

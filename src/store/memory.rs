@@ -147,6 +147,8 @@ pub(super) struct LockedShard<'a> {
     shard: MutexGuard<'a, Shard>,
     hash: u64,
     now: i64,
+    /// Whether this request has inserted the key, so that the number of keys is to be reported.
+    is_new: bool,
 }
 
 /// What [`MemoryStore::decide_in_place`] does not decide.
@@ -261,10 +263,9 @@ impl MemoryStore {
             return Err(Undecided::Several);
         };
         let key = key.as_bytes();
-        let LockedShard { mut shard, hash, mut now } = self.locked_shard(settings, key);
+        let LockedShard { mut shard, hash, mut now, mut is_new } = self.locked_shard(settings, key);
         let action = request.action;
         if limit.hold.is_none() {
-            let mut is_new = false;
             loop {
                 if let Some(entry) = shard.find(hash, settings, key) {
                     let engine_request = request.at(limit, now, action);
@@ -281,16 +282,16 @@ impl MemoryStore {
                         drop(shard);
                         return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                     }
-                } else if action.commits() && !is_new {
-                    is_new = true;
-                    let locked = LockedShard { shard, hash, now };
-                    (shard, now, _) = self.with_new_key(locked, settings, key)?;
+                } else if action.commits() {
+                    let locked = LockedShard { shard, hash, now, is_new };
+                    let (inserted, _) = self.with_new_key(locked, settings, key)?;
+                    LockedShard { shard, now, is_new, .. } = inserted;
                     continue;
                 }
                 break;
             }
         }
-        Err(Undecided::Locked(LockedShard { shard, hash, now }))
+        Err(Undecided::Locked(LockedShard { shard, hash, now, is_new }))
     }
 
     /// Goes on where [`decide_in_place`](Self::decide_in_place) has not decided.
@@ -305,7 +306,6 @@ impl MemoryStore {
             Undecided::Locked(locked) => self.decide_locked(request, locked),
             Undecided::Failed(error) => Err(error),
         };
-        self.report_keys();
         StoreFuture::ready(outcome.map_err(Into::into))
     }
 
@@ -313,27 +313,28 @@ impl MemoryStore {
     fn decide_locked<'a>(
         &'a self,
         request: &StoreRequest<'_>,
-        locked: LockedShard<'a>,
+        mut locked: LockedShard<'a>,
     ) -> Result<Outcome, StoreError> {
         let limit = &request.limits[0];
         let LimitRequest { settings, key, .. } = *limit;
         let key = key.as_bytes();
         let inserts = request.action.commits() || matches!(request.action, Action::Block { .. });
-        let LockedShard { shard, hash, now } = locked;
-        let (mut shard, now, bucket) = match shard.find_bucket(hash, settings, key) {
-            Some(bucket) => (shard, now, Some(bucket)),
-            None if inserts => {
-                let locked = LockedShard { shard, hash, now };
-                let (shard, now, bucket) = self.with_new_key(locked, settings, key)?;
-                (shard, now, Some(bucket))
-            }
-            None => (shard, now, None),
-        };
+        let mut bucket = locked.shard.find_bucket(locked.hash, settings, key);
+        if bucket.is_none() && inserts {
+            let new;
+            (locked, new) = self.with_new_key(locked, settings, key)?;
+            bucket = Some(new);
+        }
+        let LockedShard { mut shard, now, is_new, .. } = locked;
         let engine_request = shard.request(request, limit, now);
         let reply = match bucket {
             Some(bucket) => shard.entry(bucket).decide(settings, &engine_request),
             None => Entry::new(settings, key).decide(settings, &engine_request),
         };
+        drop(shard);
+        if is_new {
+            self.report_keys(); // not while the shard is locked
+        }
         Ok(Outcome::new(limit.policy(), reply, request.action, 0.0))
     }
 
@@ -344,34 +345,32 @@ impl MemoryStore {
         mut locked: LockedShard<'a>,
         settings: &Arc<Settings>,
         key: &[u8],
-    ) -> Result<(MutexGuard<'a, Shard>, i64, usize), StoreError> {
+    ) -> Result<(LockedShard<'a>, usize), StoreError> {
         let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
-        let LockedShard { shard, hash, now } = &mut locked;
+        let LockedShard { shard, hash, now, .. } = &mut locked;
+        let (hash, mut search) = (*hash, self.search(*now, &[]));
         let slot = match slots.take() {
             Some(slot) => {
                 shard.sweep(*now, slots);
+                Some(slot)
+            }
+            None => shard.evict(&mut search, slots),
+        };
+        let slot = match slot {
+            Some(slot) => slot,
+            None => {
+                drop(locked);
+                let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
+                locked = self.lock_shard(hash);
+                if let Some(bucket) = locked.shard.find_bucket(hash, settings, key) {
+                    return Ok((locked, bucket)); // another thread has inserted it
+                }
                 slot
             }
-            None => {
-                let mut search = self.search(*now, &[]);
-                match shard.evict(&mut search, slots) {
-                    Some(slot) => slot,
-                    None => {
-                        let hash = *hash;
-                        drop(locked);
-                        let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
-                        locked = self.lock_shard(hash);
-                        if let Some(bucket) = locked.shard.find_bucket(hash, settings, key) {
-                            return Ok((locked.shard, locked.now, bucket)); // inserted meanwhile
-                        }
-                        slot
-                    }
-                }
-            }
         };
-        let LockedShard { mut shard, hash, now } = locked;
-        let bucket = shard.insert(hash, Entry::new(settings, key), hasher, slot);
-        Ok((shard, now, bucket))
+        locked.is_new = true;
+        let bucket = locked.shard.insert(locked.hash, Entry::new(settings, key), hasher, slot);
+        Ok((locked, bucket))
     }
 
     /// Returns units to a key.
@@ -382,7 +381,7 @@ impl MemoryStore {
         releases: &[Release],
     ) {
         let key = key.as_bytes();
-        let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key);
+        let LockedShard { mut shard, hash, now, .. } = self.locked_shard(settings, key);
         if let Some(entry) = shard.find(hash, settings, key) {
             entry.return_units(settings, now, releases);
         }
@@ -393,7 +392,8 @@ impl MemoryStore {
     pub(crate) fn end_hold_now(&self, hold: &EndedHold<'_>) {
         let EndedHold { settings, observers, key, units, .. } = *hold;
         let found = {
-            let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key.as_bytes());
+            let LockedShard { mut shard, hash, now, .. } =
+                self.locked_shard(settings, key.as_bytes());
             shard.find_held(hash, hold).map(|entry| entry.end_hold(hold, now))
         };
         if found.is_none() {
@@ -487,7 +487,7 @@ impl MemoryStore {
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
-        LockedShard { shard, hash, now }
+        LockedShard { shard, hash, now, is_new: false }
     }
 
     #[inline]

@@ -42,6 +42,8 @@ impl MemoryStore {
             }
             let combined = transaction.combine(request, &requests);
             transaction.insert_fresh(slots, now);
+            drop(transaction);
+            self.report_keys(); // not while the shards are locked
             return Ok(outcome(request, &combined));
         }
     }
