@@ -192,7 +192,7 @@ impl Rare {
 }
 
 impl Decision {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
         let Policy { limit, own_quota: quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, hold, .. } = reply;
@@ -302,11 +302,12 @@ impl Decision {
         }
     }
 
-    /// Returns a denial with a retry-after, or an end of its block, that is later by a part of it.
-    pub(crate) fn later(self, part: f64) -> Self {
-        let Some(time) = self.retry_after().max(self.blocked_for()) else { return self };
-        let micros = time.as_micros() as f64 * (1.0 + part);
-        Self { wait: (micros as u64).min(UNKNOWN - 1), ..self }
+    /// Delays the retry-after of a denial, or the end of its block, by a part of it.
+    pub(crate) fn delay_retry(&mut self, part: f64) {
+        if let Some(time) = self.retry_after().max(self.blocked_for()) {
+            let micros = time.as_micros() as f64 * (1.0 + part);
+            self.wait = (micros as u64).min(UNKNOWN - 1);
+        }
     }
 
     /// Returns whether the request was denied until units that are held are returned.

@@ -70,19 +70,18 @@ impl<H: 'static> Pricing<H> {
     /// Writes the bill of a request. Returns false if the rule has to [look up](Self::look_up) its
     /// charge.
     #[inline]
-    pub(super) fn price<'a>(&'a self, head: &H, bill: &mut Bill<'a>) -> Result<bool, RequestError> {
+    pub(super) fn price(&self, head: &H, bill: &mut Bill) -> Result<bool, RequestError> {
         if (!self.forbidden.is_empty() || !self.exempt.is_empty()) && self.is_exempt(head)? {
             return Ok(true);
         }
         match &self.source {
-            ChargeSource::Key(limiter, extractor) => {
+            ChargeSource::Key(_, extractor) => {
                 let key = match extractor.extract(head) {
                     Ok(key) => Some(key),
                     Err(error) => self.without_key(error)?,
                 };
                 let cost = || self.cost.as_ref().map_or(1, |cost| cost(head));
-                let units = key.map(|key| (limiter, key, cost()));
-                bill.units = units.filter(|(.., cost)| *cost > 0);
+                bill.units = key.map(|key| (key, cost())).filter(|(_, cost)| *cost > 0);
             }
             ChargeSource::Rule(rule) => match rule.charge_now(head) {
                 Some(charge) => self.price_charge(head, charge, bill)?,
@@ -105,7 +104,7 @@ impl<H: 'static> Pricing<H> {
         &self,
         head: &H,
         charge: Result<Charge, RequestError>,
-        bill: &mut Bill<'_>,
+        bill: &mut Bill,
     ) -> Result<(), RequestError> {
         let charge = match (charge, &self.cost) {
             (Ok(charge), Some(cost)) if !charge.is_exempt() => charge.or_cost(cost(head)),

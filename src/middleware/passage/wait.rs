@@ -19,9 +19,9 @@ impl<P: ProtocolBase> Shared<P> {
     pub(super) fn admit_after_wait(
         &self,
         head: &P::Head,
-        mut waiter: Box<Waiter>,
+        waiter: &mut Waiter,
         decided: Result<Decision, Error>,
-        bill: &mut Bill<'_>,
+        bill: &mut Bill,
     ) -> Verdict {
         // What is left of the wait: the fallback must not begin it anew.
         let rest = self.max_wait.at_most(waiter.remaining_wait());
@@ -29,17 +29,17 @@ impl<P: ProtocolBase> Shared<P> {
         bill.charge = charge;
         let error = match decided {
             Ok(decision) if decision.is_allowed() => {
-                bill.allow(Outcome { decision, receipts });
+                bill.outcome = Some(Outcome { decision, receipts });
                 return Ok(None);
             }
             Ok(decision) => return Err(Rejection::Denied(decision)),
             Err(Error::Store(error)) => error,
             Err(error) => return Err(error.into()),
         };
-        match bill.charge().recover(self.on_failure, &error) {
+        match bill.charge.recover(self.on_failure, &error) {
             Recovery::Uncounted(decision) => {
                 bill.charge = Charge::exempt();
-                bill.decision = decision;
+                bill.outcome = decision.map(Outcome::of_nothing);
                 Ok(None)
             }
             Recovery::Fallback(charge) => {
