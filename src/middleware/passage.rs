@@ -63,9 +63,7 @@ pin_project! {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
             // Once the service is called, it may do its work: the cost stays spent.
-            if let StageProj::Admitting { step, .. } = this.stage.project()
-                && !matches!(step, Step::Called)
-            {
+            if let StageProj::Admitting { head: Some(_), .. } = this.stage.project() {
                 this.shared.release(this.bill);
             }
         }
@@ -76,8 +74,6 @@ pin_project! {
     /// Where a request is.
     #[project = StageProj]
     enum Stage<F, H, R, J, T> {
-        // Most requests go from here to the call in one turn. Until then they stay in their place:
-        // each move takes a few ns.
         Admitting { head: Option<H>, rest: Option<R>, step: Step<H> },
         Calling { #[pin] future: F },
         /// The response is there. It arrives after the block that it asks for, which then holds for
@@ -89,14 +85,13 @@ pin_project! {
 }
 
 /// The way of a request to the service.
-enum Step<H> {
+pub(crate) enum Step<H> {
     Arrived,
     /// The rule looks up the charge of the head.
     Pricing(Lookup<H>),
     Waiting(Box<Waiter>),
     /// The request is admitted, but the service was not ready.
     Admitted,
-    Called,
 }
 
 impl<S, P, Req> ResponseFuture<S, P, Req>
@@ -127,99 +122,72 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let (shared, bill) = (&**this.shared, this.bill);
-        let (pricing, protocol) = (shared.protocol.pricing(), &shared.protocol);
-        loop {
-            match this.stage.as_mut().project() {
-                StageProj::Admitting { head, rest, step } => {
-                    let verdict = match step {
-                        Step::Arrived => {
-                            let found = head.as_ref().expect(TAKEN);
-                            let priced = pricing.price(found, bill);
-                            if matches!(priced, Ok(false)) {
-                                *step = Step::Pricing(pricing.look_up(take(head)));
-                                continue;
-                            }
-                            shared.admit(found, priced.map(drop), bill)
-                        }
-                        Step::Pricing(lookup) => {
-                            let (found, charge) = ready!(lookup.as_mut().poll(cx));
-                            shared.admit_charge(head.insert(found), charge, bill)
-                        }
-                        Step::Waiting(waiter) => {
-                            let decided = ready!(waiter.poll(cx));
-                            let found = head.as_ref().expect(TAKEN);
-                            shared.admit_after_wait(found, waiter, decided, bill)
-                        }
-                        Step::Admitted => Ok(None),
-                        Step::Called => panic!("{TAKEN}"),
-                    };
-                    match verdict {
-                        Ok(None) => {}
-                        Ok(Some(waiter)) => {
-                            *step = Step::Waiting(waiter);
-                            continue;
-                        }
-                        Err(mut rejection) => {
-                            if shared.rejects(&mut rejection, bill) {
-                                let found = head.as_ref().expect(TAKEN);
-                                let rejected = protocol.reject(rejection, found, &bill.charge);
-                                this.stage.set(Stage::Done);
-                                match rejected {
-                                    Rejected::Now(response) => return Poll::Ready(Ok(response)),
-                                    Rejected::Later(response) => {
-                                        this.stage.set(Stage::Rejecting { response });
-                                    }
-                                }
-                                continue;
-                            }
-                        }
-                    }
-                    // After the decision: a denied request never waits for the service, and a
-                    // request that waits for its quota does not hold a place that `poll_ready` has
-                    // reserved.
-                    match this.inner.poll_ready(cx) {
-                        Poll::Ready(Ok(())) => {}
-                        Poll::Ready(Err(error)) => {
-                            shared.release(bill);
-                            return Poll::Ready(Err(error));
-                        }
-                        Poll::Pending => {
-                            *step = Step::Admitted;
-                            shared.keep(bill);
-                            return Poll::Pending;
-                        }
-                    }
-                    shared.begin(bill);
-                    protocol.annotate(head.as_mut().expect(TAKEN), bill);
-                    *step = Step::Called;
-                    let future = this.inner.call(P::join(take(head), take(rest)));
-                    this.stage.set(Stage::Calling { future });
+        if let StageProj::Admitting { head, rest, step } = this.stage.as_mut().project() {
+            // Most requests are admitted or denied in one turn. Until then they stay in their place:
+            // each move takes a few ns.
+            let verdict = match shared.arrive(head, step, bill) {
+                Some(verdict) => verdict,
+                None => ready!(shared.go_on(cx, head, step, bill)),
+            };
+            if let Err(mut rejection) = verdict
+                && shared.rejects(&mut rejection, bill)
+            {
+                let found = head.as_ref().expect(TAKEN);
+                let rejected = shared.protocol.reject(rejection, found, &bill.charge);
+                this.stage.set(Stage::Done);
+                let mut response = match rejected {
+                    Rejected::Now(response) => return Poll::Ready(Ok(response)),
+                    Rejected::Later(response) => response,
+                };
+                let polled = Pin::new(&mut response).poll(cx);
+                this.stage.set(Stage::Rejecting { response });
+                return polled.map(Ok);
+            }
+            // After the decision: a denied request never waits for the service, and a request that
+            // waits for its quota does not hold a place that `poll_ready` has reserved.
+            match this.inner.poll_ready(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => {
+                    shared.release(bill);
+                    return Poll::Ready(Err(error));
                 }
-                StageProj::Calling { future } => {
-                    let answer = ready!(future.poll(cx));
-                    // Before the end of what the request holds.
-                    this.stage.set(Stage::Done);
-                    let response = match answer {
-                        Ok(response) => response,
-                        Err(error) => {
-                            bill.holds = None; // as used
-                            return Poll::Ready(Err(error));
-                        }
-                    };
-                    let learned =
-                        if protocol.learns() { protocol.learned(&response) } else { None };
+                Poll::Pending => {
+                    *step = Step::Admitted;
+                    shared.keep(bill);
+                    return Poll::Pending;
+                }
+            }
+            shared.begin(bill);
+            shared.protocol.annotate(head.as_mut().expect(TAKEN), bill);
+            let future = this.inner.call(P::join(take(head), take(rest)));
+            this.stage.set(Stage::Calling { future });
+        }
+        if let StageProj::Calling { future } = this.stage.as_mut().project() {
+            let answer = ready!(future.poll(cx));
+            // Before the end of what the request holds.
+            this.stage.set(Stage::Done);
+            match answer {
+                Ok(response) if shared.protocol.learns() => {
+                    let learned = shared.protocol.learned(&response);
                     let learning = learned.and_then(|vendor| bill.learn(vendor));
-                    let response = protocol.respond(response, bill);
+                    let response = shared.protocol.respond(response, bill);
                     let Some(learning) = learning else { return Poll::Ready(Ok(response)) };
                     this.stage.set(Stage::Learning { learning, response: Some(response) });
                 }
-                StageProj::Learning { learning, response } => {
-                    ready!(learning.as_mut().poll(cx));
-                    return Poll::Ready(Ok(take(response)));
+                Ok(response) => return Poll::Ready(Ok(shared.protocol.respond(response, bill))),
+                Err(error) => {
+                    bill.holds = None; // as used
+                    return Poll::Ready(Err(error));
                 }
-                StageProj::Rejecting { response } => return Pin::new(response).poll(cx).map(Ok),
-                StageProj::Done => panic!("{TAKEN}"),
             }
+        }
+        match this.stage.project() {
+            StageProj::Learning { learning, response } => {
+                ready!(learning.as_mut().poll(cx));
+                Poll::Ready(Ok(take(response)))
+            }
+            StageProj::Rejecting { response } => Pin::new(response).poll(cx).map(Ok),
+            _ => panic!("{TAKEN}"),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use super::bill::Bill;
+use super::{Step, TAKEN, bill::Bill};
 use crate::{
     decision::Outcome,
     limiter::{Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot, Waiter},
@@ -54,8 +54,37 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Admits or denies a request that is priced.
+    /// Admits or denies a request that arrives; `None` if it waits.
     #[inline(always)]
+    pub(super) fn arrive(
+        &self,
+        head: &mut Option<P::Head>,
+        step: &mut Step<P::Head>,
+        bill: &mut Bill,
+    ) -> Option<Result<(), Rejection>> {
+        let Step::Arrived = step else { return None };
+        let pricing = self.protocol.pricing();
+        let found = head.as_ref().expect(TAKEN);
+        let verdict = match pricing.price(found, bill) {
+            Ok(false) => {
+                let found = head.take().expect(TAKEN);
+                *step = Step::Pricing(pricing.look_up(found));
+                return None;
+            }
+            priced => self.admit(found, priced.map(drop), bill),
+        };
+        match verdict {
+            Ok(None) => Some(Ok(())),
+            Ok(Some(waiter)) => {
+                *step = Step::Waiting(waiter);
+                None
+            }
+            Err(rejection) => Some(Err(rejection)),
+        }
+    }
+
+    /// Admits or denies a request that is priced.
+    #[inline]
     pub(super) fn admit(
         &self,
         head: &P::Head,
@@ -71,17 +100,6 @@ impl<P: ProtocolBase> Shared<P> {
             return Ok(None);
         }
         self.decide(head, self.max_wait, bill)
-    }
-
-    /// Admits or denies a request whose charge the rule has looked up.
-    #[inline(never)]
-    pub(super) fn admit_charge(
-        &self,
-        head: &P::Head,
-        charge: Result<Charge, RequestError>,
-        bill: &mut Bill,
-    ) -> Verdict {
-        self.admit(head, self.protocol.pricing().price_charge(head, charge, bill), bill)
     }
 
     #[inline]

@@ -1,5 +1,7 @@
 //! `Bill`: what goes with a request from its pricing to its response.
 
+use std::mem;
+
 use super::{admit::Shared, settle::RequestHolds};
 use crate::{
     algorithm::Action,
@@ -90,7 +92,8 @@ impl<P: ProtocolBase> Shared<P> {
         };
         match answer {
             StoreFuture::Ready(Some(Ok(outcome))) => {
-                bill.outcome = Some(outcome);
+                // Not assigned, as the drop of the value before, which is none, takes another copy.
+                mem::forget(bill.outcome.replace(outcome));
                 None
             }
             answer => Some(answer),

@@ -77,11 +77,16 @@ impl<H: 'static> Pricing<H> {
         match &self.source {
             ChargeSource::Key(_, extractor) => {
                 let key = match extractor.extract(head) {
-                    Ok(key) => Some(key),
-                    Err(error) => self.without_key(error)?,
+                    Ok(key) => key,
+                    Err(error) => match self.without_key(error)? {
+                        Some(key) => key,
+                        None => return Ok(true),
+                    },
                 };
-                let cost = || self.cost.as_ref().map_or(1, |cost| cost(head));
-                bill.units = key.map(|key| (key, cost())).filter(|(_, cost)| *cost > 0);
+                let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
+                if cost > 0 {
+                    bill.units = Some((key, cost));
+                }
             }
             ChargeSource::Rule(rule) => match rule.charge_now(head) {
                 Some(charge) => self.price_charge(head, charge, bill)?,
