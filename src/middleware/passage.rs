@@ -1,10 +1,10 @@
-//! The passage of a request through the layer, as a loop over its stages.
+//! The passage of a request through the layer, stage by stage.
 //!
 //! | stage | file |
 //! |---|---|
 //! | its key and price, from its head | `price.rs` |
 //! | admission: the limiters decide | `admit.rs` |
-//! | the wait for the decision, or for a reserved instant | `wait.rs` |
+//! | the wait for its price, the decision, or a reserved instant | `wait.rs` |
 //! | the readiness of the service, and its call | here |
 //! | the response, and the end of what the request holds | `settle.rs`; `http.rs`, `custom.rs` |
 //!
@@ -26,6 +26,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
+use self::bill::{Step, TAKEN};
 pub(crate) use self::{
     admit::Shared,
     price::{IntoMatch, Pricing, matcher},
@@ -33,11 +34,8 @@ pub(crate) use self::{
 };
 pub use self::{bill::Bill, settle::Settle};
 use crate::{
-    limiter::{Learning, Waiter},
-    middleware::{
-        protocol::{Protocol, Rejected},
-        rule::Lookup,
-    },
+    limiter::{Holds, Learning},
+    middleware::protocol::{Protocol, ProtocolBase, Rejected},
 };
 
 pin_project! {
@@ -84,16 +82,6 @@ pin_project! {
     }
 }
 
-/// The way of a request to the service.
-pub(crate) enum Step<H> {
-    Arrived,
-    /// The rule looks up the charge of the head.
-    Pricing(Lookup<H>),
-    Waiting(Box<Waiter>),
-    /// The request is admitted, but the service was not ready.
-    Admitted,
-}
-
 impl<S, P, Req> ResponseFuture<S, P, Req>
 where
     S: Service<Req>,
@@ -105,8 +93,6 @@ where
         Self { stage: Stage::Admitting { head, rest, step }, inner, bill: Bill::exempt(), shared }
     }
 }
-
-const TAKEN: &str = "polled after completion";
 
 fn take<T>(option: &mut Option<T>) -> T {
     option.take().expect(TAKEN)
@@ -188,6 +174,56 @@ where
             }
             StageProj::Rejecting { response } => Pin::new(response).poll(cx).map(Ok),
             _ => panic!("{TAKEN}"),
+        }
+    }
+}
+
+impl<P: ProtocolBase> Shared<P> {
+    /// Takes what the request holds for the service, which is called now.
+    #[inline]
+    fn begin(&self, bill: &mut Bill) {
+        if self.protocol.shares_holds() || self.protocol.learns() || bill.may_hold() {
+            self.hold(bill);
+        }
+    }
+
+    /// Keeps a bill while the service is not ready. What is held is renewed.
+    #[inline(never)]
+    fn keep(&self, bill: &mut Bill) {
+        self.charge(bill);
+        self.hold(bill);
+    }
+
+    /// Takes what an allowed request holds, if anything.
+    #[inline(never)]
+    fn hold(&self, bill: &mut Bill) {
+        if self.protocol.learns() {
+            self.charge(bill);
+        }
+        // In a dry run, a denied request proceeds, and is not counted.
+        let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
+        let holds = match (allowed, self.limiter(), bill.units.take()) {
+            (Some(outcome), Some(limiter), Some((key, cost))) => {
+                limiter.holds(key, cost, &outcome.receipts)
+            }
+            (Some(outcome), ..) => bill.charge.holds(&outcome.receipts),
+            (None, ..) => Holds::default(),
+        };
+        bill.outcome.iter_mut().for_each(|outcome| outcome.receipts.remove_holds());
+        // The service can settle even if there is nothing.
+        if bill.holds.is_none() && (self.protocol.shares_holds() || !holds.is_empty()) {
+            bill.holds = Some(RequestHolds::new(holds));
+        }
+    }
+
+    /// Returns what a request has taken: the service was not called.
+    #[inline(never)]
+    fn release(&self, bill: &mut Bill) {
+        if let Some(mut holds) = bill.holds.take() {
+            holds.release();
+        }
+        if let Some(outcome) = bill.outcome.take() {
+            self.charge(bill).release_in_background(&outcome.receipts);
         }
     }
 }

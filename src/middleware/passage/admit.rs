@@ -3,10 +3,14 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use super::{Step, TAKEN, bill::Bill};
+use super::bill::{Bill, Step, TAKEN};
 use crate::{
+    algorithm::Action,
     decision::Outcome,
-    limiter::{Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot, Waiter},
+    limiter::{
+        AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot,
+        Waiter,
+    },
     middleware::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
@@ -51,6 +55,47 @@ impl<P: ProtocolBase> Shared<P> {
             retry_jitter: 0.0,
             observers: Observers::default(),
             misconfigured: Arc::default(),
+        }
+    }
+
+    /// Returns the limiter of a layer with a key extractor.
+    #[inline]
+    pub(super) fn limiter(&self) -> Option<&AnyLimiter> {
+        self.protocol.pricing().limiter()
+    }
+
+    /// Returns the charge of a bill, which is made now if it was not needed before.
+    pub(super) fn charge<'a>(&self, bill: &'a mut Bill) -> &'a mut Charge {
+        if let (Some(limiter), Some((key, cost))) = (self.limiter(), bill.units.take()) {
+            bill.charge = Charge::of_units(limiter, key, cost);
+        }
+        &mut bill.charge
+    }
+
+    /// Resolves a wait in microseconds.
+    #[inline]
+    pub(super) fn resolve(&self, max_wait: MaxWait, bill: &Bill) -> u64 {
+        match (self.limiter(), &bill.units) {
+            (Some(limiter), Some(_)) => limiter.resolve(max_wait),
+            _ => bill.charge.resolve(max_wait),
+        }
+    }
+
+    /// Asks the limiters for a decision. Writes an outcome that is there at once into the bill, else
+    /// returns the answer.
+    #[inline]
+    pub(super) fn ask(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
+        let answer = match (self.limiter(), &bill.units) {
+            (Some(limiter), Some((key, cost))) => limiter.admit(key, *cost, max_wait),
+            _ => bill.charge.decide(Action::Check, max_wait),
+        };
+        match answer {
+            StoreFuture::Ready(Some(Ok(outcome))) => {
+                // Not assigned, as the drop of the value before, which is none, takes another copy.
+                mem::forget(bill.outcome.replace(outcome));
+                None
+            }
+            answer => Some(answer),
         }
     }
 

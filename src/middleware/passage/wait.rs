@@ -4,9 +4,8 @@
 use std::task::{Context, Poll, ready};
 
 use super::{
-    Step, TAKEN,
     admit::{Shared, Verdict},
-    bill::Bill,
+    bill::{Bill, Step, TAKEN},
 };
 use crate::{
     decision::{Decision, Outcome},
