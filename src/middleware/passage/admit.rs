@@ -81,8 +81,8 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Asks the limiters for a decision. Writes an outcome that is there at once into the bill, else
-    /// returns the answer.
+    /// Asks the limiters for a decision. Writes an outcome that is there at once into the bill,
+    /// else returns the answer.
     #[inline]
     pub(super) fn ask(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
         let answer = match (self.limiter(), &bill.units) {
@@ -91,7 +91,7 @@ impl<P: ProtocolBase> Shared<P> {
         };
         match answer {
             StoreFuture::Ready(Some(Ok(outcome))) => {
-                // Not assigned, as the drop of the value before, which is none, takes another copy.
+                // Not assigned: the drop of the value before, which is none, takes another copy.
                 mem::forget(bill.outcome.replace(outcome));
                 None
             }
