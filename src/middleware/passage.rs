@@ -109,8 +109,8 @@ where
         let mut this = self.project();
         let (shared, bill) = (&**this.shared, this.bill);
         if let StageProj::Admitting { head, rest, step } = this.stage.as_mut().project() {
-            // Most requests are admitted or denied in one turn. Until then they stay in their place:
-            // each move takes a few ns.
+            // Most requests are admitted or denied in one turn. Until then they stay in their
+            // place: each move takes a few ns.
             let verdict = match shared.arrive(head, step, bill) {
                 Some(verdict) => verdict,
                 None => ready!(shared.go_on(cx, head, step, bill)),
