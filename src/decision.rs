@@ -302,11 +302,12 @@ impl Decision {
         }
     }
 
-    /// Returns a denial with a retry-after, or an end of its block, that is later by a part of it.
-    pub(crate) fn later(self, part: f64) -> Self {
-        let Some(time) = self.retry_after().max(self.blocked_for()) else { return self };
-        let micros = time.as_micros() as f64 * (1.0 + part);
-        Self { wait: (micros as u64).min(UNKNOWN - 1), ..self }
+    /// Delays the retry-after of a denial, or the end of its block, by a part of it.
+    pub(crate) fn delay_retry(&mut self, part: f64) {
+        if let Some(time) = self.retry_after().max(self.blocked_for()) {
+            let micros = time.as_micros() as f64 * (1.0 + part);
+            self.wait = (micros as u64).min(UNKNOWN - 1);
+        }
     }
 
     /// Returns whether the request was denied until units that are held are returned.

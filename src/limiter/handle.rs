@@ -556,6 +556,7 @@ impl Limiter {
     }
 
     /// Returns whether units are only held.
+    #[inline]
     pub(super) fn only_holds(&self) -> bool {
         !self.current().spends
     }

@@ -111,6 +111,24 @@ impl AnyLimiter {
         }
     }
 
+    /// Decides about a request, whose units are held if the limiter only holds units, else spent.
+    // One copy: the future of each layer would have its own.
+    #[inline(never)]
+    pub(crate) fn admit(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> StoreFuture<Outcome> {
+        match &self.0 {
+            Kind::Own(limiter) if limiter.only_holds() => {
+                limiter.decide_hold(key, cost, limiter.resolve(max_wait) > 0)
+            }
+            Kind::Own(limiter) => limiter.decide(Action::Check, key, cost, max_wait),
+            Kind::Foreign(target) => target.decide(Action::Check, key, cost),
+        }
+    }
+
     /// Holds units of a key. `can_wait` says whether the request can wait for units that are held.
     #[inline]
     pub(crate) fn hold(&self, key: &Key<'_>, units: u64, can_wait: bool) -> StoreFuture<Outcome> {
@@ -161,6 +179,7 @@ impl AnyLimiter {
     }
 
     /// Returns whether units are only held.
+    #[inline]
     pub(crate) fn only_holds(&self) -> bool {
         matches!(&self.0, Kind::Own(limiter) if limiter.only_holds())
     }

@@ -6,7 +6,7 @@ use crate::{
     limiter::{Charge, VendorState},
     middleware::{
         http::Usage,
-        passage::{ChargeState, Pricing},
+        passage::{Bill, Pricing},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
     },
@@ -85,15 +85,15 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
         head
     }
 
-    fn annotate(&self, _: &mut Req, _: &mut ChargeState) {}
+    fn annotate(&self, _: &mut Req, _: &mut Bill) {}
 
     fn learned(&self, response: &Res) -> Option<VendorState> {
         self.learn.as_ref().map(|learn| learn(response))
     }
 
-    fn respond(&self, response: Res, state: &mut ChargeState) -> Res {
+    fn respond(&self, response: Res, bill: &mut Bill) -> Res {
         // The drop ends what is not settled.
-        if let Some(mut holds) = state.take_holds()
+        if let Some(mut holds) = bill.holds.take()
             && let Some(settle_by) = &self.settle_by
             && let Some(usage) = settle_by(&response)
         {

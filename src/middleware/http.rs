@@ -28,7 +28,7 @@ use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped, meter::MakeM
 use crate::{
     limiter::{Charge, VendorState},
     middleware::{
-        passage::{ChargeState, Expects, Pricing},
+        passage::{Bill, Expects, Pricing, RequestHolds},
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
     },
@@ -90,10 +90,6 @@ impl ProtocolBase for Http {
         &mut self.pricing
     }
 
-    fn reports(&self) -> bool {
-        self.extensions || !self.headers.dialects().is_empty()
-    }
-
     fn holds_costs(&self) -> bool {
         // A rule says which costs are estimates.
         self.charge_when.is_some() || self.settles() && self.pricing.limiter().is_some()
@@ -126,9 +122,9 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline]
-    fn annotate(&self, head: &mut Parts, state: &mut ChargeState) {
-        if self.extensions || matches!(state, ChargeState::Held(..)) {
-            self.add_to_head(head, state);
+    fn annotate(&self, head: &mut Parts, bill: &mut Bill) {
+        if self.extensions || bill.holds.is_some() {
+            self.add_to_head(head, bill);
         }
     }
 
@@ -139,13 +135,18 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline(always)]
-    fn respond(&self, mut response: Response<ResBody>, state: &mut ChargeState) -> Self::Response {
-        if self.charge_when.is_some() || matches!(state, ChargeState::Held(..)) {
-            return self.respond_and_end(response, state);
+    fn respond(&self, response: Response<ResBody>, bill: &mut Bill) -> Self::Response {
+        let (mut head, body) = response.into_parts();
+        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
+        if let Some((decision, charge)) = bill.counted()
+            && !self.headers.dialects().is_empty()
+        {
+            self.headers.add(&mut head.headers, decision, charge);
         }
-        self.add_headers(response.headers_mut(), state);
-        self.add_extension(response.extensions_mut(), state);
-        response.map(|body| ResponseBody::service(body, None))
+        self.add_extension(&mut head.extensions, bill);
+        let holds = bill.holds.take();
+        let guard = holds.and_then(|holds| self.guard(holds, &head, is_charged));
+        Response::from_parts(head, ResponseBody::service(body, guard))
     }
 
     fn reject(
@@ -194,18 +195,9 @@ impl Http {
     }
 
     #[inline]
-    fn add_headers(&self, headers: &mut HeaderMap, state: &ChargeState) {
-        if let Some((decision, charge)) = state.counted()
-            && !self.headers.dialects().is_empty()
-        {
-            self.headers.add(headers, decision, charge);
-        }
-    }
-
-    #[inline]
-    fn add_extension(&self, extensions: &mut Extensions, state: &ChargeState) {
+    fn add_extension(&self, extensions: &mut Extensions, bill: &Bill) {
         if self.extensions
-            && let Some((decision, _)) = state.counted()
+            && let Some((decision, _)) = bill.counted()
         {
             extensions.insert(decision.clone());
         }
@@ -213,9 +205,9 @@ impl Http {
 
     /// Adds the decision and the handle of the holds to the head of a request.
     #[inline(never)]
-    fn add_to_head(&self, head: &mut Parts, state: &mut ChargeState) {
-        self.add_extension(&mut head.extensions, state);
-        if let ChargeState::Held(_, holds) = state {
+    fn add_to_head(&self, head: &mut Parts, bill: &mut Bill) {
+        self.add_extension(&mut head.extensions, bill);
+        if let Some(holds) = &mut bill.holds {
             if self.settle_handle {
                 head.extensions.insert(holds.share());
             }
@@ -227,51 +219,23 @@ impl Http {
         }
     }
 
-    /// Converts a response, and ends what its request holds, now or with the body.
-    // Inlined, it would copy each response several times.
+    /// Ends what the request of a response holds, now or with the body.
     #[inline(never)]
-    fn respond_and_end<B>(
+    fn guard(
         &self,
-        mut response: Response<B>,
-        state: &mut ChargeState,
-    ) -> Response<ResponseBody<B>> {
-        if self.charge_when.is_some() || self.settle_by.is_some() {
-            return self.respond_by_head(response, state);
+        mut holds: Box<RequestHolds>,
+        head: &response::Parts,
+        is_charged: bool,
+    ) -> Option<BodyGuard> {
+        if !is_charged {
+            holds.end_spent(|_| 0);
+        } else if !self.settles() {
+            holds.end_spent(|held| held);
         }
-        self.add_headers(response.headers_mut(), state);
-        self.add_extension(response.extensions_mut(), state);
-        let guard = state.take_holds().and_then(|mut holds| {
-            if !self.settle_handle {
-                holds.end_spent(|held| held);
-            }
-            BodyGuard::unmetered(holds, response.status())
-        });
-        response.map(|body| ResponseBody::service(body, guard))
-    }
-
-    /// Does the same for a layer that looks at the head of the response.
-    #[inline(never)]
-    fn respond_by_head<B>(
-        &self,
-        response: Response<B>,
-        state: &mut ChargeState,
-    ) -> Response<ResponseBody<B>> {
-        let (mut head, body) = response.into_parts();
-        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
-        self.add_headers(&mut head.headers, state);
-        self.add_extension(&mut head.extensions, state);
-        let guard = state.take_holds().and_then(|mut holds| {
-            if !is_charged {
-                holds.end_spent(|_| 0);
-            } else if !self.settles() {
-                holds.end_spent(|held| held);
-            }
-            match &self.settle_by {
-                Some(make_meter) => BodyGuard::metered(holds, make_meter, &head),
-                None => BodyGuard::unmetered(holds, head.status),
-            }
-        });
-        Response::from_parts(head, ResponseBody::service(body, guard))
+        match &self.settle_by {
+            Some(make_meter) => BodyGuard::metered(holds, make_meter, head),
+            None => BodyGuard::unmetered(holds, head.status),
+        }
     }
 
     fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {

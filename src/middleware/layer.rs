@@ -185,7 +185,8 @@ impl RateLimitLayer {
     }
 
     /// Limits how many HTTP requests of a key are in flight, with counts in the memory of the
-    /// process. A request counts until its response body has ended or is dropped.
+    /// process. A request counts until its response body has ended or is dropped. The future of the
+    /// handler and the body are dropped before the place is free.
     ///
     /// The limiter is one of [`Algorithm::concurrency`] over a new
     /// [`MemoryStore`](crate::MemoryStore), named `concurrency`. For a limit over several

@@ -1,10 +1,10 @@
-//! The passage of a request through the layer, as a loop over its stages.
+//! The passage of a request through the layer, stage by stage.
 //!
 //! | stage | file |
 //! |---|---|
 //! | its key and price, from its head | `price.rs` |
 //! | admission: the limiters decide | `admit.rs` |
-//! | the wait for the decision, or for a reserved instant | `wait.rs` |
+//! | the wait for its price, the decision, or a reserved instant | `wait.rs` |
 //! | the readiness of the service, and its call | here |
 //! | the response, and the end of what the request holds | `settle.rs`; `http.rs`, `custom.rs` |
 //!
@@ -17,7 +17,7 @@ mod settle;
 mod wait;
 
 use std::{
-    fmt, mem,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -26,19 +26,16 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use self::bill::Bill;
-pub use self::settle::Settle;
+use self::bill::{Step, TAKEN};
 pub(crate) use self::{
     admit::Shared,
     price::{IntoMatch, Pricing, matcher},
-    settle::{ChargeState, Expects, RequestHolds},
+    settle::{Expects, RequestHolds},
 };
+pub use self::{bill::Bill, settle::Settle};
 use crate::{
-    limiter::{Charge, Learning, Waiter},
-    middleware::{
-        protocol::{Protocol, ProtocolBase, Rejected},
-        rule::Lookup,
-    },
+    limiter::{Holds, Learning},
+    middleware::protocol::{Protocol, ProtocolBase, Rejected},
 };
 
 pin_project! {
@@ -48,11 +45,26 @@ pin_project! {
         S: Service<Req>,
         P: Protocol<Req, S::Response>,
     {
-        shared: Arc<Shared<P>>,
-        inner: S,
-        state: ChargeState,
+        // Dropped in this order: a request counts until the service has dropped its work.
         #[pin]
         stage: Stage<S::Future, P::Head, P::Rest, P::Rejecting, P::Response>,
+        inner: S,
+        bill: Bill,
+        shared: Arc<Shared<P>>,
+    }
+
+    impl<S, P, Req> PinnedDrop for ResponseFuture<S, P, Req>
+    where
+        S: Service<Req>,
+        P: Protocol<Req, S::Response>,
+    {
+        fn drop(this: Pin<&mut Self>) {
+            let this = this.project();
+            // Once the service is called, it may do its work: the cost stays spent.
+            if let StageProj::Admitting { head: Some(_), .. } = this.stage.project() {
+                this.shared.release(this.bill);
+            }
+        }
     }
 }
 
@@ -60,17 +72,13 @@ pin_project! {
     /// Where a request is.
     #[project = StageProj]
     enum Stage<F, H, R, J, T> {
-        Arrived { request: Option<(H, R)> },
-        /// The rule looks up the charge.
-        Pricing { lookup: Lookup<H>, rest: Option<R> },
-        Waiting { waiter: Option<Box<Waiter>>, request: Option<(H, R)> },
-        /// The request is admitted, but the service is not ready.
-        Readying { bill: Option<Box<Bill<'static>>>, request: Option<(H, R)> },
+        Admitting { head: Option<H>, rest: Option<R>, step: Step<H> },
         Calling { #[pin] future: F },
         /// The response is there. It arrives after the block that it asks for, which then holds for
         /// a retry.
         Learning { learning: Learning, response: Option<T> },
         Rejecting { response: J },
+        Done,
     }
 }
 
@@ -80,12 +88,11 @@ where
     P: Protocol<Req, S::Response>,
 {
     pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
-        let stage = Stage::Arrived { request: Some(P::split(request)) };
-        Self { shared, inner, state: ChargeState::Exempt, stage }
+        let (head, rest) = P::split(request);
+        let (head, rest, step) = (Some(head), Some(rest), Step::Arrived);
+        Self { stage: Stage::Admitting { head, rest, step }, inner, bill: Bill::exempt(), shared }
     }
 }
-
-const TAKEN: &str = "polled after completion";
 
 fn take<T>(option: &mut Option<T>) -> T {
     option.take().expect(TAKEN)
@@ -100,131 +107,123 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        let (shared, state) = (&**this.shared, this.state);
-        let (pricing, protocol) = (shared.protocol.pricing(), &shared.protocol);
-        let mut bill = Bill::exempt();
-        loop {
-            // Most requests go from here to the call in one turn. Until then they stay in their
+        let (shared, bill) = (&**this.shared, this.bill);
+        if let StageProj::Admitting { head, rest, step } = this.stage.as_mut().project() {
+            // Most requests are admitted or denied in one turn. Until then they stay in their
             // place: each move takes a few ns.
-            let (mut found, verdict);
-            let request = match this.stage.as_mut().project() {
-                StageProj::Arrived { request } => {
-                    let (head, _) = request.as_ref().expect(TAKEN);
-                    let priced = pricing.price(head, &mut bill);
-                    if matches!(priced, Ok(false)) {
-                        let (head, rest) = take(request);
-                        let (lookup, rest) = (pricing.look_up(head), Some(rest));
-                        this.stage.set(Stage::Pricing { lookup, rest });
-                        continue;
-                    }
-                    verdict = shared.admit(head, priced.map(drop), &mut bill);
-                    request
-                }
-                StageProj::Pricing { lookup, rest } => {
-                    let (head, charge) = ready!(lookup.as_mut().poll(cx));
-                    verdict = shared.admit_charge(&head, charge, &mut bill);
-                    found = Some((head, take(rest)));
-                    &mut found
-                }
-                StageProj::Waiting { waiter, request } => {
-                    let decided = ready!(waiter.as_mut().expect(TAKEN).poll(cx));
-                    let (head, _) = request.as_ref().expect(TAKEN);
-                    verdict = shared.admit_after_wait(head, take(waiter), decided, &mut bill);
-                    request
-                }
-                StageProj::Readying { bill: kept, request } => {
-                    (bill, verdict) = (*take(kept), Ok(None));
-                    request
-                }
-                StageProj::Calling { future } => {
-                    let response = match ready!(future.poll(cx)) {
-                        Ok(response) => response,
-                        // A request that fails ends what it holds, as used.
-                        Err(error) => {
-                            *state = ChargeState::Exempt;
-                            return Poll::Ready(Err(error));
-                        }
-                    };
-                    let learned =
-                        if protocol.learns() { protocol.learned(&response) } else { None };
-                    let Some(learning) = learned.and_then(|vendor| state.learn(vendor)) else {
-                        return Poll::Ready(Ok(protocol.respond(response, state)));
-                    };
-                    let response = Some(protocol.respond(response, state));
-                    this.stage.set(Stage::Learning { learning, response });
-                    continue;
-                }
-                StageProj::Learning { learning, response } => {
-                    ready!(learning.as_mut().poll(cx));
-                    return Poll::Ready(Ok(take(response)));
-                }
-                StageProj::Rejecting { response } => return Pin::new(response).poll(cx).map(Ok),
+            let verdict = match shared.arrive(head, step, bill) {
+                Some(verdict) => verdict,
+                None => ready!(shared.go_on(cx, head, step, bill)),
             };
-            let rejection = match verdict {
-                Ok(None) => None,
-                Ok(Some(waiter)) => {
-                    let (waiter, request) = (Some(waiter), request.take());
-                    this.stage.set(Stage::Waiting { waiter, request });
-                    continue;
-                }
-                Err(rejection) => shared.reject(rejection, &mut bill),
-            };
-            if let Some(rejection) = rejection {
-                let (head, _) = request.as_ref().expect(TAKEN);
-                let rejected = protocol.reject(rejection, head, &bill.charge);
-                *request = None;
-                match rejected {
+            if let Err(mut rejection) = verdict
+                && shared.rejects(&mut rejection, bill)
+            {
+                let found = head.as_ref().expect(TAKEN);
+                let rejected = shared.protocol.reject(rejection, found, &bill.charge);
+                this.stage.set(Stage::Done);
+                let mut response = match rejected {
                     Rejected::Now(response) => return Poll::Ready(Ok(response)),
-                    Rejected::Later(response) => this.stage.set(Stage::Rejecting { response }),
-                }
-                continue;
+                    Rejected::Later(response) => response,
+                };
+                let polled = Pin::new(&mut response).poll(cx);
+                this.stage.set(Stage::Rejecting { response });
+                return polled.map(Ok);
             }
             // After the decision: a denied request never waits for the service, and a request that
             // waits for its quota does not hold a place that `poll_ready` has reserved.
             match this.inner.poll_ready(cx) {
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Err(error)) => {
+                    shared.release(bill);
+                    return Poll::Ready(Err(error));
+                }
                 Poll::Pending => {
-                    let (bill, request) = (Some(bill.keep()), request.take());
-                    this.stage.set(Stage::Readying { bill, request });
+                    *step = Step::Admitted;
+                    shared.keep(bill);
                     return Poll::Pending;
                 }
             }
-            shared.begin(&mut bill, state);
-            protocol.annotate(&mut request.as_mut().expect(TAKEN).0, state);
-            let (head, rest) = take(request);
-            let future = this.inner.call(P::join(head, rest));
+            shared.begin(bill);
+            shared.protocol.annotate(head.as_mut().expect(TAKEN), bill);
+            let future = this.inner.call(P::join(take(head), take(rest)));
             this.stage.set(Stage::Calling { future });
+        }
+        if let StageProj::Calling { future } = this.stage.as_mut().project() {
+            let answer = ready!(future.poll(cx));
+            // Before the end of what the request holds.
+            this.stage.set(Stage::Done);
+            match answer {
+                Ok(response) if shared.protocol.learns() => {
+                    let learned = shared.protocol.learned(&response);
+                    let learning = learned.and_then(|vendor| bill.learn(vendor));
+                    let response = shared.protocol.respond(response, bill);
+                    let Some(learning) = learning else { return Poll::Ready(Ok(response)) };
+                    this.stage.set(Stage::Learning { learning, response: Some(response) });
+                }
+                Ok(response) => return Poll::Ready(Ok(shared.protocol.respond(response, bill))),
+                Err(error) => {
+                    bill.holds = None; // as used
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        match this.stage.project() {
+            StageProj::Learning { learning, response } => {
+                ready!(learning.as_mut().poll(cx));
+                Poll::Ready(Ok(take(response)))
+            }
+            StageProj::Rejecting { response } => Pin::new(response).poll(cx).map(Ok),
+            _ => panic!("{TAKEN}"),
         }
     }
 }
 
 impl<P: ProtocolBase> Shared<P> {
-    /// Keeps what the response needs of a request whose service is called now.
+    /// Takes what the request holds for the service, which is called now.
     #[inline]
-    fn begin(&self, bill: &mut Bill<'_>, state: &mut ChargeState) {
+    fn begin(&self, bill: &mut Bill) {
         if self.protocol.shares_holds() || self.protocol.learns() || bill.may_hold() {
-            *state = self.begin_with_charge(bill);
-        } else if let Some(decision) = bill.end()
-            && self.protocol.reports()
-        {
-            *state = ChargeState::Counted(decision, Charge::exempt());
+            self.hold(bill);
         }
     }
 
+    /// Keeps a bill while the service is not ready. What is held is renewed.
     #[inline(never)]
-    fn begin_with_charge(&self, bill: &mut Bill<'_>) -> ChargeState {
-        let (shares, learns) = (self.protocol.shares_holds(), self.protocol.learns());
-        if learns {
-            bill.charge();
+    fn keep(&self, bill: &mut Bill) {
+        self.charge(bill);
+        self.hold(bill);
+    }
+
+    /// Takes what an allowed request holds, if anything.
+    #[inline(never)]
+    fn hold(&self, bill: &mut Bill) {
+        if self.protocol.learns() {
+            self.charge(bill);
         }
-        let holds = bill.hold(shares);
-        let decision = bill.end().filter(|_| learns || self.protocol.reports());
-        let charge = mem::replace(&mut bill.charge, Charge::exempt());
-        match (decision.map(|decision| (decision, charge)), holds) {
-            (counted, Some(holds)) => ChargeState::Held(counted, holds),
-            (Some((decision, charge)), None) => ChargeState::Counted(decision, charge),
-            (None, None) => ChargeState::Exempt,
+        // In a dry run, a denied request proceeds, and is not counted.
+        let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
+        let holds = match (allowed, self.limiter(), bill.units.take()) {
+            (Some(outcome), Some(limiter), Some((key, cost))) => {
+                limiter.holds(key, cost, &outcome.receipts)
+            }
+            (Some(outcome), ..) => bill.charge.holds(&outcome.receipts),
+            (None, ..) => Holds::default(),
+        };
+        bill.outcome.iter_mut().for_each(|outcome| outcome.receipts.remove_holds());
+        // The service can settle even if there is nothing.
+        if bill.holds.is_none() && (self.protocol.shares_holds() || !holds.is_empty()) {
+            bill.holds = Some(RequestHolds::new(holds));
+        }
+    }
+
+    /// Returns what a request has taken: the service was not called.
+    #[inline(never)]
+    fn release(&self, bill: &mut Bill) {
+        if let Some(mut holds) = bill.holds.take() {
+            holds.release();
+        }
+        if let Some(outcome) = bill.outcome.take() {
+            self.charge(bill).release_in_background(&outcome.receipts);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{
     limiter::{Charge, VendorState},
     middleware::{
-        passage::{ChargeState, Pricing},
+        passage::{Bill, Pricing},
         rejection::Rejection,
     },
 };
@@ -37,7 +37,7 @@ pub trait Protocol<Req, Res>: ProtocolBase {
 
     /// Adds the decision and the handle of the holds to the head of a request that proceeds.
     #[doc(hidden)]
-    fn annotate(&self, head: &mut Self::Head, state: &mut ChargeState);
+    fn annotate(&self, head: &mut Self::Head, bill: &mut Bill);
 
     /// Returns what a response says about the limit of the vendor that sent it, if the layer learns
     /// from responses.
@@ -48,7 +48,7 @@ pub trait Protocol<Req, Res>: ProtocolBase {
 
     /// Converts the response of the inner service, and ends what the request holds.
     #[doc(hidden)]
-    fn respond(&self, response: Res, state: &mut ChargeState) -> Self::Response;
+    fn respond(&self, response: Res, bill: &mut Bill) -> Self::Response;
 
     #[doc(hidden)]
     fn reject(
@@ -78,11 +78,6 @@ pub trait ProtocolBase: Clone {
     fn pricing(&self) -> &Pricing<Self::Head>;
 
     fn pricing_mut(&mut self) -> &mut Pricing<Self::Head>;
-
-    /// Returns whether the decision is reported with a request that proceeds.
-    fn reports(&self) -> bool {
-        false
-    }
 
     /// Returns whether the layer learns from responses.
     fn learns(&self) -> bool {

@@ -3,20 +3,28 @@
 
 use std::{
     convert::Infallible,
-    future::{pending, ready},
+    future::{pending, poll_fn, ready},
+    mem,
+    pin::pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use axum::{Extension, Router, body::Body, routing};
-use http::{Method, Request, Response, StatusCode, request::Parts};
-use http_body_util::BodyExt;
+use axum::{
+    Extension, Router,
+    body::{Body, Bytes},
+    routing,
+};
+use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use tokio::{net::TcpListener, time::sleep};
 use tokio_stream::StreamExt as _;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Limiter, MemoryStore, Permit, Quota, RateLimitLayer, key,
-    layer::{Headers, Settle},
+    layer::{Headers, Settle, Usage},
 };
 
 use crate::support::{self, get, header, in_memory, load::until};
@@ -133,6 +141,156 @@ async fn a_request_that_ends_without_a_body_is_free_at_once() {
 /// Polls a future once. Returns whether it is pending.
 async fn is_pending<F: Future + Unpin>(future: &mut F) -> bool {
     tokio::time::timeout(Duration::ZERO, future).await.is_err()
+}
+
+/// What handlers do. The drop of each work writes down how many units are held then.
+#[derive(Clone)]
+struct Works {
+    limiter: Limiter,
+    held: Arc<Mutex<Vec<u64>>>,
+}
+
+struct Work(Works);
+
+impl Works {
+    fn of(limiter: &Limiter) -> Self {
+        Self { limiter: limiter.clone(), held: Arc::default() }
+    }
+
+    fn begin(&self) -> Work {
+        Work(self.clone())
+    }
+
+    fn take(&self) -> Vec<u64> {
+        mem::take(&mut *self.held.lock().unwrap())
+    }
+
+    fn held_now(&self) -> u64 {
+        let peek = pin!(self.limiter.peek(key::Global.key()));
+        let Poll::Ready(state) = peek.poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("a store in memory answers at once");
+        };
+        state.unwrap().held()
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let Self(works) = self;
+        let held = works.held_now();
+        works.held.lock().unwrap().push(held);
+    }
+}
+
+/// A service whose futures own their work until they are dropped, however they end.
+fn working(
+    works: &Works,
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send>
++ Clone
++ Send
++ 'static {
+    let works = works.clone();
+    service_fn(move |request: Request<Body>| {
+        let work = works.begin();
+        poll_fn(move |_| {
+            let (_work, response) = (&work, Response::builder());
+            let response = match request.uri().path() {
+                "/hangs" => return Poll::Pending,
+                "/fails" => return Poll::Ready(Err("as intended".into())),
+                "/panics" => panic!("as intended"),
+                "/upgrades" => response.status(StatusCode::SWITCHING_PROTOCOLS),
+                _ => response.status(StatusCode::OK),
+            };
+            Poll::Ready(Ok(response.body(Body::empty()).unwrap()))
+        })
+    })
+}
+
+#[tokio::test]
+async fn a_place_is_free_after_the_work_of_its_request_is_dropped_however_it_ends() {
+    let limiter = concurrency(1);
+    let works = Works::of(&limiter);
+    let service = layer(&limiter).layer(working(&works));
+    for path in ["/hangs", "/fails", "/panics", "/upgrades", "/"] {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let call = tokio::spawn(service.clone().oneshot(request));
+        tokio::task::yield_now().await;
+        call.abort();
+        drop(call.await);
+        assert_eq!(works.take(), [1], "{path}");
+        assert_eq!(in_flight(&limiter).await, 0, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn units_of_a_response_that_is_not_charged_are_back_after_its_work_is_dropped() {
+    let limiter = in_memory(Quota::per_day(10));
+    let works = Works::of(&limiter);
+    let layer = layer(&limiter).charge_when(|_| false);
+    drop(layer.layer(working(&works)).oneshot(get(&[])).await.unwrap());
+    assert_eq!(works.take(), [1]);
+    let state = limiter.peek(key::Global.key()).await.unwrap();
+    assert_eq!((state.held(), state.remaining()), (0, 10));
+}
+
+#[tokio::test]
+async fn a_service_of_any_type_frees_its_place_after_its_work_is_dropped() {
+    let limiter = concurrency(1);
+    let works = Works::of(&limiter);
+    let layer = RateLimitLayer::custom(&limiter, key::Global, |_, _: &u32| "rejected");
+    let service = layer.layer(service_fn({
+        let works = works.clone();
+        move |_: u32| {
+            let work = works.begin();
+            poll_fn(move |_| {
+                let _work = &work;
+                Poll::Ready(Ok::<_, Infallible>("done"))
+            })
+        }
+    }));
+    assert_eq!(service.oneshot(1).await, Ok("done"));
+    assert_eq!(works.take(), [1]);
+    assert_eq!(in_flight(&limiter).await, 0);
+}
+
+#[tokio::test]
+async fn a_place_is_free_after_the_body_of_the_response_is_dropped_however_it_ends() {
+    type Frames = Vec<Result<Frame<Bytes>, BoxError>>;
+
+    let data = || Ok(Frame::data(Bytes::from("data")));
+    let limiter = concurrency(1);
+    let works = Works::of(&limiter);
+    let layers = [layer(&limiter), layer(&limiter).settle_by(|_| Some(Usage::of("streams", 1)))];
+    for layer in layers {
+        let scripts: [(Frames, usize); 4] = [
+            (vec![data(), data()], 3),
+            (vec![data(), Ok(Frame::trailers(HeaderMap::new()))], 2),
+            (vec![data(), Err("as intended".into())], 2),
+            (vec![data(), data()], 1), // cut off
+        ];
+        for (frames, reads) in scripts {
+            let frames = Arc::new(Mutex::new(Some((frames, works.begin()))));
+            let service = layer.layer(service_fn(move |_: Request<Body>| {
+                let (frames, work) = frames.lock().unwrap().take().unwrap();
+                let frames = tokio_stream::iter(frames).map(move |frame| {
+                    let _work = &work;
+                    frame
+                });
+                ready(Ok::<_, Infallible>(Response::new(StreamBody::new(frames))))
+            }));
+            let mut body = service.oneshot(get(&[])).await.unwrap().into_body();
+            for _ in 0..reads {
+                assert_eq!((works.take(), works.held_now()), (vec![], 1));
+                drop(body.frame().await);
+            }
+            if reads == 1 {
+                drop(body);
+            } else {
+                assert!(body.frame().await.is_none());
+            }
+            assert_eq!((works.take(), works.held_now()), (vec![1], 0));
+        }
+    }
 }
 
 #[tokio::test]

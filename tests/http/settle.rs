@@ -264,7 +264,7 @@ async fn the_guard_passes_hints_through() {
     assert!(!telling.is_end_stream());
     let _ = poll(&mut telling);
     assert!(telling.is_end_stream());
-    assert_eq!(telling.size_hint().exact(), None);
+    assert_eq!(telling.size_hint().exact(), Some(0));
 }
 
 #[tokio::test]

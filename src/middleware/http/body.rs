@@ -83,6 +83,7 @@ pin_project! {
     #[project = KindProj]
     #[derive(Debug)]
     enum Kind<B> {
+        // Dropped in this order: a request counts until its body is gone.
         Service { #[pin] body: B, guard: Option<BodyGuard> },
         Rejection { #[pin] body: RejectionBody },
     }
@@ -130,12 +131,13 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().kind.project() {
+        let mut kind = self.project().kind;
+        match kind.as_mut().project() {
             KindProj::Service { mut body, guard } => {
-                let Some(open) = guard else { return body.poll_frame(cx) };
+                let Some(guard) = guard else { return body.poll_frame(cx) };
                 let frame = ready!(body.as_mut().poll_frame(cx));
-                if open.see(&frame, &*body).is_break() {
-                    *guard = None;
+                if guard.see(&frame, &*body).is_break() {
+                    kind.set(Kind::Rejection { body: RejectionBody::default() }); // nothing is left
                 }
                 Poll::Ready(frame)
             }

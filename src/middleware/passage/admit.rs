@@ -1,12 +1,16 @@
 //! The second stage, admission: calls the limiters, and determines whether the request proceeds,
 //! waits or is rejected.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
-use super::bill::Bill;
+use super::bill::{Bill, Step, TAKEN};
 use crate::{
+    algorithm::Action,
     decision::Outcome,
-    limiter::{Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot, Waiter},
+    limiter::{
+        AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot,
+        Waiter,
+    },
     middleware::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
@@ -54,17 +58,88 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Admits or denies a request that is priced.
+    /// Returns the limiter of a layer with a key extractor.
+    #[inline]
+    pub(super) fn limiter(&self) -> Option<&AnyLimiter> {
+        self.protocol.pricing().limiter()
+    }
+
+    /// Returns the charge of a bill, which is made now if it was not needed before.
+    pub(super) fn charge<'a>(&self, bill: &'a mut Bill) -> &'a mut Charge {
+        if let (Some(limiter), Some((key, cost))) = (self.limiter(), bill.units.take()) {
+            bill.charge = Charge::of_units(limiter, key, cost);
+        }
+        &mut bill.charge
+    }
+
+    /// Resolves a wait in microseconds.
+    #[inline]
+    pub(super) fn resolve(&self, max_wait: MaxWait, bill: &Bill) -> u64 {
+        match (self.limiter(), &bill.units) {
+            (Some(limiter), Some(_)) => limiter.resolve(max_wait),
+            _ => bill.charge.resolve(max_wait),
+        }
+    }
+
+    /// Asks the limiters for a decision. Writes an outcome that is there at once into the bill,
+    /// else returns the answer.
+    #[inline]
+    pub(super) fn ask(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
+        let answer = match (self.limiter(), &bill.units) {
+            (Some(limiter), Some((key, cost))) => limiter.admit(key, *cost, max_wait),
+            _ => bill.charge.decide(Action::Check, max_wait),
+        };
+        match answer {
+            StoreFuture::Ready(Some(Ok(outcome))) => {
+                // Not assigned: the drop of the value before, which is none, takes another copy.
+                mem::forget(bill.outcome.replace(outcome));
+                None
+            }
+            answer => Some(answer),
+        }
+    }
+
+    /// Admits or denies a request that arrives; `None` if it waits.
     #[inline(always)]
+    pub(super) fn arrive(
+        &self,
+        head: &mut Option<P::Head>,
+        step: &mut Step<P::Head>,
+        bill: &mut Bill,
+    ) -> Option<Result<(), Rejection>> {
+        let Step::Arrived = step else { return None };
+        let pricing = self.protocol.pricing();
+        let found = head.as_ref().expect(TAKEN);
+        let verdict = match pricing.price(found, bill) {
+            Ok(false) => {
+                let found = head.take().expect(TAKEN);
+                *step = Step::Pricing(pricing.look_up(found));
+                return None;
+            }
+            priced => self.admit(found, priced.map(drop), bill),
+        };
+        match verdict {
+            Ok(None) => Some(Ok(())),
+            Ok(Some(waiter)) => {
+                *step = Step::Waiting(waiter);
+                None
+            }
+            Err(rejection) => Some(Err(rejection)),
+        }
+    }
+
+    /// Admits or denies a request that is priced.
+    #[inline]
     pub(super) fn admit(
         &self,
         head: &P::Head,
         priced: Result<(), RequestError>,
-        bill: &mut Bill<'_>,
+        bill: &mut Bill,
     ) -> Verdict {
         priced.map_err(Rejection::Request)?;
         if self.protocol.holds_costs() {
-            bill.charge = bill.take_charge().estimate_all()?;
+            let charge = mem::replace(self.charge(bill), Charge::exempt());
+            bill.charge = charge.estimate_all()?;
         }
         if bill.is_exempt() {
             return Ok(None);
@@ -72,20 +147,9 @@ impl<P: ProtocolBase> Shared<P> {
         self.decide(head, self.max_wait, bill)
     }
 
-    /// Admits or denies a request whose charge the rule has looked up.
-    #[inline(never)]
-    pub(super) fn admit_charge(
-        &self,
-        head: &P::Head,
-        charge: Result<Charge, RequestError>,
-        bill: &mut Bill<'_>,
-    ) -> Verdict {
-        self.admit(head, self.protocol.pricing().price_charge(head, charge, bill), bill)
-    }
-
     #[inline]
-    pub(super) fn decide(&self, head: &P::Head, max_wait: MaxWait, bill: &mut Bill<'_>) -> Verdict {
-        if self.dry_run || bill.resolve(max_wait) == 0 {
+    pub(super) fn decide(&self, head: &P::Head, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
+        if self.dry_run || self.resolve(max_wait, bill) == 0 {
             return self.decide_now(bill);
         }
         // After the timeout of the caller, a reservation would pass unused.
@@ -95,24 +159,23 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Decides about a request that may not wait for units.
     #[inline]
-    fn decide_now(&self, bill: &mut Bill<'_>) -> Verdict {
-        match bill.decide(MaxWait::NONE) {
-            StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.is_allowed() => {
-                bill.allow(outcome);
-                Ok(None)
-            }
-            StoreFuture::Ready(Some(Ok(outcome))) => Err(Rejection::Denied(outcome.decision)),
-            answer => self.wait(Waiter::new(bill.take_charge(), answer, MaxWait::NONE), None),
+    fn decide_now(&self, bill: &mut Bill) -> Verdict {
+        if let Some(answer) = self.ask(MaxWait::NONE, bill) {
+            return self.wait(bill, answer, MaxWait::NONE, None);
+        }
+        match bill.outcome.take_if(|outcome| !outcome.decision.is_allowed()) {
+            None => Ok(None),
+            Some(denied) => Err(Rejection::Denied(denied.decision)),
         }
     }
 
     /// Decides about a request that waits for up to `max_wait`, if there is room for it.
     #[inline(never)]
-    fn decide_or_wait(&self, max_wait: MaxWait, bill: &mut Bill<'_>) -> Verdict {
-        let slot = match &bill.units {
+    fn decide_or_wait(&self, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
+        let slot = match (self.limiter(), &bill.units) {
             // Most requests of a limiter in memory need not wait. Those that have to wait take a
             // slot afterwards.
-            Some((limiter, key, _))
+            (Some(limiter), Some((key, _)))
                 if limiter.is_immediate() && !(limiter.only_holds() && limiter.is_waited_for()) =>
             {
                 if !self.wait_queue.has_room(limiter, key) {
@@ -121,43 +184,46 @@ impl<P: ProtocolBase> Shared<P> {
                 None
             }
             _ => {
-                let Some(slot) = self.wait_queue.enter(bill.charge()) else {
+                let Some(slot) = self.wait_queue.enter(self.charge(bill)) else {
                     return self.decide_now(bill);
                 };
                 if bill.charge.is_queued() {
-                    let waiter = Waiter::begin(bill.take_charge(), max_wait);
-                    return self.wait(waiter, Some(slot));
+                    let charge = mem::replace(&mut bill.charge, Charge::exempt());
+                    return self.begin_wait(Waiter::begin(charge, max_wait), Some(slot));
                 }
                 Some(slot)
             }
         };
-        match bill.decide(max_wait) {
-            StoreFuture::Ready(Some(Ok(outcome))) if outcome.decision.proceeds_immediately() => {
-                bill.allow(outcome);
-                Ok(None)
-            }
-            StoreFuture::Ready(Some(Ok(outcome))) if slot.is_none() => {
-                self.wait_in_slot(bill, outcome, max_wait)
-            }
-            answer => self.wait(Waiter::new(bill.take_charge(), answer, max_wait), slot),
+        if let Some(answer) = self.ask(max_wait, bill) {
+            return self.wait(bill, answer, max_wait, slot);
+        }
+        match bill.outcome.take_if(|outcome| !outcome.decision.proceeds_immediately()) {
+            None => Ok(None),
+            Some(outcome) => self.wait_in_slot(bill, outcome, max_wait, slot),
         }
     }
 
     /// Lets a request wait for its reservation, or for the end of holds or of a block, if there is
     /// a slot.
-    fn wait_in_slot(&self, bill: &mut Bill<'_>, outcome: Outcome, max_wait: MaxWait) -> Verdict {
+    fn wait_in_slot(
+        &self,
+        bill: &mut Bill,
+        outcome: Outcome,
+        max_wait: MaxWait,
+        slot: Option<WaitSlot>,
+    ) -> Verdict {
         let decision = &outcome.decision;
         // A reservation knows of a block; a hold tries again when it ends.
-        let waits = decision.is_allowed()
+        let waits = slot.is_some()
+            || decision.is_allowed()
             || decision.waits_for_holds()
-            || decision.is_blocked() && bill.charge().holds_units();
+            || decision.is_blocked() && self.charge(bill).holds_units();
         if !waits {
             return Err(Rejection::Denied(outcome.decision));
         }
-        let slot = self.wait_queue.enter(bill.charge());
+        let slot = slot.or_else(|| self.wait_queue.enter(self.charge(bill)));
         if slot.is_some() {
-            let answer = StoreFuture::ready(Ok(outcome));
-            return self.wait(Waiter::new(bill.take_charge(), answer, max_wait), slot);
+            return self.wait(bill, StoreFuture::from(outcome), max_wait, slot);
         }
         // Other requests have taken the last slots since.
         bill.charge.release_in_background(&outcome.receipts);
@@ -165,36 +231,47 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     #[inline(never)]
-    fn wait(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Verdict {
+    fn wait(
+        &self,
+        bill: &mut Bill,
+        answer: StoreFuture<Outcome>,
+        max_wait: MaxWait,
+        slot: Option<WaitSlot>,
+    ) -> Verdict {
+        let charge = mem::replace(self.charge(bill), Charge::exempt());
+        self.begin_wait(Waiter::new(charge, answer, max_wait), slot)
+    }
+
+    fn begin_wait(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Verdict {
         let waits_for_store = self.on_failure == FailurePolicy::Wait;
         let waiter = waiter.max_lateness(self.max_lateness).wait_for_store(waits_for_store);
         Ok(Some(Box::new(waiter.wait_slot(slot))))
     }
 
-    /// Returns the rejection of a request, unless this is a dry run: then the request proceeds.
-    pub(super) fn reject(&self, rejection: Rejection, bill: &mut Bill<'_>) -> Option<Rejection> {
-        if let Rejection::Request(RequestError::Misconfigured { message: error }) = &rejection {
+    /// Returns whether a request is rejected. In a dry run it proceeds.
+    pub(super) fn rejects(&self, rejection: &mut Rejection, bill: &mut Bill) -> bool {
+        if let Rejection::Request(RequestError::Misconfigured { message: error }) = rejection {
             log::misconfigured(&self.misconfigured, error);
         }
         if self.dry_run {
             if let Rejection::Denied(decision) = rejection {
-                bill.decision = Some(decision);
+                bill.outcome = Some(Outcome::of_nothing(decision.clone()));
             }
-            return None;
+            return false;
         }
-        self.report(&rejection, bill);
-        Some(match rejection {
-            Rejection::Denied(decision) if self.retry_jitter > 0.0 => {
-                Rejection::Denied(decision.later(self.retry_jitter * random_fraction()))
-            }
-            rejection => rejection,
-        })
+        self.report(rejection, bill);
+        if let Rejection::Denied(decision) = rejection
+            && self.retry_jitter > 0.0
+        {
+            decision.delay_retry(self.retry_jitter * random_fraction());
+        }
+        true
     }
 
     /// Reports a rejection to the observers of the limiter and of the layer.
-    fn report(&self, rejection: &Rejection, bill: &Bill<'_>) {
+    fn report(&self, rejection: &Rejection, bill: &Bill) {
         let event = rejection.event();
-        let limiter = bill.limiter().or(self.protocol.pricing().limiter());
+        let limiter = bill.charge.limiters().next().or(self.limiter());
         let inherited = limiter.map(|limiter| &limiter.observers().added);
         inherited.iter().for_each(|all| all.report(&event));
         let is_inherited = |observer: &_| inherited.is_some_and(|all| all.contains(observer));

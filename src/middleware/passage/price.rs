@@ -70,19 +70,23 @@ impl<H: 'static> Pricing<H> {
     /// Writes the bill of a request. Returns false if the rule has to [look up](Self::look_up) its
     /// charge.
     #[inline]
-    pub(super) fn price<'a>(&'a self, head: &H, bill: &mut Bill<'a>) -> Result<bool, RequestError> {
+    pub(super) fn price(&self, head: &H, bill: &mut Bill) -> Result<bool, RequestError> {
         if (!self.forbidden.is_empty() || !self.exempt.is_empty()) && self.is_exempt(head)? {
             return Ok(true);
         }
         match &self.source {
-            ChargeSource::Key(limiter, extractor) => {
+            ChargeSource::Key(_, extractor) => {
                 let key = match extractor.extract(head) {
-                    Ok(key) => Some(key),
-                    Err(error) => self.without_key(error)?,
+                    Ok(key) => key,
+                    Err(error) => match self.without_key(error)? {
+                        Some(key) => key,
+                        None => return Ok(true),
+                    },
                 };
-                let cost = || self.cost.as_ref().map_or(1, |cost| cost(head));
-                let units = key.map(|key| (limiter, key, cost()));
-                bill.units = units.filter(|(.., cost)| *cost > 0);
+                let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
+                if cost > 0 {
+                    bill.units = Some((key, cost));
+                }
             }
             ChargeSource::Rule(rule) => match rule.charge_now(head) {
                 Some(charge) => self.price_charge(head, charge, bill)?,
@@ -105,7 +109,7 @@ impl<H: 'static> Pricing<H> {
         &self,
         head: &H,
         charge: Result<Charge, RequestError>,
-        bill: &mut Bill<'_>,
+        bill: &mut Bill,
     ) -> Result<(), RequestError> {
         let charge = match (charge, &self.cost) {
             (Ok(charge), Some(cost)) if !charge.is_exempt() => charge.or_cost(cost(head)),

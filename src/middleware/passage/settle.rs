@@ -1,5 +1,5 @@
-//! The last stage: what the response to a request needs, and the end of what the request holds. The
-//! service settles its units with `Settle`; `RequestHolds`, their owner, ends the rest.
+//! The last stage: the end of what a request holds. The service settles its units with `Settle`;
+//! `RequestHolds`, their owner, ends the rest.
 
 use std::{
     fmt, mem,
@@ -7,50 +7,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{
-    decision::Decision,
-    error::Error,
-    limiter::{Charge, Holds, Learning, VendorState},
-    sync::lock,
-};
-
-/// What the response to a request needs, from the call of the service on.
-#[derive(Debug)]
-pub enum ChargeState {
-    /// Nothing: the request is exempt, or nothing needs the decision.
-    Exempt,
-    /// The decision, and the charge if it was made: the limiter of a layer is known without it.
-    Counted(Decision, Charge),
-    /// The same, unless the request is exempt, and what it holds. The drop ends that, as used.
-    Held(Option<(Decision, Charge)>, Box<RequestHolds>),
-}
-
-impl ChargeState {
-    /// Returns the decision, and the charge if it was made.
-    #[inline]
-    pub(crate) fn counted(&self) -> Option<(&Decision, &Charge)> {
-        match self {
-            Self::Counted(decision, charge) | Self::Held(Some((decision, charge)), _) => {
-                Some((decision, charge))
-            }
-            Self::Exempt | Self::Held(None, _) => None,
-        }
-    }
-
-    /// Takes what the request holds, and forgets the rest.
-    pub(crate) fn take_holds(&mut self) -> Option<Box<RequestHolds>> {
-        match mem::replace(self, Self::Exempt) {
-            Self::Held(_, holds) => Some(holds),
-            Self::Exempt | Self::Counted(..) => None,
-        }
-    }
-
-    /// Returns the call by which the limit adopts what a response says, if that is new.
-    pub(super) fn learn(&self, vendor: VendorState) -> Option<Learning> {
-        let (decision, charge) = self.counted()?;
-        charge.learn(vendor, decision.remaining())
-    }
-}
+use crate::{error::Error, limiter::Holds, sync::lock};
 
 /// A handle by which a service settles the units that its request holds. Clones settle the same
 /// request.

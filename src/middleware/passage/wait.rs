@@ -1,9 +1,11 @@
-//! The third stage: what follows a wait for a decision, or for a reserved instant. The waiting
-//! itself is in `limiter/waiter.rs`.
+//! The third stage: the waits of a request, for the lookup of its charge, for a decision, or for a
+//! reserved instant, and what follows them. The waiting itself is in `limiter/waiter.rs`.
+
+use std::task::{Context, Poll, ready};
 
 use super::{
     admit::{Shared, Verdict},
-    bill::Bill,
+    bill::{Bill, Step, TAKEN},
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -13,15 +15,45 @@ use crate::{
 };
 
 impl<P: ProtocolBase> Shared<P> {
+    /// Goes on with a request that has not been admitted or denied when it arrived.
+    #[inline(never)]
+    pub(super) fn go_on(
+        &self,
+        cx: &mut Context<'_>,
+        head: &mut Option<P::Head>,
+        step: &mut Step<P::Head>,
+        bill: &mut Bill,
+    ) -> Poll<Result<(), Rejection>> {
+        loop {
+            let verdict = match step {
+                Step::Arrived | Step::Admitted => Ok(None),
+                Step::Pricing(lookup) => {
+                    let (found, charge) = ready!(lookup.as_mut().poll(cx));
+                    let found = head.insert(found);
+                    let priced = self.protocol.pricing().price_charge(found, charge, bill);
+                    self.admit(found, priced, bill)
+                }
+                Step::Waiting(waiter) => {
+                    let decided = ready!(waiter.poll(cx));
+                    self.admit_after_wait(head.as_ref().expect(TAKEN), waiter, decided, bill)
+                }
+            };
+            match verdict {
+                Ok(Some(waiter)) => *step = Step::Waiting(waiter),
+                Ok(None) => return Poll::Ready(Ok(())),
+                Err(rejection) => return Poll::Ready(Err(rejection)),
+            }
+        }
+    }
+
     /// Admits or denies a request that has waited. If the store does not decide, applies the
     /// failure policy.
-    #[inline(never)]
-    pub(super) fn admit_after_wait(
+    fn admit_after_wait(
         &self,
         head: &P::Head,
-        mut waiter: Box<Waiter>,
+        waiter: &mut Waiter,
         decided: Result<Decision, Error>,
-        bill: &mut Bill<'_>,
+        bill: &mut Bill,
     ) -> Verdict {
         // What is left of the wait: the fallback must not begin it anew.
         let rest = self.max_wait.at_most(waiter.remaining_wait());
@@ -29,17 +61,17 @@ impl<P: ProtocolBase> Shared<P> {
         bill.charge = charge;
         let error = match decided {
             Ok(decision) if decision.is_allowed() => {
-                bill.allow(Outcome { decision, receipts });
+                bill.outcome = Some(Outcome { decision, receipts });
                 return Ok(None);
             }
             Ok(decision) => return Err(Rejection::Denied(decision)),
             Err(Error::Store(error)) => error,
             Err(error) => return Err(error.into()),
         };
-        match bill.charge().recover(self.on_failure, &error) {
+        match bill.charge.recover(self.on_failure, &error) {
             Recovery::Uncounted(decision) => {
                 bill.charge = Charge::exempt();
-                bill.decision = decision;
+                bill.outcome = decision.map(Outcome::of_nothing);
                 Ok(None)
             }
             Recovery::Fallback(charge) => {
