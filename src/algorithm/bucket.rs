@@ -36,12 +36,13 @@ pub(crate) struct BucketParams {
     pub(super) lump: i64,
     /// The most lumps of a debt: what 100 years refill, or a full bucket if that is more.
     pub(super) most: i64,
-    /// True for a leaky bucket: requests wait in the room of the burst, and depart one by one.
-    pub(super) shapes: bool,
+    /// No overdraft, and a lump of one part each microsecond, as most quotas have it.
+    is_simplest: bool,
 }
 
+/// A leaky bucket `SHAPES`: requests wait in the room of the burst, and depart one by one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Bucket {
+pub(crate) struct Bucket<const SHAPES: bool> {
     pub(super) at: i64,
     /// The debt at `at`.
     pub(super) debt: Debt,
@@ -130,7 +131,8 @@ impl BucketParams {
     pub(super) fn new(quota: Quota, overdraft: u64, [unit, period, lump]: [i64; 3]) -> Self {
         let (burst, overdraft) = (quota.burst_size() as i64, overdraft as i64);
         let (full, most) = (product(burst, unit), longest(period));
-        let params = Self { burst, overdraft, full, unit, period, lump, most, shapes: false };
+        let is_simplest = (overdraft, period, lump) == (0, 1, 1);
+        let params = Self { burst, overdraft, full, unit, period, lump, most, is_simplest };
         Self { most: most.max(params.full_lumps()), ..params }
     }
 
@@ -151,7 +153,7 @@ impl BucketParams {
     }
 }
 
-impl Bucket {
+impl<const SHAPES: bool> Bucket<SHAPES> {
     #[inline(always)]
     fn is_full(&self) -> bool {
         self.debt.lumps | self.debt.parts == 0
@@ -170,6 +172,15 @@ impl Bucket {
     fn time_until(&self, parts: i64, now: i64) -> i64 {
         let lumps = self.debt.lumps - floor_div(parts - self.debt.parts, self.lump);
         (lumps.saturating_mul(self.period) - (now - self.at)).max(0)
+    }
+
+    /// Lets time pass; a full bucket refills from now on.
+    #[inline(always)]
+    fn settle(&mut self, now: i64) {
+        self.advance(now);
+        if self.is_full() {
+            self.at = now;
+        }
     }
 
     /// Caps `last` at the instant at which the debt has flowed in.
@@ -219,23 +230,26 @@ impl Bucket {
 
     /// The time until later requests may proceed. In a leaky bucket, only the content delays them.
     #[inline(always)]
-    fn queue(&self, now: i64, params: &BucketParams) -> i64 {
-        if self.last == 0 || params.shapes { 0 } else { (self.last - now).max(0) }
+    fn queue(&self, now: i64) -> i64 {
+        if self.last == 0 || SHAPES { 0 } else { (self.last - now).max(0) }
+    }
+
+    #[inline(always)]
+    fn is_foreign(&self, params: &BucketParams) -> bool {
+        self.unit != params.unit || self.period != params.period || self.lump != params.lump
     }
 }
 
-impl Model for Bucket {
+impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     type Params = BucketParams;
     type Saved = Self;
+
+    const SHAPES: bool = SHAPES;
 
     fn args(params: &BucketParams) -> Vec<f64> {
         let BucketParams { burst, overdraft, unit, period, lump, most, full, .. } = *params;
         let args = [burst, overdraft, unit, period, lump, most].map(|number| number as f64);
         args.into_iter().chain([grain_exponent(full / lump)]).collect()
-    }
-
-    fn shapes(params: &BucketParams) -> bool {
-        params.shapes
     }
 
     fn max_cost(params: &BucketParams) -> i64 {
@@ -263,7 +277,7 @@ impl Model for Bucket {
 
     /// The time in which a full leaky bucket drains.
     fn default_wait(params: &BucketParams) -> i64 {
-        if params.shapes { params.full_lumps() } else { 0 }
+        if SHAPES { params.full_lumps() } else { 0 }
     }
 
     /// The longest wait, also for another limit, with which no debt is capped.
@@ -327,46 +341,34 @@ impl Model for Bucket {
     }
 
     #[inline(always)]
-    fn is_foreign(&self, params: &BucketParams) -> bool {
-        self.unit != params.unit || self.period != params.period || self.lump != params.lump
-    }
-
-    #[inline(always)]
     fn adopt(
         &mut self,
         now: i64,
         params: &BucketParams,
-        is_foreign: bool,
         _: &mut Self,
     ) -> Option<i64> {
         let mut over = None;
-        if is_foreign {
+        if self.is_foreign(params) {
             let time = self.reset_after(now);
             if time > 0 {
-                // A copy: the state stays in registers otherwise.
-                let mut converted = *self;
-                converted.convert(now, params);
-                *self = converted;
+                self.convert(now, params);
             } else {
                 *self = Self::initial(now, params);
             }
             over = Some(time);
         }
-        self.advance(now);
-        if self.is_full() {
-            self.at = now;
-        }
+        self.settle(now);
         over
     }
 
     #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams) -> Earliest {
-        if params.shapes {
+        if SHAPES {
             let room = |needed| params.full - product(needed, self.unit);
             let full = needed.map_or(0, |needed| self.time_until(room(needed), now));
             return Earliest { wait: self.time_until(0, now), full };
         }
-        let mut wait = self.queue(now, params);
+        let mut wait = self.queue(now);
         if let Some(needed) = needed {
             let covered = product((needed - params.overdraft).max(0), self.unit);
             wait = self.time_until(params.full - covered, now).max(wait);
@@ -379,7 +381,7 @@ impl Model for Bucket {
         if instant > self.at {
             // The request may proceed later than it could. Departures of a shaper stay apart.
             let lumps = floor_div(instant - self.at, self.period);
-            if self.debt.lumps_until_paid() + i64::from(params.shapes) <= lumps {
+            if self.debt.lumps_until_paid() + i64::from(SHAPES) <= lumps {
                 (self.debt, self.excess) = (Debt { lumps, parts: 0 }, 0);
             }
         }
@@ -400,7 +402,7 @@ impl Model for Bucket {
             let mut refilled = Debt { lumps, parts: 0 };
             if self.is_foreign(params) {
                 // A request of a token bucket may have proceeded just before a lump.
-                let more = i64::from(!params.shapes);
+                let more = i64::from(!SHAPES);
                 let lumps = (floor_div(now - instant, params.period) + more) as f64;
                 let parts = lumps * params.lump as f64 / params.unit as f64 * self.unit as f64;
                 let other = Debt::rounded(parts.ceil(), self.lump);
@@ -433,7 +435,7 @@ impl Model for Bucket {
         if reset == 0 {
             return Report { remaining: params.burst + overdrawn, replenish: 0 };
         }
-        let queue = self.queue(now, params);
+        let queue = self.queue(now);
         let mut remaining = 0;
         if queue == 0 {
             let room = params.full - self.debt.in_parts(self.lump);
@@ -445,21 +447,15 @@ impl Model for Bucket {
 
     #[inline(always)]
     fn simplest(params: &BucketParams) -> Option<BucketParams> {
-        let BucketParams { overdraft, period, lump, shapes, .. } = *params;
-        let is_simplest = (overdraft, period, lump, shapes) == (0, 1, 1, false);
-        is_simplest.then_some(BucketParams {
-            overdraft: 0,
-            period: 1,
-            lump: 1,
-            shapes: false,
-            ..*params
-        })
+        params.is_simplest.then_some(BucketParams { overdraft: 0, period: 1, lump: 1, ..*params })
     }
 
     #[inline(always)]
-    fn open(core: Core, params: &BucketParams) -> Option<Self> {
+    fn open(core: Core, now: i64, params: &BucketParams) -> Option<Self> {
         let debt = Debt::of_parts(core.amount, params.lump);
-        Some(Self { debt, ..Self::initial(core.at, params) })
+        let mut state = Self { debt, ..Self::initial(core.at, params) };
+        state.settle(now);
+        Some(state)
     }
 
     #[inline(always)]

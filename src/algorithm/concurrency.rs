@@ -66,11 +66,7 @@ impl Model for ConcurrencyState {
 
     fn advance(&mut self, _: i64) {}
 
-    fn is_foreign(&self, _: &ConcurrencyParams) -> bool {
-        false
-    }
-
-    fn adopt(&mut self, _: i64, _: &ConcurrencyParams, _: bool, (): &mut ()) -> Option<i64> {
+    fn adopt(&mut self, _: i64, _: &ConcurrencyParams, (): &mut ()) -> Option<i64> {
         None
     }
 

@@ -39,13 +39,13 @@ impl FixedWindowState {
     #[inline(always)]
     fn index_of(&self, instant: i64) -> i64 {
         let age = instant - self.start;
-        if (0..self.length).contains(&age) { 0 } else { age.div_euclid(self.length) }
+        if (age as u64) < self.length as u64 { 0 } else { age.div_euclid(self.length) }
     }
 
     /// The windows between the current one and the newest one that a request has reserved.
     #[inline(always)]
     pub(super) fn ahead(&self) -> i64 {
-        if self.last < self.start + self.length { 0 } else { self.index_of(self.last) }
+        if self.last <= self.start { 0 } else { self.index_of(self.last) }
     }
 
     /// Counts with another length of a window. If requests wait, a window opens when the last of
@@ -63,6 +63,11 @@ impl FixedWindowState {
     #[inline(always)]
     fn is_empty(&self) -> bool {
         self.count == 0 && self.ahead() == 0
+    }
+
+    #[inline(always)]
+    fn is_foreign(&self, params: &FixedWindowParams) -> bool {
+        self.length != params.window
     }
 }
 
@@ -115,7 +120,7 @@ impl Model for FixedWindowState {
     fn step_back(&mut self, now: i64) -> bool {
         let back = self.start - now;
         if back > 0 {
-            self.last = (self.last - back).max(0);
+            self.last = self.last.saturating_sub(back).max(0);
             self.start = now;
         }
         back > 0
@@ -131,20 +136,14 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn is_foreign(&self, params: &FixedWindowParams) -> bool {
-        self.length != params.window
-    }
-
-    #[inline(always)]
     fn adopt(
         &mut self,
         now: i64,
         params: &FixedWindowParams,
-        is_foreign: bool,
         _: &mut Self,
     ) -> Option<i64> {
         let mut over = None;
-        if is_foreign {
+        if self.is_foreign(params) {
             let time = self.reset_after(now).max(0);
             if time > 0 {
                 self.set_length(now, params.window);
@@ -205,8 +204,11 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn open(Core { at: start, amount: count }: Core, params: &FixedWindowParams) -> Option<Self> {
-        Some(Self { start, last: start, count, length: params.window })
+    fn open(core: Core, now: i64, params: &FixedWindowParams) -> Option<Self> {
+        let is_over = core.amount == 0 || now - core.at >= params.window;
+        let (start, count) = if is_over { (now, 0) } else { (core.at, core.amount) };
+        // The instant of the last request is not known.
+        Some(Self { start, last: i64::MIN, count, length: params.window })
     }
 
     #[inline(always)]

@@ -25,6 +25,11 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// False if units are only held.
     const SPENDS: bool = true;
 
+    /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
+    /// request can be denied for lack of room, too, whatever it may wait. Its units cannot be held:
+    /// each is a departure, which has an instant of its own.
+    const SHAPES: bool = false;
+
     /// The parameters of the script.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     fn args(params: &Self::Params) -> Vec<f64>;
@@ -40,13 +45,6 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
 
     /// The time until units, spent now of a key without requests, do not count any more.
     fn drain(units: i64, params: &Self::Params) -> i64;
-
-    /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
-    /// request can be denied for lack of room, too, whatever it may wait. Its units cannot be held:
-    /// each is a departure, which has an instant of its own.
-    fn shapes(_: &Self::Params) -> bool {
-        false
-    }
 
     /// True if units are restored one by one, false if the units of a window may all be restored at
     /// one instant.
@@ -83,18 +81,14 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// Lets time pass until `now`.
     fn advance(&mut self, now: i64);
 
-    /// Returns whether the state was counted by other parameters.
-    fn is_foreign(&self, params: &Self::Params) -> bool;
-
-    /// Lets time pass until `now`, and converts a state that `is_foreign`. From the last request
-    /// that it counts on, units are restored at the new rate, whenever this is called: so a denied
-    /// request need not store the result. Returns the time until the state is over as it was
-    /// counted, if the parameters are others; by then, it is over for all.
+    /// Lets time pass until `now`, and converts a state that was counted by other parameters. From
+    /// the last request that it counts on, units are restored at the new rate, whenever this is
+    /// called: so a denied request need not store the result. Returns the time until the state is
+    /// over as it was counted, if the parameters are others; by then, it is over for all.
     fn adopt(
         &mut self,
         now: i64,
         params: &Self::Params,
-        is_foreign: bool,
         saved: &mut Self::Saved,
     ) -> Option<i64>;
 
@@ -125,8 +119,9 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
         None
     }
 
-    /// The state that lies in a core, if one can.
-    fn open(_: Core, _: &Self::Params) -> Option<Self> {
+    /// The state that lies in a core, at an instant that is not before the core; `None` if no core
+    /// has one.
+    fn open(_: Core, _now: i64, _: &Self::Params) -> Option<Self> {
         None
     }
 

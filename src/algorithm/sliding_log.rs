@@ -302,20 +302,14 @@ impl Model for SlidingLogState {
     }
 
     #[inline]
-    fn is_foreign(&self, params: &SlidingLogParams) -> bool {
-        self.head.window != params.window
-    }
-
-    #[inline]
     fn adopt(
         &mut self,
         now: i64,
         params: &SlidingLogParams,
-        is_foreign: bool,
         _: &mut Head,
     ) -> Option<i64> {
         self.advance(now);
-        if !is_foreign {
+        if self.head.window == params.window {
             return None;
         }
         let over = self.reset_after(now);

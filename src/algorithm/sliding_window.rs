@@ -175,6 +175,11 @@ impl SlidingWindowState {
         self.grid = Grid { index: newest, length: window, ..self.grid };
         mem::replace(&mut self.counts, moved)
     }
+
+    #[inline]
+    fn is_foreign(&self, params: &SlidingWindowParams) -> bool {
+        self.grid.length != params.window || self.parts() != params.buckets
+    }
 }
 
 impl Model for SlidingWindowState {
@@ -260,21 +265,15 @@ impl Model for SlidingWindowState {
     }
 
     #[inline]
-    fn is_foreign(&self, params: &SlidingWindowParams) -> bool {
-        self.grid.length != params.window || self.parts() != params.buckets
-    }
-
-    #[inline]
     fn adopt(
         &mut self,
         now: i64,
         params: &SlidingWindowParams,
-        is_foreign: bool,
         saved: &mut Self::Saved,
     ) -> Option<i64> {
         self.advance(now);
         let mut over = None;
-        if is_foreign {
+        if self.is_foreign(params) {
             over = Some(self.reset_after(now));
             saved.1 = Some(self.regrid(now, params));
         }

@@ -177,7 +177,7 @@ macro_rules! algorithms {
             /// True for a shaper: requests wait without asking to, in a bounded room.
             pub(crate) fn shapes(&self) -> bool {
                 match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::shapes(params),)*
+                    $(Self::$variant(_) => <$module::$state as Model>::SHAPES,)*
                 }
             }
 
@@ -218,19 +218,16 @@ macro_rules! algorithms {
                 }
                 match self {
                     $(Self::$variant(params) => {
-                        if let Spent::$variant(Reserved { state, waiting }) = spent {
-                            let (reply, counts) = engine::step(state, waiting, request, params);
-                            if counts && reply.reset == 0 {
-                                *spent = Spent::Nothing;
-                            }
-                            return reply;
+                        let is_new = !matches!(spent, Spent::$variant(_));
+                        if is_new {
+                            let state = <$module::$state as Model>::initial(request.now, params);
+                            *spent = Spent::$variant(Reserved::new(state));
                         }
-                        let state = <$module::$state as Model>::initial(request.now, params);
-                        let mut reserved = Reserved::new(state);
-                        let Reserved { state, waiting } = &mut reserved;
-                        let (reply, counts) = engine::step(state, waiting, request, params);
-                        if counts && reply.reset > 0 {
-                            *spent = Spent::$variant(reserved);
+                        let Spent::$variant(reserved) = spent else { unreachable!() };
+                        let (reply, counts) = engine::step(reserved, request, params);
+                        let is_over = if counts { reply.reset == 0 } else { is_new };
+                        if is_over {
+                            *spent = Spent::Nothing;
                         }
                         reply
                     })*
@@ -259,9 +256,6 @@ macro_rules! algorithms {
                 core: &mut Core,
                 request: &EngineRequest,
             ) -> Option<EngineReply> {
-                if !request.action.is_plain() {
-                    return None;
-                }
                 match self {
                     $(Self::$variant(params) => {
                         engine::step_core::<$module::$state>(core, request, params)
@@ -270,7 +264,7 @@ macro_rules! algorithms {
             }
 
             /// Takes a state out of a core.
-            pub(crate) fn open(&self, core: Core) -> State {
+            pub(crate) fn open(&self, core: Core, now: i64) -> State {
                 if core.amount == 0 {
                     return State::default();
                 }
@@ -279,7 +273,7 @@ macro_rules! algorithms {
                 }
                 let spent = match self {
                     $(Self::$variant(params) => {
-                        let state = <$module::$state as Model>::open(core, params);
+                        let state = <$module::$state as Model>::open(core, now.max(core.at), params);
                         state.map_or(Spent::Nothing, |state| Spent::$variant(Reserved::new(state)))
                     })*
                 };

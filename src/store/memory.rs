@@ -255,9 +255,9 @@ impl MemoryStore {
                 drop(shard);
                 return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
             }
-            if entry.is_boxed(settings) && request.action.is_plain() {
-                // A copy: the request itself stays in registers.
-                let reply = entry.decide(settings, &EngineRequest { ..engine_request });
+            // A copy: the request itself stays in registers.
+            let engine_request = EngineRequest { ..engine_request };
+            if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
                 drop(shard);
                 return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
             }

@@ -75,7 +75,8 @@ impl Both {
             && which == self.counted
         {
             let before = *core;
-            in_core = params.step_core(core, request);
+            let is_plain = request.action.is_plain();
+            in_core = is_plain.then(|| params.step_core(core, request)).flatten();
             // A denied request may follow a clock that has stepped back (law 1).
             let follows = request.action.inserts() && request.now < before.at;
             let is_same = follows || *core == before;
@@ -99,7 +100,7 @@ impl Both {
         change: impl FnOnce(&mut State) -> (R, bool),
     ) -> R {
         let mut state = match &self.lies {
-            Ok(core) => self.limits[self.counted].open(*core),
+            Ok(core) => self.limits[self.counted].open(*core, now),
             Err(state) => state.clone(),
         };
         let (result, counts) = change(&mut state);
@@ -121,7 +122,7 @@ impl Both {
             (reply, state)
         };
         let lies = match &self.lies {
-            Ok(core) => params.open(*core),
+            Ok(core) => params.open(*core, now),
             Err(state) => state.clone(),
         };
         let context = format!("{params:?} at {now}: {:?} {:?}", self.lies, self.state);
@@ -136,18 +137,19 @@ fn forget_requests(spent: &mut Spent) {
             state.last = state.start;
         }
     };
-    let of_bucket = |state: &mut Bucket| {
+    fn of_bucket<const SHAPES: bool>(state: &mut Bucket<SHAPES>) {
         if state.last <= state.at {
             state.last = 0;
         }
-    };
+    }
     fn each<S>(Reserved { state, waiting }: &mut Reserved<S>, forget: impl Fn(&mut S)) {
         forget(state);
         waiting.0.iter_mut().for_each(|reservations| forget(&mut reservations.base));
     }
     match spent {
         Spent::FixedWindow(reserved) => each(reserved, of_window),
-        Spent::TokenBucket(reserved) | Spent::LeakyBucket(reserved) => each(reserved, of_bucket),
+        Spent::TokenBucket(reserved) => each(reserved, of_bucket),
+        Spent::LeakyBucket(reserved) => each(reserved, of_bucket),
         _ => {}
     }
 }

@@ -147,7 +147,7 @@ impl<'a> Transaction<'a> {
 
     fn step(&mut self, limit: usize, request: &EngineRequest) -> EngineReply {
         let settings = self.keys[limit].limit.settings;
-        self.entry(limit).step(settings, request)
+        self.entry(limit).decide(settings, request)
     }
 
     /// Decides without committing. Returns the outcome, if it is a denial.
