@@ -162,7 +162,10 @@ impl Model for FixedWindowState {
     #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &FixedWindowParams) -> Earliest {
         let full = needed.is_some_and(|needed| self.count + needed > params.limit);
-        let index = if full { self.ahead() + 1 } else { self.ahead() };
+        let index = self.ahead() + i64::from(full);
+        if index == 0 {
+            return 0.into();
+        }
         (self.start + index * self.length - now).max(0).into()
     }
 
@@ -192,15 +195,15 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn report(&self, now: i64, reset: i64, params: &FixedWindowParams) -> Report {
-        let Self { start, count, length, .. } = *self;
-        let ahead = self.ahead();
+    fn report(&self, _: i64, reset: i64, params: &FixedWindowParams) -> Report {
+        let left = params.limit - self.count;
         if reset == 0 {
             return Report { remaining: params.limit, replenish: 0 };
         }
-        let remaining = if ahead == 0 { (params.limit - count).max(0) } else { 0 };
-        let opening = if ahead > 0 && count < params.limit { ahead } else { ahead + 1 };
-        Report { remaining, replenish: start + opening * length - now }
+        if self.ahead() == 0 {
+            return Report { remaining: left.max(0), replenish: reset };
+        }
+        Report { remaining: 0, replenish: if left > 0 { reset - self.length } else { reset } }
     }
 
     #[inline(always)]

@@ -37,8 +37,8 @@ pub(crate) struct Head {
     pub(super) at: i64,
     pub(super) skew: i64,
     pub(super) window: i64,
-    /// The number of leading entries that count no more, whatever the window: all of them, or none.
-    gone: usize,
+    /// The number of leading entries that count no more, as of the decision.
+    first: usize,
 }
 
 /// The instant of a request, and the total of all costs up to its own. Totals wrap around; their
@@ -79,7 +79,7 @@ impl SlidingLogState {
         [at, skew, window]: [i64; 3],
         costs: impl IntoIterator<Item = (i64, i64)>,
     ) -> Self {
-        let head = Head { at, skew, window, gone: 0 };
+        let head = Head { at, skew, window, first: 0 };
         let mut log = Self { head, base: 0, entries: VecDeque::new() };
         for (instant, cost) in costs {
             log.push(instant, log.total().wrapping_add(cost as u64));
@@ -88,7 +88,7 @@ impl SlidingLogState {
     }
 
     /// Appends an entry that is not older than the others. `total` includes its cost.
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, instant: i64, total: u64) {
         match self.entries.back_mut() {
             Some(last) if last.instant == instant => last.total = total,
@@ -105,25 +105,25 @@ impl SlidingLogState {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn last(&self) -> i64 {
         self.entries.back().map_or(0, |entry| entry.instant)
     }
 
     /// The total of all costs before an entry.
-    #[inline]
+    #[inline(always)]
     fn total_before(&self, i: usize) -> u64 {
         if i == 0 { self.base } else { self.entries[i - 1].total }
     }
 
     /// The total of all costs.
-    #[inline]
+    #[inline(always)]
     fn total(&self) -> u64 {
         self.entries.back().map_or(self.base, |entry| entry.total)
     }
 
     /// The index of the first entry, from an index on, for which this is false.
-    #[inline]
+    #[inline(always)]
     fn skip(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
         match self.entries.get(from) {
             Some(entry) if is_true(entry) => self.skip_more(from + 1, is_true),
@@ -149,24 +149,24 @@ impl SlidingLogState {
         low
     }
 
-    /// The number of leading entries that do not count any more.
-    #[inline]
-    fn first(&self) -> usize {
+    /// Looks for the first entry that counts.
+    #[inline(always)]
+    fn find_first(&mut self) {
         let oldest = self.head.at - self.head.window;
-        self.skip(self.head.gone, |entry| entry.instant <= oldest)
+        self.head.first = self.skip(0, |entry| entry.instant <= oldest);
     }
 
     /// Looks at the entries that count. `None` if no entry does.
-    #[inline]
+    #[inline(always)]
     fn view(&self) -> Option<Live> {
-        let (first, newest) = (self.first(), *self.entries.back()?);
+        let (first, newest) = (self.head.first, *self.entries.back()?);
         let before = self.total_before(first);
         let live = newest.total.wrapping_sub(before) as i64;
         (first < self.entries.len()).then_some(Live { first, before, live, last: newest.instant })
     }
 
     /// The first instant, by the time of the log, at which at most this many units count.
-    #[inline]
+    #[inline(always)]
     fn first_instant(&self, view: &Live, units: i64, window: i64) -> i64 {
         let Live { first, before, live, last } = *view;
         let (instant, excess) = (self.head.at.max(last), live - units);
@@ -179,10 +179,10 @@ impl SlidingLogState {
         instant.max(leaves + window)
     }
 
-    #[inline]
+    #[inline(always)]
     fn drop_leading(&mut self, count: usize) {
         self.base = self.total_before(count);
-        self.head.gone = 0;
+        self.head.first = 0;
         for _ in 0..count {
             self.entries.pop_front();
         }
@@ -256,7 +256,7 @@ impl Model for SlidingLogState {
         exact.min(LONGEST_REFILL as i64)
     }
 
-    #[inline]
+    #[inline(always)]
     fn initial(now: i64, params: &SlidingLogParams) -> Self {
         Self::new([now, 0, params.window], [])
     }
@@ -272,17 +272,17 @@ impl Model for SlidingLogState {
         Some(Self::new(head, costs))
     }
 
-    #[inline]
+    #[inline(always)]
     fn save(&self) -> Head {
         self.head
     }
 
-    #[inline]
+    #[inline(always)]
     fn restore(&mut self, saved: Head) {
         self.head = saved;
     }
 
-    #[inline]
+    #[inline(always)]
     fn step_back(&mut self, now: i64) -> bool {
         let Head { at, skew, .. } = &mut self.head;
         let back = now + *skew < *at;
@@ -292,16 +292,16 @@ impl Model for SlidingLogState {
         back
     }
 
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, now: i64) {
         self.head.at = now + self.head.skew;
-        if self.reset_after(now) == 0 {
-            let gone = self.entries.len();
-            self.head = Head { at: now, skew: 0, gone, ..self.head };
+        self.find_first();
+        if self.head.first == self.entries.len() {
+            (self.head.at, self.head.skew) = (now, 0);
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn adopt(
         &mut self,
         now: i64,
@@ -314,10 +314,13 @@ impl Model for SlidingLogState {
         }
         let over = self.reset_after(now);
         self.head.window = params.window;
+        if over > 0 {
+            self.find_first();
+        }
         Some(over)
     }
 
-    #[inline]
+    #[inline(always)]
     fn earliest(&self, _: i64, needed: Option<i64>, params: &SlidingLogParams) -> Earliest {
         let Some(view) = self.view() else { return 0.into() };
         let instant = match needed {
@@ -327,9 +330,9 @@ impl Model for SlidingLogState {
         (instant - self.head.at).into()
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, _: &SlidingLogParams) {
-        let (first, total) = (self.first(), self.total());
+        let (first, total) = (self.head.first, self.total());
         let live = total.wrapping_sub(self.total_before(first)) as i64;
         let units = cost.min(MAX_SUM - live); // units spent may exceed the quota
         if units > 0 {
@@ -339,22 +342,22 @@ impl Model for SlidingLogState {
     }
 
     fn refund(&mut self, _: i64, release: &Release, _: &SlidingLogParams) {
-        self.drop_leading(self.first());
+        self.drop_leading(self.head.first);
         match release.instant {
             Some(instant) => self.refund_at(instant + self.head.skew, release.units),
             None => self.refund_any(release.units),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn reset_after(&self, _: i64) -> i64 {
-        match self.head.gone < self.entries.len() {
-            true => (self.last() + self.head.window - self.head.at).max(0),
+        match self.head.first < self.entries.len() {
+            true => self.last() + self.head.window - self.head.at,
             false => 0,
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn report(&self, _: i64, _: i64, params: &SlidingLogParams) -> Report {
         let (at, limit) = (self.head.at, params.limit);
         let Some(view) = self.view() else { return Report { remaining: limit, replenish: 0 } };
