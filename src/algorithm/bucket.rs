@@ -341,12 +341,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &BucketParams,
-        _: &mut Self,
-    ) -> Option<i64> {
+    fn adopt(&mut self, now: i64, params: &BucketParams, _: &mut Self) -> Option<i64> {
         let mut over = None;
         if self.is_foreign(params) {
             let time = self.reset_after(now);
@@ -452,8 +447,12 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
 
     #[inline(always)]
     fn open(core: Core, now: i64, params: &BucketParams) -> Option<Self> {
-        let debt = Debt::of_parts(core.amount, params.lump);
-        let mut state = Self { debt, ..Self::initial(core.at, params) };
+        // Behind the debt, the time from `at` to the last request.
+        let parts = floor_div(core.amount, params.period);
+        let later = core.amount - parts * params.period;
+        let last = if later > 0 { core.at + later } else { 0 };
+        let debt = Debt::of_parts(parts, params.lump);
+        let mut state = Self { debt, last, ..Self::initial(core.at, params) };
         state.settle(now);
         Some(state)
     }
@@ -463,13 +462,15 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
         if self.is_foreign(params) || self.excess > 0 || self.last > now {
             return None;
         }
-        // A core has no room for `last`, from which another quota would restore the units. It needs
-        // none if that is the instant of the debt.
         let mut state = *self;
         if self.last > self.at {
             state.advance(self.last);
         }
-        let amount = state.debt.in_parts(state.lump);
-        (state.last <= state.at && amount < EXACT).then_some(Core { at: state.at, amount })
+        // From `last`, another quota restores the units.
+        let later = (state.last - state.at).max(0);
+        let parts = state.debt.in_parts(state.lump);
+        let amount = parts.checked_mul(state.period)?.checked_add(later)?;
+        let amount = if state.is_full() { 0 } else { amount };
+        (parts < EXACT).then_some(Core { at: state.at, amount })
     }
 }

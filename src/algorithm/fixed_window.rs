@@ -136,12 +136,7 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &FixedWindowParams,
-        _: &mut Self,
-    ) -> Option<i64> {
+    fn adopt(&mut self, now: i64, params: &FixedWindowParams, _: &mut Self) -> Option<i64> {
         let mut over = None;
         if self.is_foreign(params) {
             let time = self.reset_after(now).max(0);

@@ -85,12 +85,7 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// the last request that it counts on, units are restored at the new rate, whenever this is
     /// called: so a denied request need not store the result. Returns the time until the state is
     /// over as it was counted, if the parameters are others; by then, it is over for all.
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &Self::Params,
-        saved: &mut Self::Saved,
-    ) -> Option<i64>;
+    fn adopt(&mut self, now: i64, params: &Self::Params, saved: &mut Self::Saved) -> Option<i64>;
 
     /// The wait until `needed` units are left, or for requests that wait, if none are needed.
     fn earliest(&self, now: i64, needed: Option<i64>, params: &Self::Params) -> Earliest;

@@ -108,9 +108,11 @@ impl<S: Model> Waiting<S> {
             reservations.fold(now, 2, params); // more than are added
             // The last one, unless a request waits longer for another limit.
             let entries = &mut reservations.entries;
-            let index = entries.partition_point(|entry| entry.instant < instant);
-            match entries.get_mut(index) {
+            let later = entries.iter().rev().take_while(|entry| entry.instant > instant).count();
+            let index = entries.len() - later;
+            match entries.range_mut(..index).next_back() {
                 Some(same) if same.instant == instant => same.cost += cost,
+                _ if later == 0 => entries.push_back(reservation),
                 _ => entries.insert(index, reservation),
             }
         } else if let Some(reservations) = &mut self.0 {

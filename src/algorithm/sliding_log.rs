@@ -302,12 +302,7 @@ impl Model for SlidingLogState {
     }
 
     #[inline(always)]
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &SlidingLogParams,
-        _: &mut Head,
-    ) -> Option<i64> {
+    fn adopt(&mut self, now: i64, params: &SlidingLogParams, _: &mut Head) -> Option<i64> {
         self.advance(now);
         if self.head.window == params.window {
             return None;

@@ -136,13 +136,7 @@ impl SlidingWindowState {
     }
 
     #[inline(never)]
-    fn wait_until_free(
-        &self,
-        instant: i64,
-        mut slot: i64,
-        mut oldest: i64,
-        mut free: i64,
-    ) -> i64 {
+    fn wait_until_free(&self, instant: i64, mut slot: i64, mut oldest: i64, mut free: i64) -> i64 {
         let Grid { length, index, .. } = self.grid;
         let parts = self.parts();
         // After these steps, the newest sub-window has left the window.

@@ -264,7 +264,7 @@ macro_rules! algorithms {
             }
 
             /// Takes a state out of a core.
-            pub(crate) fn open(&self, core: Core, now: i64) -> State {
+            pub(crate) fn open(&self, core: Core) -> State {
                 if core.amount == 0 {
                     return State::default();
                 }
@@ -273,7 +273,7 @@ macro_rules! algorithms {
                 }
                 let spent = match self {
                     $(Self::$variant(params) => {
-                        let state = <$module::$state as Model>::open(core, now.max(core.at), params);
+                        let state = <$module::$state as Model>::open(core, core.at, params);
                         state.map_or(Spent::Nothing, |state| Spent::$variant(Reserved::new(state)))
                     })*
                 };

@@ -7,14 +7,15 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::{
     super::{
-        Action, Core, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply,
-        Lifetime, Params, State, bucket::Bucket, combine, fixed_window::FixedWindowState,
-        reservations::Reserved, table::Spent,
+        Action, Algorithm, Core, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
+        HoldReply, Lifetime, Params, State, bucket::Bucket, combine,
+        fixed_window::FixedWindowState, reservations::Reserved, table::Spent,
     },
     agreement::{Step, steps},
     backends::{START, settled},
     holds::any_limits,
 };
+use crate::{Quota, algorithm::Refill};
 
 /// What a step does with holds.
 #[derive(Clone, Debug)]
@@ -100,7 +101,7 @@ impl Both {
         change: impl FnOnce(&mut State) -> (R, bool),
     ) -> R {
         let mut state = match &self.lies {
-            Ok(core) => self.limits[self.counted].open(*core, now),
+            Ok(core) => self.limits[self.counted].open(*core),
             Err(state) => state.clone(),
         };
         let (result, counts) = change(&mut state);
@@ -122,7 +123,7 @@ impl Both {
             (reply, state)
         };
         let lies = match &self.lies {
-            Ok(core) => params.open(*core, now),
+            Ok(core) => params.open(*core),
             Err(state) => state.clone(),
         };
         let context = format!("{params:?} at {now}: {:?} {:?}", self.lies, self.state);
@@ -215,6 +216,23 @@ fn a_state_in_a_core_decides_as_one_that_never_lies_in_one() {
     });
     let [all, in_cores] = [all, in_cores].map(Cell::into_inner);
     assert!(in_cores * 5 > all, "{in_cores} of {all} requests were decided in a core");
+}
+
+#[test]
+fn a_bucket_that_refills_at_once_stays_in_its_core_until_requests_wait() {
+    let algorithm = Algorithm::token_bucket().refill(Refill::Interval).overdraft(3);
+    let params = Params::new(algorithm, Quota::per_second(5)).expect("a quota");
+    let (mut core, mut state) = (Core::default(), State::default());
+    for now in (START..).step_by(170_000).take(50) {
+        for cost in [1, 2, 7] {
+            let request =
+                EngineRequest { action: Action::Check, cost, ..EngineRequest::observe(now) };
+            let reply = params.step_core(&mut core, &request).expect("a state in a core");
+            assert_eq!(reply, params.step(&mut state, &request), "{core:?}, {state:?}");
+            let opened = params.open(core);
+            assert_eq!(opened.spent == Spent::Nothing, state.spent == Spent::Nothing);
+        }
+    }
 }
 
 /// Ends a hold, half of which was used.

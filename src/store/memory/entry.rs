@@ -210,7 +210,7 @@ impl Entry {
         };
         match counts {
             Counts::Core { denied_until, core } => {
-                let mut state = counted.params.open(*core, now);
+                let mut state = counted.params.open(*core);
                 let (result, converts) = change(&mut state);
                 count_by(counted, converts);
                 match counted.params.close(&state, now) {
@@ -271,7 +271,7 @@ impl Entry {
             }
             Counts::Core { core, .. } => {
                 let reply = params.step_core(core, request);
-                (reply.unwrap_or_else(|| params.step(&mut params.open(*core, now), request)), false)
+                (reply.unwrap_or_else(|| params.step(&mut params.open(*core), request)), false)
             }
             Counts::Boxed { boxed, .. } if boxed.state.is_held() => return Usage::HELD,
             Counts::Boxed { boxed, .. } => {
