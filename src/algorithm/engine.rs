@@ -25,6 +25,11 @@ fn decide<M: Model>(
     let (mut stale, mut over) = (false, i64::MAX);
     if !is_in_core {
         stale = state.step_back(now);
+        if stale && action.inserts() {
+            // It stays so, even if the request is denied.
+            saved = state.save();
+            waiting.0 = None;
+        }
         if let Some(time) = state.adopt(now, params, &mut saved) {
             stale = true;
             // The memory of denials infers from the times of a shaper how full it was.
@@ -57,9 +62,6 @@ fn decide<M: Model>(
     if !counts {
         (reset, replenish) = (reset.min(over), replenish.min(over));
         state.restore(saved);
-        if !is_in_core && action.inserts() && state.step_back(now) {
-            waiting.0 = None;
-        }
     }
     let reply = EngineReply::uncounted(instant);
     Some((EngineReply { admitted, wait, remaining, replenish, reset, ..reply }, counts))

@@ -122,18 +122,18 @@ impl SlidingLogState {
         self.entries.back().map_or(self.base, |entry| entry.total)
     }
 
-    /// The index of the first entry, from an index on, for which this is false.
+    /// The first entry, from an index on, for which this is false, and its index.
     #[inline(always)]
-    fn skip(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
+    fn skip(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> (usize, Option<&Entry>) {
         match self.entries.get(from) {
             Some(entry) if is_true(entry) => self.skip_more(from + 1, is_true),
-            _ => from,
+            entry => (from, entry),
         }
     }
 
     /// Does the same by steps that double and then halve.
     #[inline(never)]
-    fn skip_more(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
+    fn skip_more(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> (usize, Option<&Entry>) {
         let (mut low, mut high, mut step) = (from, from, 1);
         while self.entries.get(high).is_some_and(&is_true) {
             (low, high, step) = (high + 1, high + step, step * 2);
@@ -146,14 +146,14 @@ impl SlidingLogState {
                 false => high = middle,
             }
         }
-        low
+        (low, self.entries.get(low))
     }
 
     /// Looks for the first entry that counts.
     #[inline(always)]
     fn find_first(&mut self) {
         let oldest = self.head.at - self.head.window;
-        self.head.first = self.skip(0, |entry| entry.instant <= oldest);
+        self.head.first = self.skip(0, |entry| entry.instant <= oldest).0;
     }
 
     /// Looks at the entries that count. `None` if no entry does.
@@ -174,9 +174,9 @@ impl SlidingLogState {
             return instant;
         }
         // When this entry leaves, the excess has left.
-        let i = self.skip(first, |entry| (entry.total.wrapping_sub(before) as i64) < excess);
-        let leaves = self.entries.get(i).map_or(last, |entry| entry.instant);
-        instant.max(leaves + window)
+        let is_early = |entry: &Entry| (entry.total.wrapping_sub(before) as i64) < excess;
+        let (_, entry) = self.skip(first, is_early);
+        instant.max(entry.map_or(last, |entry| entry.instant) + window)
     }
 
     #[inline(always)]
