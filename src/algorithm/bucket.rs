@@ -9,7 +9,7 @@
 use super::{
     arithmetic::{EXACT, FAR, Rate, ceil_div, floor_div, grain_exponent, product},
     core::Core,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -26,7 +26,7 @@ pub(crate) struct Debt {
 const EXCESS_UNIT: f64 = (1 << 24) as f64;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BucketParams {
+pub(crate) struct BucketParams<const SHAPES: bool> {
     pub(super) burst: i64,
     pub(super) overdraft: i64,
     /// The parts of the burst.
@@ -65,7 +65,7 @@ impl Debt {
         let parts = units.checked_mul(unit).and_then(|parts| parts.checked_add(more));
         match parts {
             Some(parts) if parts < EXACT => Self::of_parts(parts, lump),
-            _ => Self { lumps: far(units as f64 * unit as f64 + more as f64, lump), parts: 0 },
+            _ => Self { parts: 0, ..Self::rounded(units as f64 * unit as f64 + more as f64, lump) },
         }
     }
 
@@ -76,11 +76,13 @@ impl Debt {
     }
 
     /// Counts parts that may not be exact: rounds them up, as Lua does.
+    #[cold]
     fn rounded(parts: f64, lump: i64) -> Self {
         if parts < EXACT as f64 {
             return Self::of_parts(parts as i64, lump);
         }
-        Self { lumps: far(parts, lump), parts: 0 }
+        let lumps = (parts / lump as f64).floor() as i64;
+        Self { lumps: lumps.min(FAR) + 1, parts: 0 }
     }
 
     /// The parts of a debt; more than a full bucket has if the debt is larger than that.
@@ -115,19 +117,12 @@ impl Debt {
     }
 }
 
-/// The lumps of parts that are not exact.
-#[cold]
-fn far(parts: f64, lump: i64) -> i64 {
-    let lumps = (parts / lump as f64).floor() as i64;
-    lumps.min(FAR) + 1
-}
-
 /// The lumps that come in 100 years.
 fn longest(period: i64) -> i64 {
     ceil_div(LONGEST_REFILL as i64, period)
 }
 
-impl BucketParams {
+impl<const SHAPES: bool> BucketParams<SHAPES> {
     pub(super) fn new(quota: Quota, overdraft: u64, [unit, period, lump]: [i64; 3]) -> Self {
         let (burst, overdraft) = (quota.burst_size() as i64, overdraft as i64);
         let (full, most) = (product(burst, unit), longest(period));
@@ -208,7 +203,7 @@ impl<const SHAPES: bool> Bucket<SHAPES> {
     /// Counts at the rate of another quota. Parts of a unit are rounded up, and `excess` remembers
     /// by how much, for the same reason. It computes in doubles, as Lua does.
     #[cold]
-    fn convert(&mut self, now: i64, params: &BucketParams) {
+    fn convert(&mut self, now: i64, params: &BucketParams<SHAPES>) {
         let last = self.last.max(self.at);
         self.advance(last);
         let parts = self.debt.lumps as f64 * self.lump as f64 + self.debt.parts as f64;
@@ -235,59 +230,61 @@ impl<const SHAPES: bool> Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn is_foreign(&self, params: &BucketParams) -> bool {
+    fn is_foreign(&self, params: &BucketParams<SHAPES>) -> bool {
         self.unit != params.unit || self.period != params.period || self.lump != params.lump
     }
 }
 
-impl<const SHAPES: bool> Model for Bucket<SHAPES> {
-    type Params = BucketParams;
-    type Saved = Self;
-
-    const SHAPES: bool = SHAPES;
-
-    fn args(params: &BucketParams) -> Vec<f64> {
-        let BucketParams { burst, overdraft, unit, period, lump, most, full, .. } = *params;
+impl<const SHAPES: bool> Parameters for BucketParams<SHAPES> {
+    fn args(&self) -> Vec<f64> {
+        let Self { burst, overdraft, unit, period, lump, most, full, .. } = *self;
         let args = [burst, overdraft, unit, period, lump, most].map(|number| number as f64);
         args.into_iter().chain([grain_exponent(full / lump)]).collect()
     }
 
-    fn max_cost(params: &BucketParams) -> i64 {
-        params.burst + params.overdraft
+    fn max_cost(&self) -> i64 {
+        self.burst + self.overdraft
     }
 
-    fn beside(params: &BucketParams, held: i64) -> BucketParams {
-        let burst = params.burst - held;
-        // Fewer parts than none, if more is held than the bucket has by another quota.
-        BucketParams { burst, full: burst.saturating_mul(params.unit).max(-FAR), ..*params }
+    fn full(&self) -> i64 {
+        self.burst + self.overdrawn()
     }
 
-    fn full(params: &BucketParams) -> i64 {
-        params.burst + params.overdrawn()
+    fn drain(&self, units: i64) -> i64 {
+        let debt = Debt::of(units, self.unit, 0, self.lump);
+        debt.lumps_until_paid().min(self.most) * self.period
     }
 
-    fn drain(units: i64, params: &BucketParams) -> i64 {
-        let debt = Debt::of(units, params.unit, 0, params.lump);
-        debt.lumps_until_paid().min(params.most) * params.period
-    }
-
-    fn restores_evenly(params: &BucketParams) -> bool {
-        params.period == 1
+    fn restores_evenly(&self) -> bool {
+        self.period == 1
     }
 
     /// The time in which a full leaky bucket drains.
-    fn default_wait(params: &BucketParams) -> i64 {
-        if SHAPES { params.full_lumps() } else { 0 }
+    fn default_wait(&self) -> i64 {
+        if SHAPES { self.full_lumps() } else { 0 }
     }
 
     /// The longest wait, also for another limit, with which no debt is capped.
-    fn max_reservable(params: &BucketParams) -> i64 {
-        let counted = (params.most - params.full_lumps()) * params.period;
-        counted.max(Self::default_wait(params)).min(LONGEST_REFILL as i64)
+    fn max_reservable(&self) -> i64 {
+        let counted = (self.most - self.full_lumps()) * self.period;
+        counted.max(self.default_wait()).min(LONGEST_REFILL as i64)
     }
 
+    fn beside(&self, held: i64) -> Self {
+        let burst = self.burst - held;
+        // Fewer parts than none, if more is held than the bucket has by another quota.
+        Self { burst, full: burst.saturating_mul(self.unit).max(-FAR), ..*self }
+    }
+}
+
+impl<const SHAPES: bool> Model for Bucket<SHAPES> {
+    type Params = BucketParams<SHAPES>;
+    type Saved = Self;
+
+    const SHAPES: bool = SHAPES;
+
     #[inline(always)]
-    fn initial(now: i64, params: &BucketParams) -> Self {
+    fn initial(now: i64, params: &BucketParams<SHAPES>) -> Self {
         let BucketParams { unit, period, lump, .. } = *params;
         Self { at: now, debt: Debt::NONE, excess: 0, unit, period, lump, last: 0 }
     }
@@ -341,7 +338,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn adopt(&mut self, now: i64, params: &BucketParams, _: &mut Self) -> Option<i64> {
+    fn adopt(&mut self, now: i64, params: &BucketParams<SHAPES>, _: &mut Self) -> Option<i64> {
         let mut over = None;
         if self.is_foreign(params) {
             let time = self.reset_after(now);
@@ -357,7 +354,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams) -> Earliest {
+    fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams<SHAPES>) -> Earliest {
         if SHAPES {
             let room = |needed| params.full - product(needed, self.unit);
             let full = needed.map_or(0, |needed| self.time_until(room(needed), now));
@@ -368,11 +365,11 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
             let covered = product((needed - params.overdraft).max(0), self.unit);
             wait = self.time_until(params.full - covered, now).max(wait);
         }
-        wait.into()
+        Earliest { wait, full: 0 }
     }
 
     #[inline(always)]
-    fn commit(&mut self, instant: i64, cost: i64, params: &BucketParams) {
+    fn commit(&mut self, instant: i64, cost: i64, params: &BucketParams<SHAPES>) {
         if instant > self.at {
             // The request may proceed later than it could. Departures of a shaper stay apart.
             let lumps = floor_div(instant - self.at, self.period);
@@ -385,7 +382,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
         self.last = if instant > self.at { instant } else { 0 };
     }
 
-    fn refund(&mut self, now: i64, release: &Release, params: &BucketParams) {
+    fn refund(&mut self, now: i64, release: &Release, params: &BucketParams<SHAPES>) {
         let Release { instant, units } = *release;
         if instant.is_some() && self.last > now {
             return; // later reservations, by another quota, may count on what came in since
@@ -425,7 +422,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn report(&self, now: i64, reset: i64, params: &BucketParams) -> Report {
+    fn report(&self, now: i64, reset: i64, params: &BucketParams<SHAPES>) -> Report {
         let overdrawn = params.overdrawn();
         if reset == 0 {
             return Report { remaining: params.burst + overdrawn, replenish: 0 };
@@ -441,12 +438,12 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn simplest(params: &BucketParams) -> Option<BucketParams> {
+    fn simplest(params: &BucketParams<SHAPES>) -> Option<BucketParams<SHAPES>> {
         params.is_simplest.then_some(BucketParams { overdraft: 0, period: 1, lump: 1, ..*params })
     }
 
     #[inline(always)]
-    fn open(core: Core, now: i64, params: &BucketParams) -> Option<Self> {
+    fn open(core: Core, now: i64, params: &BucketParams<SHAPES>) -> Option<Self> {
         // Behind the debt, the time from `at` to the last request.
         let parts = floor_div(core.amount, params.period);
         let later = core.amount - parts * params.period;
@@ -458,7 +455,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn close(&self, now: i64, params: &BucketParams) -> Option<Core> {
+    fn close(&self, now: i64, params: &BucketParams<SHAPES>) -> Option<Core> {
         if self.is_foreign(params) || self.excess > 0 || self.last > now {
             return None;
         }

@@ -23,7 +23,6 @@ impl Counts {
     }
 
     /// The sub-windows of a window.
-    #[inline(always)]
     pub(super) fn parts(&self) -> i64 {
         self.lower.len() as i64 - 1
     }

@@ -5,16 +5,15 @@ use super::{
     core::Core,
     model::{Earliest, Model, Report},
     request::{Admission, EngineReply, EngineRequest, Release},
-    reservations::{Reservation, Reserved, Waiting},
+    reservations::{Reservation, Reserved},
 };
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
 /// stepped back. Returns whether the state is counted by these parameters from now on, too. `None`
 /// if the state is from a core, which it is at this instant, and the request waits.
 #[inline(always)]
-fn decide<M: Model>(
-    state: &mut M,
-    waiting: &mut Waiting<M>,
+pub(super) fn decide<M: Model>(
+    Reserved { state, waiting }: &mut Reserved<M>,
     request: &EngineRequest,
     params: &M::Params,
     is_in_core: bool,
@@ -37,10 +36,15 @@ fn decide<M: Model>(
         }
     }
 
-    let earliest = state.earliest(now, request.needed(), params);
+    // The units that must be left.
+    let needed = action.can_be_denied().then_some(cost);
+    let earliest = state.earliest(now, needed, params);
     let Earliest { wait, full } = earliest.after(request.blocked);
     let excess = (wait - max_wait).max(full).min(over);
-    let Admission { admitted, wait } = request.admission(wait, excess);
+    let Admission { admitted, wait } = request.admission.unwrap_or_else(|| {
+        let admitted = excess <= 0 || !action.can_be_denied();
+        Admission { admitted, wait: Some(if admitted { wait } else { excess }) }
+    });
     let instant = now + wait.unwrap_or(0);
     let admits = action.commits() && admitted;
     let counts = admits || admitted && action.inserts() && stale;
@@ -67,17 +71,6 @@ fn decide<M: Model>(
     Some((EngineReply { admitted, wait, remaining, replenish, reset, ..reply }, counts))
 }
 
-/// Decides about a state with reservations. Returns whether the state is counted by these
-/// parameters from now on, too.
-#[inline(always)]
-pub(super) fn step<M: Model>(
-    Reserved { state, waiting }: &mut Reserved<M>,
-    request: &EngineRequest,
-    params: &M::Params,
-) -> (EngineReply, bool) {
-    decide(state, waiting, request, params, false).expect("not in a core")
-}
-
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
 /// decision, or the clock stepped back: nothing is changed then.
 #[inline(always)]
@@ -102,10 +95,10 @@ fn step_opened<M: Model>(
     request: &EngineRequest,
     params: M::Params,
 ) -> Option<EngineReply> {
-    let mut state = M::open(*core, request.now, &params)?;
-    let (reply, counts) = decide(&mut state, &mut Waiting(None), request, &params, true)?;
+    let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
+    let (reply, counts) = decide(&mut opened, request, &params, true)?;
     if counts {
-        *core = state.close(request.now, &params)?;
+        *core = opened.state.close(request.now, &params)?;
     }
     Some(reply)
 }

@@ -4,7 +4,7 @@
 use super::{
     arithmetic::{EXACT, ceil_div},
     core::Core,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -65,35 +65,32 @@ impl FixedWindowState {
         self.count == 0 && self.ahead() == 0
     }
 
-    #[inline(always)]
     fn is_foreign(&self, params: &FixedWindowParams) -> bool {
         self.length != params.window
+    }
+}
+
+impl Parameters for FixedWindowParams {
+    fn args(&self) -> Vec<f64> {
+        vec![self.limit as f64, self.window as f64]
+    }
+
+    fn full(&self) -> i64 {
+        self.limit
+    }
+
+    fn drain(&self, units: i64) -> i64 {
+        if units > 0 { self.window } else { 0 }
+    }
+
+    fn beside(&self, held: i64) -> Self {
+        Self { limit: self.limit - held, ..*self }
     }
 }
 
 impl Model for FixedWindowState {
     type Params = FixedWindowParams;
     type Saved = Self;
-
-    fn args(params: &FixedWindowParams) -> Vec<f64> {
-        vec![params.limit as f64, params.window as f64]
-    }
-
-    fn max_cost(params: &FixedWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn full(params: &FixedWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn drain(units: i64, params: &FixedWindowParams) -> i64 {
-        if units > 0 { params.window } else { 0 }
-    }
-
-    fn beside(params: &FixedWindowParams, held: i64) -> FixedWindowParams {
-        FixedWindowParams { limit: params.limit - held, ..*params }
-    }
 
     #[inline(always)]
     fn initial(now: i64, params: &FixedWindowParams) -> Self {
@@ -116,7 +113,6 @@ impl Model for FixedWindowState {
         *self = saved;
     }
 
-    #[inline(always)]
     fn step_back(&mut self, now: i64) -> bool {
         let back = self.start - now;
         if back > 0 {
@@ -158,10 +154,8 @@ impl Model for FixedWindowState {
     fn earliest(&self, now: i64, needed: Option<i64>, params: &FixedWindowParams) -> Earliest {
         let full = needed.is_some_and(|needed| self.count + needed > params.limit);
         let index = self.ahead() + i64::from(full);
-        if index == 0 {
-            return 0.into();
-        }
-        (self.start + index * self.length - now).max(0).into()
+        let opens = || (self.start + index * self.length - now).max(0);
+        Earliest { wait: if index == 0 { 0 } else { opens() }, full: 0 }
     }
 
     #[inline(always)]

@@ -7,6 +7,6 @@ use crate::quota::Quota;
 
 pub(crate) type LeakyBucketState = Bucket<true>;
 
-pub(super) fn params(quota: Quota) -> BucketParams {
+pub(super) fn params(quota: Quota) -> BucketParams<true> {
     BucketParams::continuous(quota, 0)
 }

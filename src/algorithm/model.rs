@@ -8,12 +8,50 @@ use std::fmt;
 use super::{core::Core, request::Release};
 use crate::quota::LONGEST_REFILL;
 
+/// An algorithm with a quota.
+pub(crate) trait Parameters {
+    /// The parameters of the script.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    fn args(&self) -> Vec<f64>;
+
+    /// The units that a key without requests has left.
+    fn full(&self) -> i64;
+
+    /// The largest cost that a check can be granted.
+    fn max_cost(&self) -> i64 {
+        self.full()
+    }
+
+    /// The time until units, spent now of a key without requests, do not count any more.
+    fn drain(&self, units: i64) -> i64;
+
+    /// True if units are restored one by one, false if the units of a window may all be restored at
+    /// one instant.
+    fn restores_evenly(&self) -> bool {
+        false
+    }
+
+    /// The longest wait, in microseconds, of a check that does not specify one.
+    fn default_wait(&self) -> i64 {
+        0
+    }
+
+    /// The longest wait, in microseconds, that can be reserved.
+    fn max_reservable(&self) -> i64 {
+        LONGEST_REFILL as i64
+    }
+
+    /// The same with a quota that is smaller by the units that are held.
+    fn beside(&self, held: i64) -> Self
+    where
+        Self: Sized;
+}
+
 /// The state of a key under one algorithm. [`engine`](super::engine) decides with it.
 ///
 /// All times are in microseconds.
 pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
-    /// The algorithm with a quota.
-    type Params: Copy + fmt::Debug;
+    type Params: Parameters + Copy + fmt::Debug;
 
     /// The parts of the state that a check changes before it decides. They are restored if nothing
     /// is written.
@@ -29,38 +67,6 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// request can be denied for lack of room, too, whatever it may wait. Its units cannot be held:
     /// each is a departure, which has an instant of its own.
     const SHAPES: bool = false;
-
-    /// The parameters of the script.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    fn args(params: &Self::Params) -> Vec<f64>;
-
-    /// The largest cost that a check can be granted.
-    fn max_cost(params: &Self::Params) -> i64;
-
-    /// The parameters of a quota that is smaller by the units that are held.
-    fn beside(params: &Self::Params, held: i64) -> Self::Params;
-
-    /// The units that a key without requests has left.
-    fn full(params: &Self::Params) -> i64;
-
-    /// The time until units, spent now of a key without requests, do not count any more.
-    fn drain(units: i64, params: &Self::Params) -> i64;
-
-    /// True if units are restored one by one, false if the units of a window may all be restored at
-    /// one instant.
-    fn restores_evenly(_: &Self::Params) -> bool {
-        false
-    }
-
-    /// The longest wait of a check that does not specify one.
-    fn default_wait(_: &Self::Params) -> i64 {
-        0
-    }
-
-    /// The longest wait that can be reserved.
-    fn max_reservable(_: &Self::Params) -> i64 {
-        LONGEST_REFILL as i64
-    }
 
     /// The state of a key without requests.
     fn initial(now: i64, params: &Self::Params) -> Self;
@@ -141,14 +147,6 @@ impl Earliest {
     pub(super) fn after(self, block: i64) -> Self {
         let full = if self.full > block { self.full } else { 0 };
         Self { wait: self.wait.max(block), full }
-    }
-}
-
-impl From<i64> for Earliest {
-    /// A wait that may begin immediately.
-    #[inline]
-    fn from(wait: i64) -> Self {
-        Self { wait, full: 0 }
     }
 }
 

@@ -31,13 +31,11 @@ pub(crate) struct Reservation {
     pub(super) cost: i64,
 }
 
-impl<S> Reserved<S> {
+impl<S: Model> Reserved<S> {
     pub(super) fn new(state: S) -> Self {
         Self { state, waiting: Waiting(None) }
     }
-}
 
-impl<S: Model> Reserved<S> {
     /// Follows a clock that has stepped back. Reservations by another clock stay counted, and
     /// cannot be released.
     pub(super) fn follow_clock(&mut self, now: i64) {
@@ -48,6 +46,10 @@ impl<S: Model> Reserved<S> {
 }
 
 impl<S: Model> Reservations<S> {
+    pub(super) fn are_over(&self, now: i64) -> bool {
+        self.entries.back().is_none_or(|newest| newest.instant <= now)
+    }
+
     /// Makes the entries whose instant has passed, up to `max` of them, part of the base.
     pub(super) fn fold(&mut self, now: i64, max: usize, params: &S::Params) {
         for _ in 0..max {
@@ -76,13 +78,17 @@ impl<S: Model> Reservations<S> {
     }
 }
 
-impl<S> Reservations<S> {
-    pub(super) fn are_over(&self, now: i64) -> bool {
-        self.entries.back().is_none_or(|newest| newest.instant <= now)
-    }
-}
-
 impl<S: Model> Waiting<S> {
+    /// Returns true if no request waits any more.
+    pub(super) fn is_over(&self, now: i64) -> bool {
+        self.0.as_ref().is_none_or(|reservations| reservations.are_over(now))
+    }
+
+    /// The instant of the last request that waits.
+    pub(super) fn until(&self) -> Option<i64> {
+        Some(self.0.as_ref()?.entries.back()?.instant)
+    }
+
     /// Keeps the reservation of an admitted request, or counts one that proceeds immediately, before
     /// requests that wait for another limit; `before` is the state without it.
     #[inline(always)]
@@ -120,17 +126,5 @@ impl<S: Model> Waiting<S> {
             reservations.base.advance(now);
             reservations.base.commit(now, cost, params);
         }
-    }
-}
-
-impl<S> Waiting<S> {
-    /// Returns true if no request waits any more.
-    pub(super) fn is_over(&self, now: i64) -> bool {
-        self.0.as_ref().is_none_or(|reservations| reservations.are_over(now))
-    }
-
-    /// The instant of the last request that waits.
-    pub(super) fn until(&self) -> Option<i64> {
-        Some(self.0.as_ref()?.entries.back()?.instant)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::{
     arithmetic::grain_exponent,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -105,7 +105,6 @@ impl SlidingLogState {
         })
     }
 
-    #[inline(always)]
     fn last(&self) -> i64 {
         self.entries.back().map_or(0, |entry| entry.instant)
     }
@@ -117,7 +116,6 @@ impl SlidingLogState {
     }
 
     /// The total of all costs.
-    #[inline(always)]
     fn total(&self) -> u64 {
         self.entries.back().map_or(self.base, |entry| entry.total)
     }
@@ -223,40 +221,37 @@ impl SlidingLogState {
     }
 }
 
+impl Parameters for SlidingLogParams {
+    fn args(&self) -> Vec<f64> {
+        let (limit, window) = (self.limit as f64, self.window as f64);
+        vec![limit, window, grain_exponent(self.window)]
+    }
+
+    fn full(&self) -> i64 {
+        self.limit
+    }
+
+    fn drain(&self, units: i64) -> i64 {
+        if units > 0 { self.window } else { 0 }
+    }
+
+    /// The longest wait for which the sum of all costs in the log stays exact.
+    fn max_reservable(&self) -> i64 {
+        let exact = (MAX_SUM / 2 / self.limit).saturating_mul(self.window);
+        exact.min(LONGEST_REFILL as i64)
+    }
+
+    fn beside(&self, held: i64) -> Self {
+        Self { limit: self.limit - held, ..*self }
+    }
+}
+
 impl Model for SlidingLogState {
     type Params = SlidingLogParams;
     type Saved = Head;
 
     const RESERVES: bool = false;
 
-    fn args(params: &SlidingLogParams) -> Vec<f64> {
-        let (limit, window) = (params.limit as f64, params.window as f64);
-        vec![limit, window, grain_exponent(params.window)]
-    }
-
-    fn max_cost(params: &SlidingLogParams) -> i64 {
-        params.limit
-    }
-
-    fn full(params: &SlidingLogParams) -> i64 {
-        params.limit
-    }
-
-    fn drain(units: i64, params: &SlidingLogParams) -> i64 {
-        if units > 0 { params.window } else { 0 }
-    }
-
-    fn beside(params: &SlidingLogParams, held: i64) -> SlidingLogParams {
-        SlidingLogParams { limit: params.limit - held, ..*params }
-    }
-
-    /// The longest wait for which the sum of all costs in the log stays exact.
-    fn max_reservable(params: &SlidingLogParams) -> i64 {
-        let exact = (MAX_SUM / 2 / params.limit).saturating_mul(params.window);
-        exact.min(LONGEST_REFILL as i64)
-    }
-
-    #[inline(always)]
     fn initial(now: i64, params: &SlidingLogParams) -> Self {
         Self::new([now, 0, params.window], [])
     }
@@ -272,17 +267,14 @@ impl Model for SlidingLogState {
         Some(Self::new(head, costs))
     }
 
-    #[inline(always)]
     fn save(&self) -> Head {
         self.head
     }
 
-    #[inline(always)]
     fn restore(&mut self, saved: Head) {
         self.head = saved;
     }
 
-    #[inline(always)]
     fn step_back(&mut self, now: i64) -> bool {
         let Head { at, skew, .. } = &mut self.head;
         let back = now + *skew < *at;
@@ -317,12 +309,12 @@ impl Model for SlidingLogState {
 
     #[inline(always)]
     fn earliest(&self, _: i64, needed: Option<i64>, params: &SlidingLogParams) -> Earliest {
-        let Some(view) = self.view() else { return 0.into() };
-        let instant = match needed {
+        let at = self.head.at;
+        let instant = self.view().map_or(at, |view| match needed {
             Some(needed) => self.first_instant(&view, params.limit - needed, params.window),
-            None => self.head.at.max(view.last),
-        };
-        (instant - self.head.at).into()
+            None => at.max(view.last),
+        });
+        Earliest { wait: instant - at, full: 0 }
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use std::mem;
 use super::{
     arithmetic::{ceil_div, mul_div},
     counts::Counts,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -76,19 +76,16 @@ impl SlidingWindowParams {
 
 impl SlidingWindowState {
     /// The sub-windows of a window, and the parts of a microsecond.
-    #[inline(always)]
     fn parts(&self) -> i64 {
         self.counts.parts()
     }
 
     /// The parts from `start` to an instant.
-    #[inline(always)]
     fn passed(&self, instant: i64) -> i64 {
         (instant - self.grid.start) * self.parts()
     }
 
     /// The first instant that is at least this many parts after `start`.
-    #[inline(always)]
     fn instant_after(&self, passed: i64) -> i64 {
         self.grid.start + ceil_div(passed, self.parts())
     }
@@ -176,9 +173,27 @@ impl SlidingWindowState {
         mem::replace(&mut self.counts, moved)
     }
 
-    #[inline(always)]
     fn is_foreign(&self, params: &SlidingWindowParams) -> bool {
         self.grid.length != params.window || self.parts() != params.buckets
+    }
+}
+
+impl Parameters for SlidingWindowParams {
+    fn args(&self) -> Vec<f64> {
+        [self.limit, self.window, self.buckets].map(|number| number as f64).into()
+    }
+
+    fn full(&self) -> i64 {
+        self.limit
+    }
+
+    fn drain(&self, units: i64) -> i64 {
+        let Self { window, buckets, .. } = *self;
+        if units > 0 { ceil_div((buckets + 1) * window, buckets) } else { 0 }
+    }
+
+    fn beside(&self, held: i64) -> Self {
+        Self { limit: self.limit - held, ..*self }
     }
 }
 
@@ -187,30 +202,6 @@ impl Model for SlidingWindowState {
     /// With the counts, if the parameters are others.
     type Saved = (Grid, Option<Counts>);
 
-    fn args(params: &SlidingWindowParams) -> Vec<f64> {
-        [params.limit, params.window, params.buckets].map(|number| number as f64).into()
-    }
-
-    fn max_cost(params: &SlidingWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn full(params: &SlidingWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn drain(
-        units: i64,
-        &SlidingWindowParams { window, buckets, .. }: &SlidingWindowParams,
-    ) -> i64 {
-        if units > 0 { ceil_div((buckets + 1) * window, buckets) } else { 0 }
-    }
-
-    fn beside(params: &SlidingWindowParams, held: i64) -> SlidingWindowParams {
-        SlidingWindowParams { limit: params.limit - held, ..*params }
-    }
-
-    #[inline(always)]
     fn initial(now: i64, params: &SlidingWindowParams) -> Self {
         let grid = Grid { at: now, start: now, length: params.window, last: now, index: 0 };
         Self { grid, counts: Counts::zeros(params.buckets) }
@@ -236,12 +227,10 @@ impl Model for SlidingWindowState {
         Some(Self { grid: Grid { at, start, length, last, index }, counts })
     }
 
-    #[inline(always)]
     fn save(&self) -> Self::Saved {
         (self.grid, None)
     }
 
-    #[inline(always)]
     fn restore(&mut self, (grid, counts): Self::Saved) {
         self.grid = grid;
         if let Some(counts) = counts {
@@ -249,7 +238,6 @@ impl Model for SlidingWindowState {
         }
     }
 
-    #[inline(always)]
     fn step_back(&mut self, now: i64) -> bool {
         let Grid { at, start, last, .. } = &mut self.grid;
         let back = *at - now;
@@ -259,7 +247,6 @@ impl Model for SlidingWindowState {
         back > 0
     }
 
-    #[inline(always)]
     fn advance(&mut self, now: i64) {
         self.grid.at = now;
     }
@@ -291,7 +278,7 @@ impl Model for SlidingWindowState {
             Some(needed) => self.first_instant(&self.view(now), (params.limit - needed).max(0)),
             None => now.max(self.grid.last),
         };
-        (instant - now).into()
+        Earliest { wait: instant - now, full: 0 }
     }
 
     #[inline(always)]

@@ -15,7 +15,7 @@ pub(super) fn params(
     quota: Quota,
     refill: Refill,
     overdraft: u64,
-) -> Result<BucketParams, ConfigError> {
+) -> Result<BucketParams<false>, ConfigError> {
     if overdraft > quota.max_overdraft() {
         return Err(ConfigError::Overdraft { overdraft, quota });
     }
