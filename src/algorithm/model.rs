@@ -8,7 +8,7 @@ use std::fmt;
 use super::{core::Core, request::Release};
 use crate::quota::LONGEST_REFILL;
 
-/// An algorithm with a quota.
+/// An algorithm with a quota, apart from the states of keys.
 pub(crate) trait Parameters {
     /// The parameters of the script.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
@@ -51,6 +51,7 @@ pub(crate) trait Parameters {
 ///
 /// All times are in microseconds.
 pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
+    /// The algorithm with a quota.
     type Params: Parameters + Copy + fmt::Debug;
 
     /// The parts of the state that a check changes before it decides. They are restored if nothing

@@ -208,8 +208,9 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides about a state that lies in a core. `None` if no core represents the state
-            /// after the decision: nothing is changed then.
+            /// Decides about a request with a plain action and a state that lies in a core. `None`
+            /// if no core represents the state after the decision, or the clock stepped back:
+            /// nothing is changed then.
             #[inline(always)]
             pub(crate) fn step_core(
                 &self,

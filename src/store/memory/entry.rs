@@ -262,17 +262,18 @@ impl Entry {
     }
 
     /// Returns the usage of the key at an instant, by the settings that have counted it last.
-    pub(super) fn usage(&mut self, now: i64) -> Usage {
+    pub(super) fn usage(&mut self, mut now: i64) -> Usage {
         let params = &self.settings.params;
+        if let Counts::Core { core, .. } = &self.counts {
+            now = now.max(core.at); // another shard may be ahead
+        }
         let request = &EngineRequest::observe(now);
         let (observed, waited_for) = match &mut self.counts {
-            Counts::Core { core, .. } if !params.spends() => {
-                return if core.amount > 0 { Usage::HELD } else { Usage::free_since(core.at) };
-            }
-            Counts::Core { core, .. } => {
-                let reply = params.step_core(core, request);
-                (reply.unwrap_or_else(|| params.step(&mut params.open(*core), request)), false)
-            }
+            Counts::Core { core, .. } => match params.step_core(core, request) {
+                Some(reply) => (reply, false),
+                None if core.amount > 0 => return Usage::HELD,
+                None => return Usage::free_since(core.at),
+            },
             Counts::Boxed { boxed, .. } if boxed.state.is_held() => return Usage::HELD,
             Counts::Boxed { boxed, .. } => {
                 let waits = boxed.state.waited_until(now).is_some() || boxed.forgotten_until > now;
