@@ -184,7 +184,8 @@ macro_rules! algorithms {
                             *spent = Spent::$variant(Reserved::new(state));
                         }
                         let Spent::$variant(reserved) = spent else { unreachable!() };
-                        let (reply, counts) = engine::decide(reserved, request, params, false).expect("not in a core");
+                        let decided = engine::decide(reserved, request, params, false);
+                        let (reply, counts) = decided.expect("not in a core");
                         let is_over = if counts { reply.reset == 0 } else { is_new };
                         if is_over {
                             *spent = Spent::Nothing;
