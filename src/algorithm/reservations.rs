@@ -89,7 +89,7 @@ impl<S: Model> Waiting<S> {
         Some(self.0.as_ref()?.entries.back()?.instant)
     }
 
-    /// Keeps the reservation of an admitted request, or counts one that proceeds immediately, before
+    /// Keeps the reservation of an admitted request, or counts a request that proceeds before other
     /// requests that wait for another limit; `before` is the state without it.
     #[inline(always)]
     pub(super) fn update(
