@@ -9,7 +9,7 @@
 use super::{
     arithmetic::{EXACT, FAR, Rate, ceil_div, floor_div, grain_exponent, product},
     core::Core,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -26,7 +26,7 @@ pub(crate) struct Debt {
 const EXCESS_UNIT: f64 = (1 << 24) as f64;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BucketParams {
+pub(crate) struct BucketParams<const SHAPES: bool> {
     pub(super) burst: i64,
     pub(super) overdraft: i64,
     /// The parts of the burst.
@@ -36,12 +36,13 @@ pub(crate) struct BucketParams {
     pub(super) lump: i64,
     /// The most lumps of a debt: what 100 years refill, or a full bucket if that is more.
     pub(super) most: i64,
-    /// True for a leaky bucket: requests wait in the room of the burst, and depart one by one.
-    pub(super) shapes: bool,
+    /// No overdraft, and a lump of one part each microsecond, as most quotas have it.
+    is_simplest: bool,
 }
 
+/// A leaky bucket `SHAPES`: requests wait in the room of the burst, and depart one by one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Bucket {
+pub(crate) struct Bucket<const SHAPES: bool> {
     pub(super) at: i64,
     /// The debt at `at`.
     pub(super) debt: Debt,
@@ -64,7 +65,7 @@ impl Debt {
         let parts = units.checked_mul(unit).and_then(|parts| parts.checked_add(more));
         match parts {
             Some(parts) if parts < EXACT => Self::of_parts(parts, lump),
-            _ => Self { lumps: far(units as f64 * unit as f64 + more as f64, lump), parts: 0 },
+            _ => Self { parts: 0, ..Self::rounded(units as f64 * unit as f64 + more as f64, lump) },
         }
     }
 
@@ -75,11 +76,13 @@ impl Debt {
     }
 
     /// Counts parts that may not be exact: rounds them up, as Lua does.
+    #[cold]
     fn rounded(parts: f64, lump: i64) -> Self {
         if parts < EXACT as f64 {
             return Self::of_parts(parts as i64, lump);
         }
-        Self { lumps: far(parts, lump), parts: 0 }
+        let lumps = (parts / lump as f64).floor() as i64;
+        Self { lumps: lumps.min(FAR) + 1, parts: 0 }
     }
 
     /// The parts of a debt; more than a full bucket has if the debt is larger than that.
@@ -114,23 +117,17 @@ impl Debt {
     }
 }
 
-/// The lumps of parts that are not exact.
-#[cold]
-fn far(parts: f64, lump: i64) -> i64 {
-    let lumps = (parts / lump as f64).floor() as i64;
-    lumps.min(FAR) + 1
-}
-
 /// The lumps that come in 100 years.
 fn longest(period: i64) -> i64 {
     ceil_div(LONGEST_REFILL as i64, period)
 }
 
-impl BucketParams {
+impl<const SHAPES: bool> BucketParams<SHAPES> {
     pub(super) fn new(quota: Quota, overdraft: u64, [unit, period, lump]: [i64; 3]) -> Self {
         let (burst, overdraft) = (quota.burst_size() as i64, overdraft as i64);
         let (full, most) = (product(burst, unit), longest(period));
-        let params = Self { burst, overdraft, full, unit, period, lump, most, shapes: false };
+        let is_simplest = (overdraft, period, lump) == (0, 1, 1);
+        let params = Self { burst, overdraft, full, unit, period, lump, most, is_simplest };
         Self { most: most.max(params.full_lumps()), ..params }
     }
 
@@ -151,7 +148,7 @@ impl BucketParams {
     }
 }
 
-impl Bucket {
+impl<const SHAPES: bool> Bucket<SHAPES> {
     #[inline(always)]
     fn is_full(&self) -> bool {
         self.debt.lumps | self.debt.parts == 0
@@ -170,6 +167,15 @@ impl Bucket {
     fn time_until(&self, parts: i64, now: i64) -> i64 {
         let lumps = self.debt.lumps - floor_div(parts - self.debt.parts, self.lump);
         (lumps.saturating_mul(self.period) - (now - self.at)).max(0)
+    }
+
+    /// Lets time pass; a full bucket refills from now on.
+    #[inline(always)]
+    fn settle(&mut self, now: i64) {
+        self.advance(now);
+        if self.is_full() {
+            self.at = now;
+        }
     }
 
     /// Caps `last` at the instant at which the debt has flowed in.
@@ -197,7 +203,7 @@ impl Bucket {
     /// Counts at the rate of another quota. Parts of a unit are rounded up, and `excess` remembers
     /// by how much, for the same reason. It computes in doubles, as Lua does.
     #[cold]
-    fn convert(&mut self, now: i64, params: &BucketParams) {
+    fn convert(&mut self, now: i64, params: &BucketParams<SHAPES>) {
         let last = self.last.max(self.at);
         self.advance(last);
         let parts = self.debt.lumps as f64 * self.lump as f64 + self.debt.parts as f64;
@@ -219,61 +225,66 @@ impl Bucket {
 
     /// The time until later requests may proceed. In a leaky bucket, only the content delays them.
     #[inline(always)]
-    fn queue(&self, now: i64, params: &BucketParams) -> i64 {
-        if self.last == 0 || params.shapes { 0 } else { (self.last - now).max(0) }
+    fn queue(&self, now: i64) -> i64 {
+        if self.last == 0 || SHAPES { 0 } else { (self.last - now).max(0) }
+    }
+
+    #[inline(always)]
+    fn is_foreign(&self, params: &BucketParams<SHAPES>) -> bool {
+        self.unit != params.unit || self.period != params.period || self.lump != params.lump
     }
 }
 
-impl Model for Bucket {
-    type Params = BucketParams;
-    type Saved = Self;
-
-    fn args(params: &BucketParams) -> Vec<f64> {
-        let BucketParams { burst, overdraft, unit, period, lump, most, full, .. } = *params;
+impl<const SHAPES: bool> Parameters for BucketParams<SHAPES> {
+    fn args(&self) -> Vec<f64> {
+        let Self { burst, overdraft, unit, period, lump, most, full, .. } = *self;
         let args = [burst, overdraft, unit, period, lump, most].map(|number| number as f64);
         args.into_iter().chain([grain_exponent(full / lump)]).collect()
     }
 
-    fn shapes(params: &BucketParams) -> bool {
-        params.shapes
+    fn max_cost(&self) -> i64 {
+        self.burst + self.overdraft
     }
 
-    fn max_cost(params: &BucketParams) -> i64 {
-        params.burst + params.overdraft
+    fn full(&self) -> i64 {
+        self.burst + self.overdrawn()
     }
 
-    fn beside(params: &BucketParams, held: i64) -> BucketParams {
-        let burst = params.burst - held;
-        // Fewer parts than none, if more is held than the bucket has by another quota.
-        BucketParams { burst, full: burst.saturating_mul(params.unit).max(-FAR), ..*params }
+    fn drain(&self, units: i64) -> i64 {
+        let debt = Debt::of(units, self.unit, 0, self.lump);
+        debt.lumps_until_paid().min(self.most) * self.period
     }
 
-    fn full(params: &BucketParams) -> i64 {
-        params.burst + params.overdrawn()
-    }
-
-    fn drain(units: i64, params: &BucketParams) -> i64 {
-        let debt = Debt::of(units, params.unit, 0, params.lump);
-        debt.lumps_until_paid().min(params.most) * params.period
-    }
-
-    fn restores_evenly(params: &BucketParams) -> bool {
-        params.period == 1
+    fn restores_evenly(&self) -> bool {
+        self.period == 1
     }
 
     /// The time in which a full leaky bucket drains.
-    fn default_wait(params: &BucketParams) -> i64 {
-        if params.shapes { params.full_lumps() } else { 0 }
+    fn default_wait(&self) -> i64 {
+        if SHAPES { self.full_lumps() } else { 0 }
     }
 
     /// The longest wait, also for another limit, with which no debt is capped.
-    fn max_reservable(params: &BucketParams) -> i64 {
-        let counted = (params.most - params.full_lumps()) * params.period;
-        counted.max(Self::default_wait(params)).min(LONGEST_REFILL as i64)
+    fn max_reservable(&self) -> i64 {
+        let counted = (self.most - self.full_lumps()) * self.period;
+        counted.max(self.default_wait()).min(LONGEST_REFILL as i64)
     }
 
+    fn beside(&self, held: i64) -> Self {
+        let burst = self.burst - held;
+        // Fewer parts than none, if more is held than the bucket has by another quota.
+        Self { burst, full: burst.saturating_mul(self.unit).max(-FAR), ..*self }
+    }
+}
+
+impl<const SHAPES: bool> Model for Bucket<SHAPES> {
+    type Params = BucketParams<SHAPES>;
+    type Saved = Self;
+
+    const SHAPES: bool = SHAPES;
+
     #[inline(always)]
-    fn initial(now: i64, params: &BucketParams) -> Self {
+    fn initial(now: i64, params: &BucketParams<SHAPES>) -> Self {
         let BucketParams { unit, period, lump, .. } = *params;
         Self { at: now, debt: Debt::NONE, excess: 0, unit, period, lump, last: 0 }
     }
@@ -327,59 +338,42 @@ impl Model for Bucket {
     }
 
     #[inline(always)]
-    fn is_foreign(&self, params: &BucketParams) -> bool {
-        self.unit != params.unit || self.period != params.period || self.lump != params.lump
-    }
-
-    #[inline(always)]
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &BucketParams,
-        is_foreign: bool,
-        _: &mut Self,
-    ) -> Option<i64> {
+    fn adopt(&mut self, now: i64, params: &BucketParams<SHAPES>, _: &mut Self) -> Option<i64> {
         let mut over = None;
-        if is_foreign {
+        if self.is_foreign(params) {
             let time = self.reset_after(now);
             if time > 0 {
-                // A copy: the state stays in registers otherwise.
-                let mut converted = *self;
-                converted.convert(now, params);
-                *self = converted;
+                self.convert(now, params);
             } else {
                 *self = Self::initial(now, params);
             }
             over = Some(time);
         }
-        self.advance(now);
-        if self.is_full() {
-            self.at = now;
-        }
+        self.settle(now);
         over
     }
 
     #[inline(always)]
-    fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams) -> Earliest {
-        if params.shapes {
+    fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams<SHAPES>) -> Earliest {
+        if SHAPES {
             let room = |needed| params.full - product(needed, self.unit);
             let full = needed.map_or(0, |needed| self.time_until(room(needed), now));
             return Earliest { wait: self.time_until(0, now), full };
         }
-        let mut wait = self.queue(now, params);
+        let mut wait = self.queue(now);
         if let Some(needed) = needed {
             let covered = product((needed - params.overdraft).max(0), self.unit);
             wait = self.time_until(params.full - covered, now).max(wait);
         }
-        wait.into()
+        Earliest { wait, full: 0 }
     }
 
     #[inline(always)]
-    fn commit(&mut self, instant: i64, cost: i64, params: &BucketParams) {
+    fn commit(&mut self, instant: i64, cost: i64, params: &BucketParams<SHAPES>) {
         if instant > self.at {
             // The request may proceed later than it could. Departures of a shaper stay apart.
             let lumps = floor_div(instant - self.at, self.period);
-            if self.debt.lumps_until_paid() + i64::from(params.shapes) <= lumps {
+            if self.debt.lumps_until_paid() + i64::from(SHAPES) <= lumps {
                 (self.debt, self.excess) = (Debt { lumps, parts: 0 }, 0);
             }
         }
@@ -388,7 +382,7 @@ impl Model for Bucket {
         self.last = if instant > self.at { instant } else { 0 };
     }
 
-    fn refund(&mut self, now: i64, release: &Release, params: &BucketParams) {
+    fn refund(&mut self, now: i64, release: &Release, params: &BucketParams<SHAPES>) {
         let Release { instant, units } = *release;
         if instant.is_some() && self.last > now {
             return; // later reservations, by another quota, may count on what came in since
@@ -400,7 +394,7 @@ impl Model for Bucket {
             let mut refilled = Debt { lumps, parts: 0 };
             if self.is_foreign(params) {
                 // A request of a token bucket may have proceeded just before a lump.
-                let more = i64::from(!params.shapes);
+                let more = i64::from(!SHAPES);
                 let lumps = (floor_div(now - instant, params.period) + more) as f64;
                 let parts = lumps * params.lump as f64 / params.unit as f64 * self.unit as f64;
                 let other = Debt::rounded(parts.ceil(), self.lump);
@@ -428,12 +422,12 @@ impl Model for Bucket {
     }
 
     #[inline(always)]
-    fn report(&self, now: i64, reset: i64, params: &BucketParams) -> Report {
+    fn report(&self, now: i64, reset: i64, params: &BucketParams<SHAPES>) -> Report {
         let overdrawn = params.overdrawn();
         if reset == 0 {
             return Report { remaining: params.burst + overdrawn, replenish: 0 };
         }
-        let queue = self.queue(now, params);
+        let queue = self.queue(now);
         let mut remaining = 0;
         if queue == 0 {
             let room = params.full - self.debt.in_parts(self.lump);
@@ -444,36 +438,36 @@ impl Model for Bucket {
     }
 
     #[inline(always)]
-    fn simplest(params: &BucketParams) -> Option<BucketParams> {
-        let BucketParams { overdraft, period, lump, shapes, .. } = *params;
-        let is_simplest = (overdraft, period, lump, shapes) == (0, 1, 1, false);
-        is_simplest.then_some(BucketParams {
-            overdraft: 0,
-            period: 1,
-            lump: 1,
-            shapes: false,
-            ..*params
-        })
+    fn simplest(params: &BucketParams<SHAPES>) -> Option<BucketParams<SHAPES>> {
+        params.is_simplest.then_some(BucketParams { overdraft: 0, period: 1, lump: 1, ..*params })
     }
 
     #[inline(always)]
-    fn open(core: Core, params: &BucketParams) -> Option<Self> {
-        let debt = Debt::of_parts(core.amount, params.lump);
-        Some(Self { debt, ..Self::initial(core.at, params) })
+    fn open(core: Core, now: i64, params: &BucketParams<SHAPES>) -> Option<Self> {
+        // Behind the debt, the time from `at` to the last request.
+        let parts = floor_div(core.amount, params.period);
+        let later = core.amount - parts * params.period;
+        let last = if later > 0 { core.at + later } else { 0 };
+        let debt = Debt::of_parts(parts, params.lump);
+        let mut state = Self { debt, last, ..Self::initial(core.at, params) };
+        state.settle(now);
+        Some(state)
     }
 
     #[inline(always)]
-    fn close(&self, now: i64, params: &BucketParams) -> Option<Core> {
+    fn close(&self, now: i64, params: &BucketParams<SHAPES>) -> Option<Core> {
         if self.is_foreign(params) || self.excess > 0 || self.last > now {
             return None;
         }
-        // A core has no room for `last`, from which another quota would restore the units. It needs
-        // none if that is the instant of the debt.
         let mut state = *self;
         if self.last > self.at {
             state.advance(self.last);
         }
-        let amount = state.debt.in_parts(state.lump);
-        (state.last <= state.at && amount < EXACT).then_some(Core { at: state.at, amount })
+        // From `last`, another quota restores the units.
+        let later = (state.last - state.at).max(0);
+        let parts = state.debt.in_parts(state.lump);
+        let amount = parts.checked_mul(state.period)?.checked_add(later)?;
+        let amount = if state.is_full() { 0 } else { amount };
+        (parts < EXACT).then_some(Core { at: state.at, amount })
     }
 }

@@ -2,7 +2,7 @@
 //! the units are counted by `hold.rs`. Its Lua twin is `scripts/concurrency/model.lua`.
 
 use super::{
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
 };
 use crate::quota::Quota;
@@ -22,31 +22,29 @@ impl ConcurrencyParams {
     }
 }
 
+impl Parameters for ConcurrencyParams {
+    fn args(&self) -> Vec<f64> {
+        vec![self.limit as f64]
+    }
+
+    fn full(&self) -> i64 {
+        self.limit
+    }
+
+    fn drain(&self, _: i64) -> i64 {
+        0
+    }
+
+    fn beside(&self, held: i64) -> Self {
+        Self { limit: self.limit - held }
+    }
+}
+
 impl Model for ConcurrencyState {
     type Params = ConcurrencyParams;
     type Saved = ();
 
     const SPENDS: bool = false;
-
-    fn args(params: &ConcurrencyParams) -> Vec<f64> {
-        vec![params.limit as f64]
-    }
-
-    fn max_cost(params: &ConcurrencyParams) -> i64 {
-        params.limit
-    }
-
-    fn beside(params: &ConcurrencyParams, held: i64) -> ConcurrencyParams {
-        ConcurrencyParams { limit: params.limit - held }
-    }
-
-    fn full(params: &ConcurrencyParams) -> i64 {
-        params.limit
-    }
-
-    fn drain(_: i64, _: &ConcurrencyParams) -> i64 {
-        0
-    }
 
     fn initial(_: i64, _: &ConcurrencyParams) -> Self {
         Self
@@ -66,16 +64,12 @@ impl Model for ConcurrencyState {
 
     fn advance(&mut self, _: i64) {}
 
-    fn is_foreign(&self, _: &ConcurrencyParams) -> bool {
-        false
-    }
-
-    fn adopt(&mut self, _: i64, _: &ConcurrencyParams, _: bool, (): &mut ()) -> Option<i64> {
+    fn adopt(&mut self, _: i64, _: &ConcurrencyParams, (): &mut ()) -> Option<i64> {
         None
     }
 
     fn earliest(&self, _: i64, _: Option<i64>, _: &ConcurrencyParams) -> Earliest {
-        Earliest::from(0)
+        Earliest { wait: 0, full: 0 }
     }
 
     fn commit(&mut self, _: i64, _: i64, _: &ConcurrencyParams) {}

@@ -23,13 +23,12 @@ impl Counts {
     }
 
     /// The sub-windows of a window.
-    #[inline]
     pub(super) fn parts(&self) -> i64 {
         self.lower.len() as i64 - 1
     }
 
     /// Returns a count; 0 if there is none.
-    #[inline]
+    #[inline(always)]
     pub(super) fn get(&self, i: i64) -> i64 {
         let i = i as usize;
         match (self.lower.get(i), &self.upper) {
@@ -40,7 +39,7 @@ impl Counts {
     }
 
     /// Returns the index of the newest count that is not 0.
-    #[inline]
+    #[inline(always)]
     pub(super) fn newest(&self) -> Option<i64> {
         if self.get(0) > 0 { Some(0) } else { self.newest_from(1) }
     }
@@ -51,7 +50,7 @@ impl Counts {
     }
 
     /// Returns the sum of the `parts` counts before this index.
-    #[inline]
+    #[inline(always)]
     pub(super) fn sum(&self, end: i64) -> i64 {
         if end == self.parts() { self.sum } else { self.add_up(end) }
     }
@@ -62,7 +61,7 @@ impl Counts {
     }
 
     /// Adds units to a count.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, i: i64, units: i64) {
         let count = self.get(i);
         self.change(i, count, (count + units).min(MAX_COUNT));
@@ -78,7 +77,7 @@ impl Counts {
         removed
     }
 
-    #[inline]
+    #[inline(always)]
     fn change(&mut self, i: i64, before: i64, count: i64) {
         if i < self.parts() {
             self.sum += count - before;
@@ -92,7 +91,7 @@ impl Counts {
     }
 
     /// Moves all counts to older sub-windows, if `by` is positive. The newest ones are then 0.
-    #[inline]
+    #[inline(always)]
     pub(super) fn shift(&mut self, by: i64) {
         if by <= 0 {
             return;

@@ -5,102 +5,83 @@ use super::{
     core::Core,
     model::{Earliest, Model, Report},
     request::{Admission, EngineReply, EngineRequest, Release},
-    reservations::{Reservation, Reserved, Waiting},
+    reservations::{Reservation, Reserved},
 };
 
-/// A decision about a state.
-struct Decided<M> {
-    reply: EngineReply,
-    /// Whether the state is counted by these parameters from now on, too.
-    counts: bool,
-    /// Whether reservations are forgotten: by another clock or quota than the state.
-    forgets: bool,
-    reservation: Option<Reservation>,
-    /// The state without a reservation that has to be kept.
-    before: Option<M>,
-}
-
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
-/// stepped back. `None` for a reservation of a state from a core, which has no room for it.
+/// stepped back. Returns whether the state is counted by these parameters from now on, too. `None`
+/// if the state is from a core, which it is at this instant, and the request waits.
 #[inline(always)]
-fn decide<M: Model>(
-    state: &mut M,
+pub(super) fn decide<M: Model>(
+    Reserved { state, waiting }: &mut Reserved<M>,
     request: &EngineRequest,
     params: &M::Params,
     is_in_core: bool,
-) -> Option<Decided<M>> {
+) -> Option<(EngineReply, bool)> {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
     let mut saved = state.save();
     // Whether another clock or quota has counted the state, and when that state is over.
-    let (mut stale, mut over) = (state.step_back(now), i64::MAX);
-    let is_foreign = !is_in_core && state.is_foreign(params);
-    if let Some(time) = state.adopt(now, params, is_foreign, &mut saved) {
-        stale = true;
-        // The memory of denials infers from the times of a shaper how full it was.
-        over = if M::shapes(params) { over } else { time };
-    }
-
-    let earliest = state.earliest(now, request.needed(), params);
-    let Earliest { wait, full } = earliest.after(request.blocked);
-    let excess = (wait - max_wait).max(full).min(over);
-    let Admission { admitted, wait } = request.admission(wait, excess);
-    let delay = wait.unwrap_or(0);
-    let admits = action.commits() && admitted;
-    let (mut instant, mut before) = (now, None);
-    if delay > 0 {
-        instant += delay;
-        if admits && M::RESERVES {
-            if is_in_core {
-                return None;
-            }
-            before = Some(state.clone());
+    let (mut stale, mut over) = (false, i64::MAX);
+    if !is_in_core {
+        stale = state.step_back(now);
+        if stale && action.inserts() {
+            // It stays so, even if the request is denied.
+            saved = state.save();
+            waiting.0 = None;
+        }
+        if let Some(time) = state.adopt(now, params, &mut saved) {
+            stale = true;
+            // The memory of denials infers from the times of a shaper how full it was.
+            over = if M::SHAPES { over } else { time };
         }
     }
+
+    // The units that must be left.
+    let needed = action.can_be_denied().then_some(cost);
+    let earliest = state.earliest(now, needed, params);
+    let Earliest { wait, full } = earliest.after(request.blocked);
+    let excess = (wait - max_wait).max(full).min(over);
+    let Admission { admitted, wait } = request.admission.unwrap_or_else(|| {
+        let admitted = excess <= 0 || !action.can_be_denied();
+        Admission { admitted, wait: Some(if admitted { wait } else { excess }) }
+    });
+    let instant = now + wait.unwrap_or(0);
+    let admits = action.commits() && admitted;
+    let counts = admits || admitted && action.inserts() && stale;
+    if counts && stale {
+        waiting.0 = None;
+    }
     if admits {
+        if M::RESERVES {
+            if is_in_core && instant > now {
+                return None;
+            }
+            waiting.update(now, Reservation { instant, cost }, state, params);
+        }
         state.commit(instant, cost, params);
     }
 
     let mut reset = state.reset_after(now);
     let Report { remaining, mut replenish } = state.report(now, reset, params);
-    let counts = admits || admitted && action.inserts() && stale;
     if !counts {
         (reset, replenish) = (reset.min(over), replenish.min(over));
         state.restore(saved);
-        stale = action.inserts() && state.step_back(now);
     }
     let reply = EngineReply::uncounted(instant);
-    let reply = EngineReply { admitted, wait, remaining, replenish, reset, ..reply };
-    let reservation = admits.then_some(Reservation { instant, cost });
-    Some(Decided { reply, counts, forgets: stale, reservation, before })
-}
-
-/// Decides about a state with reservations. Returns whether the state is counted by these
-/// parameters from now on, too.
-#[inline(always)]
-pub(super) fn step<M: Model>(
-    state: &mut M,
-    waiting: &mut Waiting<M>,
-    request: &EngineRequest,
-    params: &M::Params,
-) -> (EngineReply, bool) {
-    let decided = decide(state, request, params, false).expect("not in a core");
-    let Decided { reply, counts, forgets, reservation, before } = decided;
-    if counts {
-        waiting.update(forgets, request.now, reservation, before, params);
-    } else if forgets {
-        waiting.0 = None;
-    }
-    (reply, counts)
+    Some((EngineReply { admitted, wait, remaining, replenish, reset, ..reply }, counts))
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
-/// decision: nothing is changed then.
+/// decision, or the clock stepped back: nothing is changed then.
 #[inline(always)]
 pub(super) fn step_core<M: Model>(
     core: &mut Core,
     request: &EngineRequest,
     params: &M::Params,
 ) -> Option<EngineReply> {
+    if request.now < core.at {
+        return None;
+    }
     match M::simplest(params) {
         Some(params) => step_opened::<M>(core, request, params),
         None => step_opened::<M>(core, request, *params),
@@ -114,10 +95,10 @@ fn step_opened<M: Model>(
     request: &EngineRequest,
     params: M::Params,
 ) -> Option<EngineReply> {
-    let mut state = M::open(*core, &params)?;
-    let Decided { reply, counts, forgets, .. } = decide(&mut state, request, &params, true)?;
-    if counts || forgets {
-        *core = state.close(request.now, &params)?;
+    let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
+    let (reply, counts) = decide(&mut opened, request, &params, true)?;
+    if counts {
+        *core = opened.state.close(request.now, &params)?;
     }
     Some(reply)
 }

@@ -4,7 +4,7 @@
 use super::{
     arithmetic::{EXACT, ceil_div},
     core::Core,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -39,13 +39,13 @@ impl FixedWindowState {
     #[inline(always)]
     fn index_of(&self, instant: i64) -> i64 {
         let age = instant - self.start;
-        if (0..self.length).contains(&age) { 0 } else { age.div_euclid(self.length) }
+        if (age as u64) < self.length as u64 { 0 } else { age.div_euclid(self.length) }
     }
 
     /// The windows between the current one and the newest one that a request has reserved.
     #[inline(always)]
     pub(super) fn ahead(&self) -> i64 {
-        if self.last < self.start + self.length { 0 } else { self.index_of(self.last) }
+        if self.last <= self.start { 0 } else { self.index_of(self.last) }
     }
 
     /// Counts with another length of a window. If requests wait, a window opens when the last of
@@ -64,31 +64,33 @@ impl FixedWindowState {
     fn is_empty(&self) -> bool {
         self.count == 0 && self.ahead() == 0
     }
+
+    fn is_foreign(&self, params: &FixedWindowParams) -> bool {
+        self.length != params.window
+    }
+}
+
+impl Parameters for FixedWindowParams {
+    fn args(&self) -> Vec<f64> {
+        vec![self.limit as f64, self.window as f64]
+    }
+
+    fn full(&self) -> i64 {
+        self.limit
+    }
+
+    fn drain(&self, units: i64) -> i64 {
+        if units > 0 { self.window } else { 0 }
+    }
+
+    fn beside(&self, held: i64) -> Self {
+        Self { limit: self.limit - held, ..*self }
+    }
 }
 
 impl Model for FixedWindowState {
     type Params = FixedWindowParams;
     type Saved = Self;
-
-    fn args(params: &FixedWindowParams) -> Vec<f64> {
-        vec![params.limit as f64, params.window as f64]
-    }
-
-    fn max_cost(params: &FixedWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn full(params: &FixedWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn drain(units: i64, params: &FixedWindowParams) -> i64 {
-        if units > 0 { params.window } else { 0 }
-    }
-
-    fn beside(params: &FixedWindowParams, held: i64) -> FixedWindowParams {
-        FixedWindowParams { limit: params.limit - held, ..*params }
-    }
 
     #[inline(always)]
     fn initial(now: i64, params: &FixedWindowParams) -> Self {
@@ -111,11 +113,10 @@ impl Model for FixedWindowState {
         *self = saved;
     }
 
-    #[inline(always)]
     fn step_back(&mut self, now: i64) -> bool {
         let back = self.start - now;
         if back > 0 {
-            self.last = (self.last - back).max(0);
+            self.last = self.last.saturating_sub(back).max(0);
             self.start = now;
         }
         back > 0
@@ -131,20 +132,9 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn is_foreign(&self, params: &FixedWindowParams) -> bool {
-        self.length != params.window
-    }
-
-    #[inline(always)]
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &FixedWindowParams,
-        is_foreign: bool,
-        _: &mut Self,
-    ) -> Option<i64> {
+    fn adopt(&mut self, now: i64, params: &FixedWindowParams, _: &mut Self) -> Option<i64> {
         let mut over = None;
-        if is_foreign {
+        if self.is_foreign(params) {
             let time = self.reset_after(now).max(0);
             if time > 0 {
                 self.set_length(now, params.window);
@@ -163,8 +153,9 @@ impl Model for FixedWindowState {
     #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &FixedWindowParams) -> Earliest {
         let full = needed.is_some_and(|needed| self.count + needed > params.limit);
-        let index = if full { self.ahead() + 1 } else { self.ahead() };
-        (self.start + index * self.length - now).max(0).into()
+        let index = self.ahead() + i64::from(full);
+        let opens = || (self.start + index * self.length - now).max(0);
+        Earliest { wait: if index == 0 { 0 } else { opens() }, full: 0 }
     }
 
     #[inline(always)]
@@ -193,20 +184,23 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn report(&self, now: i64, reset: i64, params: &FixedWindowParams) -> Report {
-        let Self { start, count, length, .. } = *self;
-        let ahead = self.ahead();
+    fn report(&self, _: i64, reset: i64, params: &FixedWindowParams) -> Report {
+        let left = params.limit - self.count;
         if reset == 0 {
             return Report { remaining: params.limit, replenish: 0 };
         }
-        let remaining = if ahead == 0 { (params.limit - count).max(0) } else { 0 };
-        let opening = if ahead > 0 && count < params.limit { ahead } else { ahead + 1 };
-        Report { remaining, replenish: start + opening * length - now }
+        if self.ahead() == 0 {
+            return Report { remaining: left.max(0), replenish: reset };
+        }
+        Report { remaining: 0, replenish: if left > 0 { reset - self.length } else { reset } }
     }
 
     #[inline(always)]
-    fn open(Core { at: start, amount: count }: Core, params: &FixedWindowParams) -> Option<Self> {
-        Some(Self { start, last: start, count, length: params.window })
+    fn open(core: Core, now: i64, params: &FixedWindowParams) -> Option<Self> {
+        let is_over = core.amount == 0 || now - core.at >= params.window;
+        let (start, count) = if is_over { (now, 0) } else { (core.at, core.amount) };
+        // The instant of the last request is not known.
+        Some(Self { start, last: i64::MIN, count, length: params.window })
     }
 
     #[inline(always)]

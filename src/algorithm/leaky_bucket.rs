@@ -2,11 +2,11 @@
 //! left; a request that would not fit into the bucket is denied. Its model is in `bucket.rs`: the
 //! debt is the content.
 
-use super::bucket::BucketParams;
+use super::bucket::{Bucket, BucketParams};
 use crate::quota::Quota;
 
-pub(crate) use super::bucket::Bucket as LeakyBucketState;
+pub(crate) type LeakyBucketState = Bucket<true>;
 
-pub(super) fn params(quota: Quota) -> BucketParams {
-    BucketParams { shapes: true, ..BucketParams::continuous(quota, 0) }
+pub(super) fn params(quota: Quota) -> BucketParams<true> {
+    BucketParams::continuous(quota, 0)
 }

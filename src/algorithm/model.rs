@@ -8,12 +8,51 @@ use std::fmt;
 use super::{core::Core, request::Release};
 use crate::quota::LONGEST_REFILL;
 
+/// An algorithm with a quota, apart from the states of keys.
+pub(crate) trait Parameters {
+    /// The parameters of the script.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    fn args(&self) -> Vec<f64>;
+
+    /// The units that a key without requests has left.
+    fn full(&self) -> i64;
+
+    /// The largest cost that a check can be granted.
+    fn max_cost(&self) -> i64 {
+        self.full()
+    }
+
+    /// The time until units, spent now of a key without requests, do not count any more.
+    fn drain(&self, units: i64) -> i64;
+
+    /// True if units are restored one by one, false if the units of a window may all be restored at
+    /// one instant.
+    fn restores_evenly(&self) -> bool {
+        false
+    }
+
+    /// The longest wait, in microseconds, of a check that does not specify one.
+    fn default_wait(&self) -> i64 {
+        0
+    }
+
+    /// The longest wait, in microseconds, that can be reserved.
+    fn max_reservable(&self) -> i64 {
+        LONGEST_REFILL as i64
+    }
+
+    /// The same with a quota that is smaller by the units that are held.
+    fn beside(&self, held: i64) -> Self
+    where
+        Self: Sized;
+}
+
 /// The state of a key under one algorithm. [`engine`](super::engine) decides with it.
 ///
 /// All times are in microseconds.
 pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The algorithm with a quota.
-    type Params: Copy + fmt::Debug;
+    type Params: Parameters + Copy + fmt::Debug;
 
     /// The parts of the state that a check changes before it decides. They are restored if nothing
     /// is written.
@@ -25,44 +64,10 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// False if units are only held.
     const SPENDS: bool = true;
 
-    /// The parameters of the script.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    fn args(params: &Self::Params) -> Vec<f64>;
-
-    /// The largest cost that a check can be granted.
-    fn max_cost(params: &Self::Params) -> i64;
-
-    /// The parameters of a quota that is smaller by the units that are held.
-    fn beside(params: &Self::Params, held: i64) -> Self::Params;
-
-    /// The units that a key without requests has left.
-    fn full(params: &Self::Params) -> i64;
-
-    /// The time until units, spent now of a key without requests, do not count any more.
-    fn drain(units: i64, params: &Self::Params) -> i64;
-
     /// True for a shaper: requests wait without asking to, and the room for them is bounded. So a
     /// request can be denied for lack of room, too, whatever it may wait. Its units cannot be held:
     /// each is a departure, which has an instant of its own.
-    fn shapes(_: &Self::Params) -> bool {
-        false
-    }
-
-    /// True if units are restored one by one, false if the units of a window may all be restored at
-    /// one instant.
-    fn restores_evenly(_: &Self::Params) -> bool {
-        false
-    }
-
-    /// The longest wait of a check that does not specify one.
-    fn default_wait(_: &Self::Params) -> i64 {
-        0
-    }
-
-    /// The longest wait that can be reserved.
-    fn max_reservable(_: &Self::Params) -> i64 {
-        LONGEST_REFILL as i64
-    }
+    const SHAPES: bool = false;
 
     /// The state of a key without requests.
     fn initial(now: i64, params: &Self::Params) -> Self;
@@ -83,20 +88,11 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// Lets time pass until `now`.
     fn advance(&mut self, now: i64);
 
-    /// Returns whether the state was counted by other parameters.
-    fn is_foreign(&self, params: &Self::Params) -> bool;
-
-    /// Lets time pass until `now`, and converts a state that `is_foreign`. From the last request
-    /// that it counts on, units are restored at the new rate, whenever this is called: so a denied
-    /// request need not store the result. Returns the time until the state is over as it was
-    /// counted, if the parameters are others; by then, it is over for all.
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &Self::Params,
-        is_foreign: bool,
-        saved: &mut Self::Saved,
-    ) -> Option<i64>;
+    /// Lets time pass until `now`, and converts a state that was counted by other parameters. From
+    /// the last request that it counts on, units are restored at the new rate, whenever this is
+    /// called: so a denied request need not store the result. Returns the time until the state is
+    /// over as it was counted, if the parameters are others; by then, it is over for all.
+    fn adopt(&mut self, now: i64, params: &Self::Params, saved: &mut Self::Saved) -> Option<i64>;
 
     /// The wait until `needed` units are left, or for requests that wait, if none are needed.
     fn earliest(&self, now: i64, needed: Option<i64>, params: &Self::Params) -> Earliest;
@@ -125,8 +121,9 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
         None
     }
 
-    /// The state that lies in a core, if one can.
-    fn open(_: Core, _: &Self::Params) -> Option<Self> {
+    /// The state that lies in a core, at an instant that is not before the core; `None` if no core
+    /// has one.
+    fn open(_: Core, _now: i64, _: &Self::Params) -> Option<Self> {
         None
     }
 
@@ -151,14 +148,6 @@ impl Earliest {
     pub(super) fn after(self, block: i64) -> Self {
         let full = if self.full > block { self.full } else { 0 };
         Self { wait: self.wait.max(block), full }
-    }
-}
-
-impl From<i64> for Earliest {
-    /// A wait that may begin immediately.
-    #[inline]
-    fn from(wait: i64) -> Self {
-        Self { wait, full: 0 }
     }
 }
 

@@ -111,21 +111,6 @@ impl EngineRequest {
         let action = Action::Observe;
         Self { action, cost: 0, max_wait: 0, now, admission: None, blocked: 0 }
     }
-
-    /// The units that must be left.
-    #[inline]
-    pub(super) fn needed(&self) -> Option<i64> {
-        self.action.can_be_denied().then_some(self.cost)
-    }
-
-    /// Resolves the admission of a request whose wait exceeds the longest one by `excess`.
-    #[inline]
-    pub(super) fn admission(&self, wait: i64, excess: i64) -> Admission {
-        self.admission.unwrap_or_else(|| {
-            let admitted = excess <= 0 || !self.action.can_be_denied();
-            Admission { admitted, wait: Some(if admitted { wait } else { excess }) }
-        })
-    }
 }
 
 /// The reply of one limit.

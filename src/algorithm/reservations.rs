@@ -31,13 +31,11 @@ pub(crate) struct Reservation {
     pub(super) cost: i64,
 }
 
-impl<S> Reserved<S> {
+impl<S: Model> Reserved<S> {
     pub(super) fn new(state: S) -> Self {
         Self { state, waiting: Waiting(None) }
     }
-}
 
-impl<S: Model> Reserved<S> {
     /// Follows a clock that has stepped back. Reservations by another clock stay counted, and
     /// cannot be released.
     pub(super) fn follow_clock(&mut self, now: i64) {
@@ -48,10 +46,16 @@ impl<S: Model> Reserved<S> {
 }
 
 impl<S: Model> Reservations<S> {
+    pub(super) fn are_over(&self, now: i64) -> bool {
+        self.entries.back().is_none_or(|newest| newest.instant <= now)
+    }
+
     /// Makes the entries whose instant has passed, up to `max` of them, part of the base.
     pub(super) fn fold(&mut self, now: i64, max: usize, params: &S::Params) {
-        let passed = self.entries.partition_point(|entry| entry.instant <= now);
-        for Reservation { instant, cost } in self.entries.drain(..passed.min(max)) {
+        for _ in 0..max {
+            let passed = self.entries.front().filter(|entry| entry.instant <= now);
+            let Some(&Reservation { instant, cost }) = passed else { return };
+            self.entries.pop_front();
             self.base.advance(instant);
             self.base.commit(instant, cost, params);
         }
@@ -74,70 +78,7 @@ impl<S: Model> Reservations<S> {
     }
 }
 
-impl<S> Reservations<S> {
-    pub(super) fn are_over(&self, now: i64) -> bool {
-        self.entries.back().is_none_or(|newest| newest.instant <= now)
-    }
-}
-
 impl<S: Model> Waiting<S> {
-    /// Inserts a reservation; `before` is the state without it.
-    #[inline(never)]
-    fn insert(&mut self, now: i64, reservation: Reservation, before: S, params: &S::Params) {
-        let new = || Box::new(Reservations { base: before, entries: VecDeque::new() });
-        let reservations = self.0.get_or_insert_with(new);
-        reservations.fold(now, 2, params); // more than are added
-        // The last one, unless a request waits longer for another limit.
-        let entries = &mut reservations.entries;
-        let index = entries.partition_point(|entry| entry.instant < reservation.instant);
-        match entries.get_mut(index) {
-            Some(same) if same.instant == reservation.instant => same.cost += reservation.cost,
-            _ => entries.insert(index, reservation),
-        }
-    }
-
-    /// Stores the reservation of a decision; `before` is the state without it. Reservations by
-    /// another clock or quota (`stale`) stay counted, and cannot be released.
-    #[inline(always)]
-    pub(super) fn update(
-        &mut self,
-        stale: bool,
-        now: i64,
-        admitted: Option<Reservation>,
-        before: Option<S>,
-        params: &S::Params,
-    ) {
-        if self.0.is_some() || before.is_some() {
-            self.update_reservations(stale, now, admitted, before, params);
-        }
-    }
-
-    #[inline(never)]
-    fn update_reservations(
-        &mut self,
-        stale: bool,
-        now: i64,
-        admitted: Option<Reservation>,
-        before: Option<S>,
-        params: &S::Params,
-    ) {
-        if stale {
-            self.0 = None;
-        }
-        let Some(reservation) = admitted else { return };
-        self.0.take_if(|reservations| reservations.are_over(now));
-        if let Some(before) = before {
-            self.insert(now, reservation, before, params);
-        } else if let Some(reservations) = &mut self.0 {
-            // The request proceeds before requests that wait for another limit.
-            reservations.fold(now, usize::MAX, params);
-            reservations.base.advance(now);
-            reservations.base.commit(now, reservation.cost, params);
-        }
-    }
-}
-
-impl<S> Waiting<S> {
     /// Returns true if no request waits any more.
     pub(super) fn is_over(&self, now: i64) -> bool {
         self.0.as_ref().is_none_or(|reservations| reservations.are_over(now))
@@ -146,5 +87,44 @@ impl<S> Waiting<S> {
     /// The instant of the last request that waits.
     pub(super) fn until(&self) -> Option<i64> {
         Some(self.0.as_ref()?.entries.back()?.instant)
+    }
+
+    /// Keeps the reservation of an admitted request, or counts a request that proceeds before other
+    /// requests that wait for another limit; `before` is the state without it.
+    #[inline(always)]
+    pub(super) fn update(
+        &mut self,
+        now: i64,
+        reservation: Reservation,
+        before: &S,
+        params: &S::Params,
+    ) {
+        if self.0.is_some() || reservation.instant > now {
+            self.insert(now, reservation, before, params);
+        }
+    }
+
+    #[inline(never)]
+    fn insert(&mut self, now: i64, reservation: Reservation, before: &S, params: &S::Params) {
+        let Reservation { instant, cost } = reservation;
+        self.0.take_if(|reservations| reservations.are_over(now));
+        if instant > now {
+            let new = || Box::new(Reservations { base: before.clone(), entries: VecDeque::new() });
+            let reservations = self.0.get_or_insert_with(new);
+            reservations.fold(now, 2, params); // more than are added
+            // The last one, unless a request waits longer for another limit.
+            let entries = &mut reservations.entries;
+            let later = entries.iter().rev().take_while(|entry| entry.instant > instant).count();
+            let index = entries.len() - later;
+            match entries.range_mut(..index).next_back() {
+                Some(same) if same.instant == instant => same.cost += cost,
+                _ if later == 0 => entries.push_back(reservation),
+                _ => entries.insert(index, reservation),
+            }
+        } else if let Some(reservations) = &mut self.0 {
+            reservations.fold(now, usize::MAX, params);
+            reservations.base.advance(now);
+            reservations.base.commit(now, cost, params);
+        }
     }
 }

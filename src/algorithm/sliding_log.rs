@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::{
     arithmetic::grain_exponent,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -37,8 +37,8 @@ pub(crate) struct Head {
     pub(super) at: i64,
     pub(super) skew: i64,
     pub(super) window: i64,
-    /// The number of leading entries that count no more, whatever the window: all of them, or none.
-    gone: usize,
+    /// The number of leading entries that count no more, as of the decision.
+    first: usize,
 }
 
 /// The instant of a request, and the total of all costs up to its own. Totals wrap around; their
@@ -79,7 +79,7 @@ impl SlidingLogState {
         [at, skew, window]: [i64; 3],
         costs: impl IntoIterator<Item = (i64, i64)>,
     ) -> Self {
-        let head = Head { at, skew, window, gone: 0 };
+        let head = Head { at, skew, window, first: 0 };
         let mut log = Self { head, base: 0, entries: VecDeque::new() };
         for (instant, cost) in costs {
             log.push(instant, log.total().wrapping_add(cost as u64));
@@ -88,7 +88,7 @@ impl SlidingLogState {
     }
 
     /// Appends an entry that is not older than the others. `total` includes its cost.
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, instant: i64, total: u64) {
         match self.entries.back_mut() {
             Some(last) if last.instant == instant => last.total = total,
@@ -105,35 +105,33 @@ impl SlidingLogState {
         })
     }
 
-    #[inline]
     fn last(&self) -> i64 {
         self.entries.back().map_or(0, |entry| entry.instant)
     }
 
     /// The total of all costs before an entry.
-    #[inline]
+    #[inline(always)]
     fn total_before(&self, i: usize) -> u64 {
         if i == 0 { self.base } else { self.entries[i - 1].total }
     }
 
     /// The total of all costs.
-    #[inline]
     fn total(&self) -> u64 {
         self.entries.back().map_or(self.base, |entry| entry.total)
     }
 
-    /// The index of the first entry, from an index on, for which this is false.
-    #[inline]
-    fn skip(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
+    /// The first entry, from an index on, for which this is false, and its index.
+    #[inline(always)]
+    fn skip(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> (usize, Option<&Entry>) {
         match self.entries.get(from) {
             Some(entry) if is_true(entry) => self.skip_more(from + 1, is_true),
-            _ => from,
+            entry => (from, entry),
         }
     }
 
     /// Does the same by steps that double and then halve.
     #[inline(never)]
-    fn skip_more(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> usize {
+    fn skip_more(&self, from: usize, is_true: impl Fn(&Entry) -> bool) -> (usize, Option<&Entry>) {
         let (mut low, mut high, mut step) = (from, from, 1);
         while self.entries.get(high).is_some_and(&is_true) {
             (low, high, step) = (high + 1, high + step, step * 2);
@@ -146,27 +144,27 @@ impl SlidingLogState {
                 false => high = middle,
             }
         }
-        low
+        (low, self.entries.get(low))
     }
 
-    /// The number of leading entries that do not count any more.
-    #[inline]
-    fn first(&self) -> usize {
+    /// Looks for the first entry that counts.
+    #[inline(always)]
+    fn find_first(&mut self) {
         let oldest = self.head.at - self.head.window;
-        self.skip(self.head.gone, |entry| entry.instant <= oldest)
+        self.head.first = self.skip(0, |entry| entry.instant <= oldest).0;
     }
 
     /// Looks at the entries that count. `None` if no entry does.
-    #[inline]
+    #[inline(always)]
     fn view(&self) -> Option<Live> {
-        let (first, newest) = (self.first(), *self.entries.back()?);
+        let (first, newest) = (self.head.first, *self.entries.back()?);
         let before = self.total_before(first);
         let live = newest.total.wrapping_sub(before) as i64;
         (first < self.entries.len()).then_some(Live { first, before, live, last: newest.instant })
     }
 
     /// The first instant, by the time of the log, at which at most this many units count.
-    #[inline]
+    #[inline(always)]
     fn first_instant(&self, view: &Live, units: i64, window: i64) -> i64 {
         let Live { first, before, live, last } = *view;
         let (instant, excess) = (self.head.at.max(last), live - units);
@@ -174,15 +172,15 @@ impl SlidingLogState {
             return instant;
         }
         // When this entry leaves, the excess has left.
-        let i = self.skip(first, |entry| (entry.total.wrapping_sub(before) as i64) < excess);
-        let leaves = self.entries.get(i).map_or(last, |entry| entry.instant);
-        instant.max(leaves + window)
+        let is_early = |entry: &Entry| (entry.total.wrapping_sub(before) as i64) < excess;
+        let (_, entry) = self.skip(first, is_early);
+        instant.max(entry.map_or(last, |entry| entry.instant) + window)
     }
 
-    #[inline]
+    #[inline(always)]
     fn drop_leading(&mut self, count: usize) {
         self.base = self.total_before(count);
-        self.head.gone = 0;
+        self.head.first = 0;
         for _ in 0..count {
             self.entries.pop_front();
         }
@@ -223,40 +221,37 @@ impl SlidingLogState {
     }
 }
 
+impl Parameters for SlidingLogParams {
+    fn args(&self) -> Vec<f64> {
+        let (limit, window) = (self.limit as f64, self.window as f64);
+        vec![limit, window, grain_exponent(self.window)]
+    }
+
+    fn full(&self) -> i64 {
+        self.limit
+    }
+
+    fn drain(&self, units: i64) -> i64 {
+        if units > 0 { self.window } else { 0 }
+    }
+
+    /// The longest wait for which the sum of all costs in the log stays exact.
+    fn max_reservable(&self) -> i64 {
+        let exact = (MAX_SUM / 2 / self.limit).saturating_mul(self.window);
+        exact.min(LONGEST_REFILL as i64)
+    }
+
+    fn beside(&self, held: i64) -> Self {
+        Self { limit: self.limit - held, ..*self }
+    }
+}
+
 impl Model for SlidingLogState {
     type Params = SlidingLogParams;
     type Saved = Head;
 
     const RESERVES: bool = false;
 
-    fn args(params: &SlidingLogParams) -> Vec<f64> {
-        let (limit, window) = (params.limit as f64, params.window as f64);
-        vec![limit, window, grain_exponent(params.window)]
-    }
-
-    fn max_cost(params: &SlidingLogParams) -> i64 {
-        params.limit
-    }
-
-    fn full(params: &SlidingLogParams) -> i64 {
-        params.limit
-    }
-
-    fn drain(units: i64, params: &SlidingLogParams) -> i64 {
-        if units > 0 { params.window } else { 0 }
-    }
-
-    fn beside(params: &SlidingLogParams, held: i64) -> SlidingLogParams {
-        SlidingLogParams { limit: params.limit - held, ..*params }
-    }
-
-    /// The longest wait for which the sum of all costs in the log stays exact.
-    fn max_reservable(params: &SlidingLogParams) -> i64 {
-        let exact = (MAX_SUM / 2 / params.limit).saturating_mul(params.window);
-        exact.min(LONGEST_REFILL as i64)
-    }
-
-    #[inline]
     fn initial(now: i64, params: &SlidingLogParams) -> Self {
         Self::new([now, 0, params.window], [])
     }
@@ -272,17 +267,14 @@ impl Model for SlidingLogState {
         Some(Self::new(head, costs))
     }
 
-    #[inline]
     fn save(&self) -> Head {
         self.head
     }
 
-    #[inline]
     fn restore(&mut self, saved: Head) {
         self.head = saved;
     }
 
-    #[inline]
     fn step_back(&mut self, now: i64) -> bool {
         let Head { at, skew, .. } = &mut self.head;
         let back = now + *skew < *at;
@@ -292,50 +284,42 @@ impl Model for SlidingLogState {
         back
     }
 
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, now: i64) {
         self.head.at = now + self.head.skew;
-        if self.reset_after(now) == 0 {
-            let gone = self.entries.len();
-            self.head = Head { at: now, skew: 0, gone, ..self.head };
+        self.find_first();
+        if self.head.first == self.entries.len() {
+            (self.head.at, self.head.skew) = (now, 0);
         }
     }
 
-    #[inline]
-    fn is_foreign(&self, params: &SlidingLogParams) -> bool {
-        self.head.window != params.window
-    }
-
-    #[inline]
-    fn adopt(
-        &mut self,
-        now: i64,
-        params: &SlidingLogParams,
-        is_foreign: bool,
-        _: &mut Head,
-    ) -> Option<i64> {
+    #[inline(always)]
+    fn adopt(&mut self, now: i64, params: &SlidingLogParams, _: &mut Head) -> Option<i64> {
         self.advance(now);
-        if !is_foreign {
+        if self.head.window == params.window {
             return None;
         }
         let over = self.reset_after(now);
         self.head.window = params.window;
+        if over > 0 {
+            self.find_first();
+        }
         Some(over)
     }
 
-    #[inline]
+    #[inline(always)]
     fn earliest(&self, _: i64, needed: Option<i64>, params: &SlidingLogParams) -> Earliest {
-        let Some(view) = self.view() else { return 0.into() };
-        let instant = match needed {
+        let at = self.head.at;
+        let instant = self.view().map_or(at, |view| match needed {
             Some(needed) => self.first_instant(&view, params.limit - needed, params.window),
-            None => self.head.at.max(view.last),
-        };
-        (instant - self.head.at).into()
+            None => at.max(view.last),
+        });
+        Earliest { wait: instant - at, full: 0 }
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, _: &SlidingLogParams) {
-        let (first, total) = (self.first(), self.total());
+        let (first, total) = (self.head.first, self.total());
         let live = total.wrapping_sub(self.total_before(first)) as i64;
         let units = cost.min(MAX_SUM - live); // units spent may exceed the quota
         if units > 0 {
@@ -345,22 +329,22 @@ impl Model for SlidingLogState {
     }
 
     fn refund(&mut self, _: i64, release: &Release, _: &SlidingLogParams) {
-        self.drop_leading(self.first());
+        self.drop_leading(self.head.first);
         match release.instant {
             Some(instant) => self.refund_at(instant + self.head.skew, release.units),
             None => self.refund_any(release.units),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn reset_after(&self, _: i64) -> i64 {
-        match self.head.gone < self.entries.len() {
-            true => (self.last() + self.head.window - self.head.at).max(0),
+        match self.head.first < self.entries.len() {
+            true => self.last() + self.head.window - self.head.at,
             false => 0,
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn report(&self, _: i64, _: i64, params: &SlidingLogParams) -> Report {
         let (at, limit) = (self.head.at, params.limit);
         let Some(view) = self.view() else { return Report { remaining: limit, replenish: 0 } };

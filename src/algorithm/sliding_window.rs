@@ -9,7 +9,7 @@ use std::mem;
 use super::{
     arithmetic::{ceil_div, mul_div},
     counts::Counts,
-    model::{Earliest, Model, Report},
+    model::{Earliest, Model, Parameters, Report},
     request::Release,
     state_bytes::Reader,
 };
@@ -76,24 +76,21 @@ impl SlidingWindowParams {
 
 impl SlidingWindowState {
     /// The sub-windows of a window, and the parts of a microsecond.
-    #[inline]
     fn parts(&self) -> i64 {
         self.counts.parts()
     }
 
     /// The parts from `start` to an instant.
-    #[inline]
     fn passed(&self, instant: i64) -> i64 {
         (instant - self.grid.start) * self.parts()
     }
 
     /// The first instant that is at least this many parts after `start`.
-    #[inline]
     fn instant_after(&self, passed: i64) -> i64 {
         self.grid.start + ceil_div(passed, self.parts())
     }
 
-    #[inline]
+    #[inline(always)]
     fn slot_of(&self, instant: i64) -> i64 {
         let Grid { length, index, .. } = self.grid;
         let passed = self.passed(instant);
@@ -106,7 +103,7 @@ impl SlidingWindowState {
     }
 
     /// The parts from `start` until the newest count has left the window; `None` if all are 0.
-    #[inline]
+    #[inline(always)]
     fn end(&self) -> Option<i64> {
         let newest = self.grid.index - self.counts.newest()?;
         Some((newest + self.parts() + 1) * self.grid.length)
@@ -119,7 +116,7 @@ impl SlidingWindowState {
     }
 
     /// Looks at the counts at an instant, or at the instant of the newest request if it is later.
-    #[inline(always)] // else its result is stored and loaded again
+    #[inline(always)]
     fn view(&self, now: i64) -> View {
         let instant = now.max(self.grid.last);
         let slot = self.slot_of(instant);
@@ -128,15 +125,15 @@ impl SlidingWindowState {
     }
 
     /// The first instant, not before the view, at which at most this many units count.
-    #[inline]
+    #[inline(always)]
     fn first_instant(&self, view: &View, units: i64) -> i64 {
         let free = units - view.inside;
-        if free >= view.oldest { view.instant } else { self.wait_until_free(view, free) }
+        let View { instant, slot, oldest, .. } = *view;
+        if free >= oldest { instant } else { self.wait_until_free(instant, slot, oldest, free) }
     }
 
     #[inline(never)]
-    fn wait_until_free(&self, view: &View, mut free: i64) -> i64 {
-        let View { instant, mut slot, mut oldest, .. } = *view;
+    fn wait_until_free(&self, instant: i64, mut slot: i64, mut oldest: i64, mut free: i64) -> i64 {
         let Grid { length, index, .. } = self.grid;
         let parts = self.parts();
         // After these steps, the newest sub-window has left the window.
@@ -175,6 +172,29 @@ impl SlidingWindowState {
         self.grid = Grid { index: newest, length: window, ..self.grid };
         mem::replace(&mut self.counts, moved)
     }
+
+    fn is_foreign(&self, params: &SlidingWindowParams) -> bool {
+        self.grid.length != params.window || self.parts() != params.buckets
+    }
+}
+
+impl Parameters for SlidingWindowParams {
+    fn args(&self) -> Vec<f64> {
+        [self.limit, self.window, self.buckets].map(|number| number as f64).into()
+    }
+
+    fn full(&self) -> i64 {
+        self.limit
+    }
+
+    fn drain(&self, units: i64) -> i64 {
+        let Self { window, buckets, .. } = *self;
+        if units > 0 { ceil_div((buckets + 1) * window, buckets) } else { 0 }
+    }
+
+    fn beside(&self, held: i64) -> Self {
+        Self { limit: self.limit - held, ..*self }
+    }
 }
 
 impl Model for SlidingWindowState {
@@ -182,30 +202,6 @@ impl Model for SlidingWindowState {
     /// With the counts, if the parameters are others.
     type Saved = (Grid, Option<Counts>);
 
-    fn args(params: &SlidingWindowParams) -> Vec<f64> {
-        [params.limit, params.window, params.buckets].map(|number| number as f64).into()
-    }
-
-    fn max_cost(params: &SlidingWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn full(params: &SlidingWindowParams) -> i64 {
-        params.limit
-    }
-
-    fn drain(
-        units: i64,
-        &SlidingWindowParams { window, buckets, .. }: &SlidingWindowParams,
-    ) -> i64 {
-        if units > 0 { ceil_div((buckets + 1) * window, buckets) } else { 0 }
-    }
-
-    fn beside(params: &SlidingWindowParams, held: i64) -> SlidingWindowParams {
-        SlidingWindowParams { limit: params.limit - held, ..*params }
-    }
-
-    #[inline]
     fn initial(now: i64, params: &SlidingWindowParams) -> Self {
         let grid = Grid { at: now, start: now, length: params.window, last: now, index: 0 };
         Self { grid, counts: Counts::zeros(params.buckets) }
@@ -231,12 +227,10 @@ impl Model for SlidingWindowState {
         Some(Self { grid: Grid { at, start, length, last, index }, counts })
     }
 
-    #[inline]
     fn save(&self) -> Self::Saved {
         (self.grid, None)
     }
 
-    #[inline]
     fn restore(&mut self, (grid, counts): Self::Saved) {
         self.grid = grid;
         if let Some(counts) = counts {
@@ -244,7 +238,6 @@ impl Model for SlidingWindowState {
         }
     }
 
-    #[inline]
     fn step_back(&mut self, now: i64) -> bool {
         let Grid { at, start, last, .. } = &mut self.grid;
         let back = *at - now;
@@ -254,27 +247,20 @@ impl Model for SlidingWindowState {
         back > 0
     }
 
-    #[inline]
     fn advance(&mut self, now: i64) {
         self.grid.at = now;
     }
 
-    #[inline]
-    fn is_foreign(&self, params: &SlidingWindowParams) -> bool {
-        self.grid.length != params.window || self.parts() != params.buckets
-    }
-
-    #[inline]
+    #[inline(always)]
     fn adopt(
         &mut self,
         now: i64,
         params: &SlidingWindowParams,
-        is_foreign: bool,
         saved: &mut Self::Saved,
     ) -> Option<i64> {
         self.advance(now);
         let mut over = None;
-        if is_foreign {
+        if self.is_foreign(params) {
             over = Some(self.reset_after(now));
             saved.1 = Some(self.regrid(now, params));
         }
@@ -286,16 +272,16 @@ impl Model for SlidingWindowState {
         over
     }
 
-    #[inline]
+    #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &SlidingWindowParams) -> Earliest {
         let instant = match needed {
             Some(needed) => self.first_instant(&self.view(now), (params.limit - needed).max(0)),
             None => now.max(self.grid.last),
         };
-        (instant - now).into()
+        Earliest { wait: instant - now, full: 0 }
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, _: &SlidingWindowParams) {
         let (slot, parts) = (self.slot_of(instant), self.parts());
         self.counts.shift(slot - self.grid.index);
@@ -323,12 +309,12 @@ impl Model for SlidingWindowState {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn reset_after(&self, now: i64) -> i64 {
         self.end().map_or(0, |end| (self.instant_after(end) - now).max(0))
     }
 
-    #[inline]
+    #[inline(always)]
     fn report(&self, now: i64, reset: i64, params: &SlidingWindowParams) -> Report {
         if reset == 0 {
             return Report { remaining: params.limit, replenish: 0 };

@@ -1,13 +1,15 @@
 //! The table of the algorithms, the only list of their models and scripts, and the state of a key
 //! under one of them.
 
+use std::ops::Deref;
+
 use super::{
     Algorithm, concurrency,
     core::Core,
     engine, fixed_window,
     hold::Held,
     leaky_bucket,
-    model::Model,
+    model::{Model, Parameters},
     request::{Action, EngineReply, EngineRequest, Release},
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
@@ -102,19 +104,23 @@ macro_rules! algorithms {
             }
         }
 
+        /// What is the same for all algorithms.
+        impl Deref for Params {
+            type Target = dyn Parameters;
+
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(Self::$variant(params) => params,)*
+                }
+            }
+        }
+
         /// For the scripts.
         #[cfg(feature = "redis")]
         impl Params {
             /// The index of the algorithm in [`SOURCES`].
             pub(crate) fn index(&self) -> usize {
                 self.kind() as usize
-            }
-
-            /// The parameters of the script.
-            pub(crate) fn args(&self) -> Vec<f64> {
-                match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::args(params),)*
-                }
             }
 
             /// Reads what was spent; `None` if it is malformed.
@@ -138,33 +144,12 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The largest cost that a check can be granted.
-            pub(crate) fn max_cost(&self) -> i64 {
-                match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::max_cost(params),)*
-                }
-            }
-
             /// The same with a quota that is smaller by the units that are held.
             pub(super) fn beside(&self, held: i64) -> Self {
                 match self {
                     $(Self::$variant(params) => {
-                        Self::$variant(<$module::$state as Model>::beside(params, held))
+                        Self::$variant(params.beside(held))
                     })*
-                }
-            }
-
-            /// The units that a key without requests has left.
-            pub(super) fn full(&self) -> i64 {
-                match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::full(params),)*
-                }
-            }
-
-            /// The time until units, spent now of a key without requests, do not count any more.
-            pub(super) fn drain(&self, units: i64) -> i64 {
-                match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::drain(units, params),)*
                 }
             }
 
@@ -177,32 +162,7 @@ macro_rules! algorithms {
             /// True for a shaper: requests wait without asking to, in a bounded room.
             pub(crate) fn shapes(&self) -> bool {
                 match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::shapes(params),)*
-                }
-            }
-
-            /// True if units are restored one by one.
-            pub(crate) fn restores_evenly(&self) -> bool {
-                match self {
-                    $(Self::$variant(params) => {
-                        <$module::$state as Model>::restores_evenly(params)
-                    })*
-                }
-            }
-
-            /// The longest wait, in microseconds, of a check that does not specify one.
-            pub(crate) fn default_wait(&self) -> i64 {
-                match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::default_wait(params),)*
-                }
-            }
-
-            /// The longest wait, in microseconds, that can be reserved.
-            pub(crate) fn max_reservable(&self) -> i64 {
-                match self {
-                    $(Self::$variant(params) => {
-                        <$module::$state as Model>::max_reservable(params)
-                    })*
+                    $(Self::$variant(_) => <$module::$state as Model>::SHAPES,)*
                 }
             }
 
@@ -218,19 +178,17 @@ macro_rules! algorithms {
                 }
                 match self {
                     $(Self::$variant(params) => {
-                        if let Spent::$variant(Reserved { state, waiting }) = spent {
-                            let (reply, counts) = engine::step(state, waiting, request, params);
-                            if counts && reply.reset == 0 {
-                                *spent = Spent::Nothing;
-                            }
-                            return reply;
+                        let is_new = !matches!(spent, Spent::$variant(_));
+                        if is_new {
+                            let state = <$module::$state as Model>::initial(request.now, params);
+                            *spent = Spent::$variant(Reserved::new(state));
                         }
-                        let state = <$module::$state as Model>::initial(request.now, params);
-                        let mut reserved = Reserved::new(state);
-                        let Reserved { state, waiting } = &mut reserved;
-                        let (reply, counts) = engine::step(state, waiting, request, params);
-                        if counts && reply.reset > 0 {
-                            *spent = Spent::$variant(reserved);
+                        let Spent::$variant(reserved) = spent else { unreachable!() };
+                        let decided = engine::decide(reserved, request, params, false);
+                        let (reply, counts) = decided.expect("not in a core");
+                        let is_over = if counts { reply.reset == 0 } else { is_new };
+                        if is_over {
+                            *spent = Spent::Nothing;
                         }
                         reply
                     })*
@@ -251,17 +209,15 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides about a state that lies in a core. `None` if no core represents the state
-            /// after the decision: nothing is changed then.
+            /// Decides about a request with a plain action and a state that lies in a core. `None`
+            /// if no core represents the state after the decision, or the clock stepped back:
+            /// nothing is changed then.
             #[inline(always)]
             pub(crate) fn step_core(
                 &self,
                 core: &mut Core,
                 request: &EngineRequest,
             ) -> Option<EngineReply> {
-                if !request.action.is_plain() {
-                    return None;
-                }
                 match self {
                     $(Self::$variant(params) => {
                         engine::step_core::<$module::$state>(core, request, params)
@@ -279,7 +235,7 @@ macro_rules! algorithms {
                 }
                 let spent = match self {
                     $(Self::$variant(params) => {
-                        let state = <$module::$state as Model>::open(core, params);
+                        let state = <$module::$state as Model>::open(core, core.at, params);
                         state.map_or(Spent::Nothing, |state| Spent::$variant(Reserved::new(state)))
                     })*
                 };

@@ -3,16 +3,19 @@
 //! admitted when the balance covers the part of its cost that may not be overdrawn. Its model is
 //! in `bucket.rs`; here are its parameters.
 
-use super::{Refill, bucket::BucketParams};
+use super::{
+    Refill,
+    bucket::{Bucket, BucketParams},
+};
 use crate::quota::{ConfigError, Quota};
 
-pub(crate) use super::bucket::Bucket as TokenBucketState;
+pub(crate) type TokenBucketState = Bucket<false>;
 
 pub(super) fn params(
     quota: Quota,
     refill: Refill,
     overdraft: u64,
-) -> Result<BucketParams, ConfigError> {
+) -> Result<BucketParams<false>, ConfigError> {
     if overdraft > quota.max_overdraft() {
         return Err(ConfigError::Overdraft { overdraft, quota });
     }

@@ -79,8 +79,7 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// * with another algorithm nothing, and 190 to 225 bytes while requests wait
 ///
 /// Where nothing is listed, a key costs 128 bytes while it is blocked, and while units of a rate
-/// are held. With [`Refill::Interval`](crate::config::Refill::Interval), it costs them from the
-/// second request on, until the bucket is full again.
+/// are held.
 ///
 /// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
 /// in a log, costs 64, which are enough for four. What the allocator adds is not included.
@@ -276,9 +275,9 @@ impl MemoryStore {
                         }
                         return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                     }
-                    if entry.is_boxed(settings) && action.is_plain() {
-                        // A copy: the request itself stays in registers.
-                        let reply = entry.decide(settings, &EngineRequest { ..engine_request });
+                    // A copy: the request itself stays in registers.
+                    let engine_request = EngineRequest { ..engine_request };
+                    if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
                         drop(shard);
                         return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                     }

@@ -28,7 +28,7 @@ fn max_cost(limits: &[Params]) -> i64 {
 }
 
 fn max_reservable(limits: &[Params]) -> i64 {
-    limits.iter().map(Params::max_reservable).fold(i64::MAX, i64::min)
+    limits.iter().map(|params| params.max_reservable()).fold(i64::MAX, i64::min)
 }
 
 /// The requests of a history. It has no releases: these concern one limit each, and `agreement`

@@ -7,14 +7,15 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::{
     super::{
-        Action, Combined, Core, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt,
-        HoldReply, Lifetime, Params, State, bucket::Bucket, combine,
+        Action, Algorithm, Combined, Core, EngineReply, EngineRequest, HoldAction, HoldChange,
+        HoldReceipt, HoldReply, Lifetime, Params, State, bucket::Bucket, combine,
         fixed_window::FixedWindowState, reservations::Reserved, table::Spent,
     },
     agreement::{Step, steps},
     backends::{START, settled},
     holds::any_limits,
 };
+use crate::{Quota, algorithm::Refill};
 
 /// What a step does with holds.
 #[derive(Clone, Debug)]
@@ -75,7 +76,8 @@ impl Both {
             && which == self.counted
         {
             let before = *core;
-            in_core = params.step_core(core, request);
+            let is_plain = request.action.is_plain();
+            in_core = is_plain.then(|| params.step_core(core, request)).flatten();
             // A denied request may follow a clock that has stepped back (law 1).
             let follows = request.action.inserts() && request.now < before.at;
             let is_same = follows || *core == before;
@@ -136,18 +138,19 @@ fn forget_requests(spent: &mut Spent) {
             state.last = state.start;
         }
     };
-    let of_bucket = |state: &mut Bucket| {
+    fn of_bucket<const SHAPES: bool>(state: &mut Bucket<SHAPES>) {
         if state.last <= state.at {
             state.last = 0;
         }
-    };
+    }
     fn each<S>(Reserved { state, waiting }: &mut Reserved<S>, forget: impl Fn(&mut S)) {
         forget(state);
         waiting.0.iter_mut().for_each(|reservations| forget(&mut reservations.base));
     }
     match spent {
         Spent::FixedWindow(reserved) => each(reserved, of_window),
-        Spent::TokenBucket(reserved) | Spent::LeakyBucket(reserved) => each(reserved, of_bucket),
+        Spent::TokenBucket(reserved) => each(reserved, of_bucket),
+        Spent::LeakyBucket(reserved) => each(reserved, of_bucket),
         _ => {}
     }
 }
@@ -213,6 +216,23 @@ fn a_state_in_a_core_decides_as_one_that_never_lies_in_one() {
     });
     let [all, in_cores] = [all, in_cores].map(Cell::into_inner);
     assert!(in_cores * 5 > all, "{in_cores} of {all} requests were decided in a core");
+}
+
+#[test]
+fn a_bucket_that_refills_at_once_stays_in_its_core_until_requests_wait() {
+    let algorithm = Algorithm::token_bucket().refill(Refill::Interval).overdraft(3);
+    let params = Params::new(algorithm, Quota::per_second(5)).expect("a quota");
+    let (mut core, mut state) = (Core::default(), State::default());
+    for now in (START..).step_by(170_000).take(50) {
+        for cost in [1, 2, 7] {
+            let request =
+                EngineRequest { action: Action::Check, cost, ..EngineRequest::observe(now) };
+            let reply = params.step_core(&mut core, &request).expect("a state in a core");
+            assert_eq!(reply, params.step(&mut state, &request), "{core:?}, {state:?}");
+            let opened = params.open(core);
+            assert_eq!(opened.spent == Spent::Nothing, state.spent == Spent::Nothing);
+        }
+    }
 }
 
 /// Ends a hold, half of which was used.

@@ -443,7 +443,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
             scripted.iter_mut().for_each(|scripted| scripted.forget());
             let mut states = vec![State::default(); limits.len()];
             let (window, _) = super::agreement::window_and_max_cost(&limits[0]);
-            let most = limits.iter().map(Params::max_cost).fold(i64::MAX, i64::min);
+            let most = limits.iter().map(|params| params.max_cost()).fold(i64::MAX, i64::min);
             let lifetime = Lifetime::new((window * 2 / 5).max(1) as u64);
             let mut now = START;
             for (holds, part, ahead) in charges {

@@ -113,69 +113,58 @@ impl Entry {
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> Option<EngineReply> {
-        let reply = self.step_in_core(settings, request)?;
-        Some(self.noting(request, reply))
+        let Counts::Core { core, .. } = &mut self.counts else { return None };
+        if !Arc::ptr_eq(&self.settings, settings) || !request.action.is_plain() {
+            return None;
+        }
+        let reply = settings.params.step_core(core, request)?;
+        self.note(request, &reply);
+        Some(reply)
     }
 
+    /// Decides where the state lies, in a box. `None` if it does not.
     #[inline(always)]
-    fn step_in_core(
+    pub(super) fn decide_in_box(
         &mut self,
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> Option<EngineReply> {
-        match &mut self.counts {
-            Counts::Core { core, .. } if Arc::ptr_eq(&self.settings, settings) => {
-                settings.params.step_core(core, request)
-            }
-            _ => None,
+        let Counts::Boxed { boxed, .. } = &mut self.counts else { return None };
+        if !Arc::ptr_eq(&self.settings, settings) || !request.action.is_plain() {
+            return None;
         }
+        let reply = settings.params.step(&mut boxed.state, request);
+        self.note(request, &reply);
+        Some(reply)
     }
 
-    /// Returns whether a plain request is decided about where the state lies, in a box.
-    #[inline(always)]
-    pub(super) fn is_boxed(&self, settings: &Arc<Settings>) -> bool {
-        matches!(self.counts, Counts::Boxed { .. }) && Arc::ptr_eq(&self.settings, settings)
-    }
-
-    /// Decides about a single limit.
+    /// Decides.
     #[inline(never)]
     pub(super) fn decide(
         &mut self,
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
-        let reply = self.step(settings, request);
-        self.noting(request, reply)
-    }
-
-    /// Returns the reply, and remembers it if it denies units.
-    #[inline(always)]
-    fn noting(&mut self, request: &EngineRequest, reply: EngineReply) -> EngineReply {
-        if !reply.admitted && request.action.inserts() {
-            self.note_denial(request.now, reply.wait);
+        if let Some(reply) = self.decide_in_core(settings, request) {
+            return reply;
         }
+        if let Some(reply) = self.decide_in_box(settings, request) {
+            return reply;
+        }
+        let reply = self.change(settings, request.now, |state| {
+            let reply = settings.params.step(state, request);
+            (reply, reply.admitted && request.action.inserts())
+        });
+        self.note(request, &reply);
         reply
     }
 
-    /// Decides, without a note of the denial.
-    pub(super) fn step(
-        &mut self,
-        settings: &Arc<Settings>,
-        request: &EngineRequest,
-    ) -> EngineReply {
-        if let Some(reply) = self.step_in_core(settings, request) {
-            return reply;
+    /// Remembers a reply that denies units, unless another limit denies them.
+    #[inline(always)]
+    fn note(&mut self, request: &EngineRequest, reply: &EngineReply) {
+        if !reply.admitted && request.action.inserts() && request.admission.is_none() {
+            self.note_denial(request.now, reply.wait);
         }
-        if let Counts::Boxed { boxed, .. } = &mut self.counts
-            && Arc::ptr_eq(&self.settings, settings)
-            && request.action.is_plain()
-        {
-            return settings.params.step(&mut boxed.state, request);
-        }
-        self.change(settings, request.now, |state| {
-            let reply = settings.params.step(state, request);
-            (reply, reply.admitted && request.action.inserts())
-        })
     }
 
     /// Returns units to the state, as it was counted.
@@ -273,8 +262,11 @@ impl Entry {
     }
 
     /// Returns the usage of the key at an instant, by the settings that have counted it last.
-    pub(super) fn usage(&mut self, now: i64) -> Usage {
+    pub(super) fn usage(&mut self, mut now: i64) -> Usage {
         let params = &self.settings.params;
+        if let Counts::Core { core, .. } = &self.counts {
+            now = now.max(core.at); // another shard may be ahead
+        }
         let request = &EngineRequest::observe(now);
         let (observed, waited_for) = match &mut self.counts {
             Counts::Core { core, .. } => match params.step_core(core, request) {

@@ -7,7 +7,12 @@ use std::{
 };
 
 use super::*;
-use crate::{algorithm::Algorithm, limiter::Charge, limiter::Limiter, quota::Quota};
+use crate::{
+    algorithm::{Algorithm, Params},
+    decision::Source,
+    limiter::{Charge, Limiter},
+    quota::Quota,
+};
 
 fn limiter(name: &str, store: &MemoryStore, quota: Quota) -> Limiter {
     Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
@@ -250,4 +255,17 @@ async fn the_end_of_a_permit_counts_by_the_quota_that_the_limiter_has_then() {
         tokio::time::advance(2 * second).await;
         assert!(limiter.check("alice").cost(10).await.unwrap().is_allowed(), "{algorithm}");
     }
+}
+
+#[test]
+fn a_key_is_not_in_use_for_an_instant_before_its_last_request() {
+    let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_second(10));
+    let params = Params::new(algorithm, quota).unwrap();
+    let settings = Arc::new(Settings::new("a", algorithm, quota, params, Source::Store));
+    let mut entry = Entry::new(&settings, b"key");
+    let check = EngineRequest { action: Action::Check, cost: 1, ..EngineRequest::observe(2_000) };
+    assert!(entry.decide(&settings, &check).admitted);
+    let usage = entry.usage(1_000);
+    assert_eq!(usage.reset, 102_000);
+    assert!(usage.may_be_evicted(WhenFull::RejectNewKeys));
 }

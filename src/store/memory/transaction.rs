@@ -147,7 +147,7 @@ impl<'a> Transaction<'a> {
             Place::Bucket(bucket) => self.shards[shard].1.entry(bucket),
             Place::Fresh(index) => &mut self.fresh[index],
         };
-        let reply = entry.step(limit.settings, request);
+        let reply = entry.decide(limit.settings, request);
         if notes && request.admission.is_none() && !reply.admitted {
             entry.note_denial(request.now, reply.wait);
         }
