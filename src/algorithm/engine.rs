@@ -3,16 +3,18 @@
 
 use super::{
     core::Core,
+    hold::Lifetime,
     model::{Earliest, Model, Report},
-    request::{Admission, EngineReply, EngineRequest, Release},
+    request::{Action, Admission, EngineReply, EngineRequest, Release},
     reservations::{Reservation, Reserved, Waiting},
 };
 
 /// A decision about a state.
 struct Decided<M> {
     reply: EngineReply,
-    /// Whether the state is counted by these parameters from now on, too.
-    counts: bool,
+    /// The time until the state is the initial one, if it is counted by these parameters from now
+    /// on, too.
+    counted: Option<i64>,
     /// Whether reservations are forgotten: by another clock or quota than the state.
     forgets: bool,
     reservation: Option<Reservation>,
@@ -21,12 +23,13 @@ struct Decided<M> {
 }
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
-/// stepped back. `None` for a reservation of a state from a core, which has no room for it.
+/// stepped back. `None` for a reservation of a state from a core, which has no room for it. The
+/// reply to a request that is admitted is about the parameters `after` it.
 #[inline(always)]
 fn decide<M: Model>(
     state: &mut M,
     request: &EngineRequest,
-    params: &M::Params,
+    [params, after]: [&M::Params; 2],
     is_in_core: bool,
 ) -> Option<Decided<M>> {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
@@ -61,7 +64,8 @@ fn decide<M: Model>(
     }
 
     let mut reset = state.reset_after(now);
-    let Report { remaining, mut replenish } = state.report(now, reset, params);
+    let after = if admitted { after } else { params };
+    let Report { remaining, mut replenish } = state.report(now, reset, after);
     let counts = admits || admitted && action.inserts() && stale;
     if !counts {
         (reset, replenish) = (reset.min(over), replenish.min(over));
@@ -71,26 +75,87 @@ fn decide<M: Model>(
     let reply = EngineReply::uncounted(instant);
     let reply = EngineReply { admitted, wait, remaining, replenish, reset, ..reply };
     let reservation = admits.then_some(Reservation { instant, cost });
-    Some(Decided { reply, counts, forgets: stale, reservation, before })
+    let counted = counts.then_some(reset);
+    Some(Decided { reply, counted, forgets: stale, reservation, before })
 }
 
-/// Decides about a state with reservations. Returns whether the state is counted by these
-/// parameters from now on, too.
+/// Decides beside units that are held, which make the quota smaller, or holds the first ones.
+#[inline(always)]
+fn decide_beside<M: Model>(
+    state: &mut M,
+    held: i64,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> Decided<M> {
+    let EngineRequest { action, cost, .. } = *request;
+    let mut inside = *request;
+    let (beside, mut held, mut more) = (M::beside(params, held), held, 0);
+    if let Action::Hold { .. } = action {
+        // A hold reserves no instant: it would count from now on.
+        (inside.max_wait, more) = (0, cost);
+    }
+    let mut after = M::beside(params, held + more);
+    // With an overdraft, what is held may exceed the quota, and then nothing is admitted.
+    if action.can_be_denied() && (cost > M::max_cost(&beside) || M::full(&beside) < 1) {
+        // No time helps: holds have to end.
+        let wait = request.admission.and_then(|all| all.wait);
+        inside.admission = Some(Admission { admitted: false, wait });
+    }
+    let mut decided = decide(state, &inside, [&beside, &after], false).expect("not in a core");
+    let reply = &mut decided.reply;
+    (held, after) = if reply.admitted { (held + more, after) } else { (held, beside) };
+    (reply.held, reply.remaining) = (held, reply.remaining.max(0));
+    // More than an empty key has left beside the holds is left only when they end.
+    if reply.remaining >= M::full(&after) {
+        reply.replenish = 0;
+    }
+    reply.reset += M::drain(held, params);
+    decided
+}
+
+/// Decides about a state with reservations, beside units that are held. Returns the time until the
+/// state is the initial one, too, if it is counted by these parameters from now on.
 #[inline(always)]
 pub(super) fn step<M: Model>(
     state: &mut M,
     waiting: &mut Waiting<M>,
+    held: i64,
     request: &EngineRequest,
     params: &M::Params,
-) -> (EngineReply, bool) {
-    let decided = decide(state, request, params, false).expect("not in a core");
-    let Decided { reply, counts, forgets, reservation, before } = decided;
-    if counts {
-        waiting.update(forgets, request.now, reservation, before, params);
+) -> (EngineReply, Option<i64>) {
+    if held > 0 || request.action.holds() {
+        return step_beside(state, waiting, held, request, params);
+    }
+    let decided = decide(state, request, [params; 2], false).expect("not in a core");
+    finish(waiting, decided, request.now, params)
+}
+
+#[inline(never)]
+fn step_beside<M: Model>(
+    state: &mut M,
+    waiting: &mut Waiting<M>,
+    held: i64,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> (EngineReply, Option<i64>) {
+    let decided = decide_beside(state, held, request, params);
+    finish(waiting, decided, request.now, params)
+}
+
+#[inline(always)]
+fn finish<M: Model>(
+    waiting: &mut Waiting<M>,
+    decided: Decided<M>,
+    now: i64,
+    params: &M::Params,
+) -> (EngineReply, Option<i64>) {
+    let Decided { reply, counted, forgets, reservation, before } = decided;
+    if counted.is_some() {
+        waiting.update(forgets, now, reservation, before, params);
     } else if forgets {
         waiting.0 = None;
     }
-    (reply, counts)
+    (reply, counted)
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
@@ -101,6 +166,12 @@ pub(super) fn step_core<M: Model>(
     request: &EngineRequest,
     params: &M::Params,
 ) -> Option<EngineReply> {
+    if !M::SPENDS {
+        return hold_in_core::<M>(core, request, params);
+    }
+    if !request.action.is_plain() {
+        return None;
+    }
     match M::simplest(params) {
         Some(params) => step_opened::<M>(core, request, params),
         None => step_opened::<M>(core, request, *params),
@@ -115,9 +186,30 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut state = M::open(*core, &params)?;
-    let Decided { reply, counts, forgets, .. } = decide(&mut state, request, &params, true)?;
-    if counts || forgets {
+    let decided = decide(&mut state, request, [&params; 2], true)?;
+    let Decided { reply, counted, forgets, .. } = decided;
+    if counted.is_some() || forgets {
         *core = state.close(request.now, &params)?;
+    }
+    Some(reply)
+}
+
+/// Decides about a key whose units are only held, which lie in the core.
+#[inline(never)]
+fn hold_in_core<M: Model>(
+    core: &mut Core,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> Option<EngineReply> {
+    let epoch = match request.action {
+        Action::Hold { lifetime: Lifetime::ENDLESS, epoch } => epoch,
+        Action::Peek => None,
+        _ => return None,
+    };
+    let mut state = M::initial(request.now, params);
+    let mut reply = decide_beside(&mut state, core.amount, request, params).reply;
+    if reply.admitted && request.action.holds() {
+        reply.hold = Some(core.hold(request.cost, epoch.unwrap_or(request.now)));
     }
     Some(reply)
 }

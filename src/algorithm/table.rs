@@ -145,29 +145,6 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The same with a quota that is smaller by the units that are held.
-            pub(super) fn beside(&self, held: i64) -> Self {
-                match self {
-                    $(Self::$variant(params) => {
-                        Self::$variant(<$module::$state as Model>::beside(params, held))
-                    })*
-                }
-            }
-
-            /// The units that a key without requests has left.
-            pub(super) fn full(&self) -> i64 {
-                match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::full(params),)*
-                }
-            }
-
-            /// The time until units, spent now of a key without requests, do not count any more.
-            pub(super) fn drain(&self, units: i64) -> i64 {
-                match self {
-                    $(Self::$variant(params) => <$module::$state as Model>::drain(units, params),)*
-                }
-            }
-
             /// False if units are only held.
             #[inline]
             pub(crate) fn spends(&self) -> bool {
@@ -206,11 +183,12 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides about a state without a block and without holds.
+            /// Decides about a state without a block, beside units that are held.
             #[inline(never)]
-            pub(super) fn step_bare(
+            pub(super) fn step_spent(
                 &self,
                 spent: &mut Spent,
+                held: i64,
                 request: &EngineRequest,
             ) -> EngineReply {
                 if request.action == Action::Refund {
@@ -219,8 +197,9 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$variant(params) => {
                         if let Spent::$variant(Reserved { state, waiting }) = spent {
-                            let (reply, counts) = engine::step(state, waiting, request, params);
-                            if counts && reply.reset == 0 {
+                            let (reply, counted) =
+                                engine::step(state, waiting, held, request, params);
+                            if counted == Some(0) {
                                 *spent = Spent::Nothing;
                             }
                             return reply;
@@ -228,8 +207,9 @@ macro_rules! algorithms {
                         let state = <$module::$state as Model>::initial(request.now, params);
                         let mut reserved = Reserved::new(state);
                         let Reserved { state, waiting } = &mut reserved;
-                        let (reply, counts) = engine::step(state, waiting, request, params);
-                        if counts && reply.reset > 0 {
+                        let (reply, counted) =
+                            engine::step(state, waiting, held, request, params);
+                        if counted.is_some_and(|reset| reset > 0) {
                             *spent = Spent::$variant(reserved);
                         }
                         reply
@@ -259,9 +239,6 @@ macro_rules! algorithms {
                 core: &mut Core,
                 request: &EngineRequest,
             ) -> Option<EngineReply> {
-                if !request.action.is_plain() {
-                    return None;
-                }
                 match self {
                     $(Self::$variant(params) => {
                         engine::step_core::<$module::$state>(core, request, params)
@@ -326,12 +303,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns whether no units are held, and the key is not blocked.
-    #[inline]
-    fn is_bare(&self) -> bool {
-        self.blocked_until == 0 && matches!(self.held, Held::None)
-    }
-
     /// Follows a clock that has stepped back: the only change that a denied request makes.
     pub(super) fn follow_clock(&mut self, now: i64) {
         if let Some(slots) = self.held.slots_mut()
@@ -363,9 +334,10 @@ impl Params {
     /// Decides, and changes the state, which is one of this algorithm, where it lies.
     #[inline]
     pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-        match state.is_bare() && (request.action.is_plain() || request.action == Action::Refund) {
-            true => self.step_bare(&mut state.spent, request),
-            false => self.step_blocked(state, request),
+        if state.blocked_until > 0 || request.action.blocks() {
+            self.step_blocked(state, request)
+        } else {
+            self.step_held(state, request)
         }
     }
 

@@ -35,7 +35,7 @@ use super::{
     Settings, Store, StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineReply, EngineRequest, HoldReply, Release},
+    algorithm::{Action, EngineReply, EngineRequest, Release},
     decision::Outcome,
     error::StoreError,
     keys::Key,
@@ -314,7 +314,7 @@ impl MemoryStore {
         if found.is_none() {
             self.spend_of_lost(hold);
         }
-        if found.is_none_or(|reply| reply == HoldReply::Lost) {
+        if found != Some(true) {
             observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
         }
         self.0.names.retry_queues().key_returned(settings.name, key);
