@@ -12,9 +12,8 @@ use super::{
 /// A decision about a state.
 struct Decided<M> {
     reply: EngineReply,
-    /// The time until the state is the initial one, if it is counted by these parameters from now
-    /// on, too.
-    counted: Option<i64>,
+    /// Whether the state is counted by these parameters from now on, too.
+    counts: bool,
     /// Whether reservations are forgotten: by another clock or quota than the state.
     forgets: bool,
     reservation: Option<Reservation>,
@@ -75,8 +74,7 @@ fn decide<M: Model>(
     let reply = EngineReply::uncounted(instant);
     let reply = EngineReply { admitted, wait, remaining, replenish, reset, ..reply };
     let reservation = admits.then_some(Reservation { instant, cost });
-    let counted = counts.then_some(reset);
-    Some(Decided { reply, counted, forgets: stale, reservation, before })
+    Some(Decided { reply, counts, forgets: stale, reservation, before })
 }
 
 /// Decides beside units that are held, which make the quota smaller, or holds the first ones.
@@ -109,7 +107,6 @@ fn decide_beside<M: Model>(
     if reply.remaining >= M::full(&after) {
         reply.replenish = 0;
     }
-    reply.reset += M::drain(held, params);
     decided
 }
 
@@ -139,7 +136,9 @@ fn step_beside<M: Model>(
     params: &M::Params,
 ) -> (EngineReply, Option<i64>) {
     let decided = decide_beside(state, held, request, params);
-    finish(waiting, decided, request.now, params)
+    let (mut reply, counted) = finish(waiting, decided, request.now, params);
+    reply.reset += M::drain(reply.held, params);
+    (reply, counted)
 }
 
 #[inline(always)]
@@ -149,13 +148,13 @@ fn finish<M: Model>(
     now: i64,
     params: &M::Params,
 ) -> (EngineReply, Option<i64>) {
-    let Decided { reply, counted, forgets, reservation, before } = decided;
-    if counted.is_some() {
+    let Decided { reply, counts, forgets, reservation, before } = decided;
+    if counts {
         waiting.update(forgets, now, reservation, before, params);
     } else if forgets {
         waiting.0 = None;
     }
-    (reply, counted)
+    (reply, counts.then_some(reply.reset))
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
@@ -167,7 +166,10 @@ pub(super) fn step_core<M: Model>(
     params: &M::Params,
 ) -> Option<EngineReply> {
     if !M::SPENDS {
-        return hold_in_core::<M>(core, request, params);
+        // A copy: the request itself stays in registers.
+        let is_decided = request.action.holds() || request.action == Action::Peek;
+        let copy = || EngineRequest { ..*request };
+        return is_decided.then(|| hold_in_core::<M>(core, &copy(), params)).flatten();
     }
     if !request.action.is_plain() {
         return None;
@@ -186,9 +188,8 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut state = M::open(*core, &params)?;
-    let decided = decide(&mut state, request, [&params; 2], true)?;
-    let Decided { reply, counted, forgets, .. } = decided;
-    if counted.is_some() || forgets {
+    let Decided { reply, counts, forgets, .. } = decide(&mut state, request, [&params; 2], true)?;
+    if counts || forgets {
         *core = state.close(request.now, &params)?;
     }
     Some(reply)
@@ -203,8 +204,8 @@ fn hold_in_core<M: Model>(
 ) -> Option<EngineReply> {
     let epoch = match request.action {
         Action::Hold { lifetime: Lifetime::ENDLESS, epoch } => epoch,
-        Action::Peek => None,
-        _ => return None,
+        Action::Hold { .. } => return None,
+        _ => None,
     };
     let mut state = M::initial(request.now, params);
     let mut reply = decide_beside(&mut state, core.amount, request, params).reply;

@@ -28,6 +28,9 @@ pub enum Action {
 }
 
 impl Action {
+    /// Holds units until the hold ends.
+    pub(crate) const HOLD: Self = Self::Hold { lifetime: Lifetime::ENDLESS, epoch: None };
+
     /// Returns the name of the operation, as in [`Event::StoreFailed`](crate::observe::Event).
     pub(crate) const fn operation(self) -> &'static str {
         match self {

@@ -226,11 +226,10 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         let charge = if let Some((limiter, key, units)) = this.call.take_units() {
             let key = key.into();
             if !waits {
-                return match limiter.decide_hold(&key, units, false) {
-                    StoreFuture::Ready(Some(Ok(outcome))) => {
-                        Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome)))
-                    }
-                    answer => {
+                let (action, max_wait) = (Action::HOLD, MaxWait::NONE);
+                return match limiter.decide_then(action, &key, units, max_wait, Ok, Err) {
+                    Ok(outcome) => Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome))),
+                    Err(answer) => {
                         let charge = Charge::new(limiter, key).estimate(units);
                         this.poll_answer(cx, charge, answer)
                     }

@@ -107,19 +107,11 @@ impl AnyLimiter {
     ) -> StoreFuture<Outcome> {
         match &self.0 {
             Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
-            Kind::Foreign(target) => target.decide(action, key, cost),
-        }
-    }
-
-    /// Holds units of a key. `can_wait` says whether the request can wait for units that are held.
-    #[inline]
-    pub(crate) fn hold(&self, key: &Key<'_>, units: u64, can_wait: bool) -> StoreFuture<Outcome> {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.decide_hold(key, units, can_wait),
-            Kind::Foreign(target) => {
+            Kind::Foreign(target) if action.holds() => {
                 let limiter = target.name().to_owned().into();
                 StoreFuture::ready(Err(Error::CannotHold { limiter }))
             }
+            Kind::Foreign(target) => target.decide(action, key, cost),
         }
     }
 

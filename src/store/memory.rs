@@ -247,15 +247,16 @@ impl MemoryStore {
         let [limit @ LimitRequest { settings, key, .. }] = request.limits else { return Err(None) };
         let key = key.as_bytes();
         let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key);
-        if limit.hold.is_none()
-            && let Some(entry) = shard.find(hash, settings, key)
-        {
-            let engine_request = request.at(limit, now, request.action);
+        let action = shard.action(request, limit, now);
+        if let Some(entry) = shard.find(hash, settings, key) {
+            let engine_request = request.at(limit, now, action);
             if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
                 drop(shard);
                 return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));
             }
-            if entry.is_boxed(settings) && request.action.is_plain() {
+            // A hold is decided once: it has an epoch of its own.
+            let is_hold = limit.hold.is_some();
+            if is_hold || entry.is_boxed(settings) && request.action.is_plain() {
                 // A copy: the request itself stays in registers.
                 let reply = entry.decide(settings, &EngineRequest { ..engine_request });
                 drop(shard);

@@ -70,10 +70,10 @@ impl Bill<'_> {
     #[inline]
     pub(super) fn decide(&self, max_wait: MaxWait) -> StoreFuture<Outcome> {
         match &self.units {
-            Some((limiter, key, cost)) if limiter.only_holds() => {
-                limiter.hold(key, *cost, limiter.resolve(max_wait) > 0)
+            Some((limiter, key, cost)) => {
+                let action = if limiter.only_holds() { Action::HOLD } else { Action::Check };
+                limiter.decide(action, key, *cost, max_wait)
             }
-            Some((limiter, key, cost)) => limiter.decide(Action::Check, key, *cost, max_wait),
             None => self.charge.decide(Action::Check, max_wait),
         }
     }

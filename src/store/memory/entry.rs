@@ -201,9 +201,12 @@ impl Entry {
         let (held, used) = (units(hold.units), units(hold.used));
         let is_known = match &mut self.counts {
             Counts::Core { core, .. } => !algorithm.spends() && core.end_hold(receipt, held),
-            Counts::Boxed { boxed, .. } => boxed.state.end_hold(receipt, held),
+            Counts::Boxed { boxed, .. } => {
+                let is_known = boxed.state.end_hold(receipt, held);
+                self.close(now);
+                is_known
+            }
         };
-        self.close(now);
         if used > 0 && algorithm.spends() {
             let is_latest = settings.params.kind() == algorithm;
             let settings = if is_latest { settings } else { &self.settings.clone() };
