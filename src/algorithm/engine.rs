@@ -87,12 +87,11 @@ fn decide_beside<M: Model>(
 ) -> Decided<M> {
     let EngineRequest { action, cost, .. } = *request;
     let mut inside = *request;
-    let (beside, mut held, mut more) = (M::beside(params, held), held, 0);
-    if let Action::Hold { .. } = action {
+    let (beside, mut after, mut more) = (M::beside(params, held), M::beside(params, held), 0);
+    if action.holds() {
         // A hold reserves no instant: it would count from now on.
-        (inside.max_wait, more) = (0, cost);
+        (inside.max_wait, more, after) = (0, cost, M::beside(params, held + cost));
     }
-    let mut after = M::beside(params, held + more);
     // With an overdraft, what is held may exceed the quota, and then nothing is admitted.
     if action.can_be_denied() && (cost > M::max_cost(&beside) || M::full(&beside) < 1) {
         // No time helps: holds have to end.
@@ -101,17 +100,18 @@ fn decide_beside<M: Model>(
     }
     let mut decided = decide(state, &inside, [&beside, &after], false).expect("not in a core");
     let reply = &mut decided.reply;
-    (held, after) = if reply.admitted { (held + more, after) } else { (held, beside) };
-    (reply.held, reply.remaining) = (held, reply.remaining.max(0));
+    let full = if reply.admitted { M::full(&after) } else { M::full(&beside) };
+    reply.held = if reply.admitted { held + more } else { held };
+    reply.remaining = reply.remaining.max(0);
     // More than an empty key has left beside the holds is left only when they end.
-    if reply.remaining >= M::full(&after) {
+    if reply.remaining >= full {
         reply.replenish = 0;
     }
     decided
 }
 
-/// Decides about a state with reservations, beside units that are held. Returns the time until the
-/// state is the initial one, too, if it is counted by these parameters from now on.
+/// Decides about a state with reservations, beside units that are held. Returns whether the state
+/// is the initial one from now on, too, if it is counted by these parameters.
 #[inline(always)]
 pub(super) fn step<M: Model>(
     state: &mut M,
@@ -119,42 +119,23 @@ pub(super) fn step<M: Model>(
     held: i64,
     request: &EngineRequest,
     params: &M::Params,
-) -> (EngineReply, Option<i64>) {
-    if held > 0 || request.action.holds() {
-        return step_beside(state, waiting, held, request, params);
-    }
-    let decided = decide(state, request, [params; 2], false).expect("not in a core");
-    finish(waiting, decided, request.now, params)
-}
-
-#[inline(never)]
-fn step_beside<M: Model>(
-    state: &mut M,
-    waiting: &mut Waiting<M>,
-    held: i64,
-    request: &EngineRequest,
-    params: &M::Params,
-) -> (EngineReply, Option<i64>) {
-    let decided = decide_beside(state, held, request, params);
-    let (mut reply, counted) = finish(waiting, decided, request.now, params);
-    reply.reset += M::drain(reply.held, params);
-    (reply, counted)
-}
-
-#[inline(always)]
-fn finish<M: Model>(
-    waiting: &mut Waiting<M>,
-    decided: Decided<M>,
-    now: i64,
-    params: &M::Params,
-) -> (EngineReply, Option<i64>) {
-    let Decided { reply, counts, forgets, reservation, before } = decided;
+) -> (EngineReply, Option<bool>) {
+    let is_beside = held > 0 || request.action.holds();
+    let decided = match is_beside {
+        true => decide_beside(state, held, request, params),
+        false => decide(state, request, [params; 2], false).expect("not in a core"),
+    };
+    let Decided { mut reply, counts, forgets, reservation, before } = decided;
     if counts {
-        waiting.update(forgets, now, reservation, before, params);
+        waiting.update(forgets, request.now, reservation, before, params);
     } else if forgets {
         waiting.0 = None;
     }
-    (reply, counts.then_some(reply.reset))
+    let is_over = counts.then_some(reply.reset == 0);
+    if is_beside {
+        reply.reset += M::drain(reply.held, params);
+    }
+    (reply, is_over)
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the

@@ -9,7 +9,7 @@ use super::{
 
 impl Params {
     /// Decides about a key that is not blocked.
-    #[inline]
+    #[inline(always)]
     pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         match state.held.slots() {
             Some(_) => self.step_expiring(state, request),
@@ -18,7 +18,7 @@ impl Params {
     }
 
     /// Decides beside what is held.
-    #[inline]
+    #[inline(always)]
     fn step_beside(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
         let mut reply = self.step_spent(&mut state.spent, state.held.total(), request);

@@ -197,9 +197,9 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$variant(params) => {
                         if let Spent::$variant(Reserved { state, waiting }) = spent {
-                            let (reply, counted) =
+                            let (reply, is_over) =
                                 engine::step(state, waiting, held, request, params);
-                            if counted == Some(0) {
+                            if is_over == Some(true) {
                                 *spent = Spent::Nothing;
                             }
                             return reply;
@@ -207,9 +207,9 @@ macro_rules! algorithms {
                         let state = <$module::$state as Model>::initial(request.now, params);
                         let mut reserved = Reserved::new(state);
                         let Reserved { state, waiting } = &mut reserved;
-                        let (reply, counted) =
+                        let (reply, is_over) =
                             engine::step(state, waiting, held, request, params);
-                        if counted.is_some_and(|reset| reset > 0) {
+                        if is_over == Some(false) {
                             *spent = Spent::$variant(reserved);
                         }
                         reply

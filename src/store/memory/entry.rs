@@ -201,11 +201,8 @@ impl Entry {
         let (held, used) = (units(hold.units), units(hold.used));
         let is_known = match &mut self.counts {
             Counts::Core { core, .. } => !algorithm.spends() && core.end_hold(receipt, held),
-            Counts::Boxed { boxed, .. } => {
-                let is_known = boxed.state.end_hold(receipt, held);
-                self.close(now);
-                is_known
-            }
+            // The box stays: most limits that hold units do so again and again.
+            Counts::Boxed { boxed, .. } => boxed.state.end_hold(receipt, held),
         };
         if used > 0 && algorithm.spends() {
             let is_latest = settings.params.kind() == algorithm;
