@@ -147,10 +147,7 @@ pub(super) fn step_core<M: Model>(
     params: &M::Params,
 ) -> Option<EngineReply> {
     if !M::SPENDS {
-        // A copy: the request itself stays in registers.
-        let is_decided = request.action.holds() || request.action == Action::Peek;
-        let copy = || EngineRequest { ..*request };
-        return is_decided.then(|| hold_in_core::<M>(core, &copy(), params)).flatten();
+        return hold_in_core::<M>(core, request, params);
     }
     if !request.action.is_plain() {
         return None;
@@ -177,7 +174,7 @@ fn step_opened<M: Model>(
 }
 
 /// Decides about a key whose units are only held, which lie in the core.
-#[inline(never)]
+#[inline(always)]
 fn hold_in_core<M: Model>(
     core: &mut Core,
     request: &EngineRequest,
@@ -185,8 +182,8 @@ fn hold_in_core<M: Model>(
 ) -> Option<EngineReply> {
     let epoch = match request.action {
         Action::Hold { lifetime: Lifetime::ENDLESS, epoch } => epoch,
-        Action::Hold { .. } => return None,
-        _ => None,
+        Action::Peek => None,
+        _ => return None,
     };
     let mut state = M::initial(request.now, params);
     let mut reply = decide_beside(&mut state, core.amount, request, params).reply;

@@ -121,6 +121,7 @@ impl Lifetime {
 /// Units that are held until their holds end.
 impl Core {
     /// Holds units. `epoch` is for the first ones.
+    #[inline]
     pub(super) fn hold(&mut self, units: i64, epoch: i64) -> HoldReceipt {
         if self.amount == 0 {
             self.at = epoch;
@@ -174,6 +175,7 @@ impl Held {
     }
 
     /// Holds units. `epoch` is for the first units of a key.
+    #[inline]
     pub(super) fn hold(
         &mut self,
         now: i64,

@@ -336,8 +336,10 @@ impl Params {
     pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         if state.blocked_until > 0 || request.action.blocks() {
             self.step_blocked(state, request)
-        } else {
+        } else if state.is_held() || request.action.holds() {
             self.step_held(state, request)
+        } else {
+            self.step_spent(&mut state.spent, 0, request)
         }
     }
 

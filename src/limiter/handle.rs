@@ -496,6 +496,7 @@ impl Limiter {
 
     /// Keeps the units that an admitted request holds, by the algorithm of the decision: the
     /// limiter may have another one by now.
+    #[inline]
     pub(super) fn keep_hold(
         &self,
         key: &Key<'_>,

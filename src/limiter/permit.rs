@@ -79,6 +79,7 @@ impl Permit {
     ///
     /// A permit of several limits settles each of them that is still held with the same number of
     /// units. To settle them separately, call [`settle_for`](Permit::settle_for).
+    #[inline]
     pub fn settle(mut self, used: u64) {
         self.holds.end(|_| used);
     }
@@ -369,6 +370,7 @@ impl HeldUnits {
 }
 
 impl Drop for HeldUnits {
+    #[inline]
     fn drop(&mut self) {
         self.end(self.used_at_drop);
     }

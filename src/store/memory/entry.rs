@@ -170,7 +170,7 @@ impl Entry {
             && Arc::ptr_eq(&self.settings, settings)
         {
             let reply = settings.params.step(&mut boxed.state, request);
-            if !request.action.is_plain() {
+            if !boxed.state.is_held() && !request.action.is_plain() {
                 self.close(request.now);
             }
             return reply;
