@@ -120,22 +120,41 @@ pub(super) fn step<M: Model>(
     request: &EngineRequest,
     params: &M::Params,
 ) -> (EngineReply, Option<bool>) {
-    let is_beside = held > 0 || request.action.holds();
-    let decided = match is_beside {
-        true => decide_beside(state, held, request, params),
-        false => decide(state, request, [params; 2], false).expect("not in a core"),
-    };
-    let Decided { mut reply, counts, forgets, reservation, before } = decided;
+    if held > 0 || request.action.holds() {
+        return step_beside(state, waiting, held, request, params);
+    }
+    let decided = decide(state, request, [params; 2], false).expect("not in a core");
+    finish(waiting, decided, request.now, params)
+}
+
+#[inline(never)]
+fn step_beside<M: Model>(
+    state: &mut M,
+    waiting: &mut Waiting<M>,
+    held: i64,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> (EngineReply, Option<bool>) {
+    let decided = decide_beside(state, held, request, params);
+    let (mut reply, is_over) = finish(waiting, decided, request.now, params);
+    reply.reset += M::drain(reply.held, params);
+    (reply, is_over)
+}
+
+#[inline(always)]
+fn finish<M: Model>(
+    waiting: &mut Waiting<M>,
+    decided: Decided<M>,
+    now: i64,
+    params: &M::Params,
+) -> (EngineReply, Option<bool>) {
+    let Decided { reply, counts, forgets, reservation, before } = decided;
     if counts {
-        waiting.update(forgets, request.now, reservation, before, params);
+        waiting.update(forgets, now, reservation, before, params);
     } else if forgets {
         waiting.0 = None;
     }
-    let is_over = counts.then_some(reply.reset == 0);
-    if is_beside {
-        reply.reset += M::drain(reply.held, params);
-    }
-    (reply, is_over)
+    (reply, counts.then_some(reply.reset == 0))
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the

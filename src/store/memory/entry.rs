@@ -170,7 +170,7 @@ impl Entry {
             && Arc::ptr_eq(&self.settings, settings)
         {
             let reply = settings.params.step(&mut boxed.state, request);
-            if !boxed.state.is_held() && !request.action.is_plain() {
+            if !request.action.is_plain() && !boxed.state.is_held() {
                 self.close(request.now);
             }
             return reply;
