@@ -69,6 +69,7 @@ pub struct HoldReceipt {
 }
 
 /// A change of a hold.
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HoldChange {
     pub(crate) receipt: HoldReceipt,
@@ -77,16 +78,17 @@ pub struct HoldChange {
     pub(crate) action: HoldAction,
 }
 
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HoldAction {
     /// Ends the hold: this many units were used, perhaps more than it holds.
     End { used: i64 },
     /// Holds the units for another lifetime.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Renew(Lifetime),
 }
 
 /// The result of a change.
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HoldReply {
     /// The units were found, and are not held any more.

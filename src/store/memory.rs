@@ -79,8 +79,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// * with another algorithm nothing, and 190 to 225 bytes while requests wait
 ///
 /// Where nothing is listed, a key costs 128 bytes while it is blocked, and with a limit on a rate
-/// from its first hold on. With [`Refill::Interval`](crate::config::Refill::Interval), it costs them from the
-/// second request on, until the bucket is full again.
+/// from its first hold on. With [`Refill::Interval`](crate::config::Refill::Interval), it costs
+/// them from the second request on, until the bucket is full again.
 ///
 /// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
 /// in a log, costs 64, which are enough for four. What the allocator adds is not included.
