@@ -433,9 +433,9 @@ impl Limiter {
         max_wait: MaxWait,
     ) -> LimitRequest<'a> {
         let hold = action.holds().then_some(self.0.hold_lifetime);
-        let max_wait = if action.holds() { MaxWait::NONE } else { max_wait };
-        let limit = version.request(&self.0.observers, key, cost, max_wait);
-        LimitRequest { hold, ..limit }
+        let max_wait = if action.holds() { 0 } else { version.resolve(max_wait) };
+        let (settings, observers) = (&version.settings, &self.0.observers);
+        LimitRequest { settings, observers, key, cost, max_wait, hold }
     }
 
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.

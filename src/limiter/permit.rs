@@ -179,20 +179,18 @@ impl Permit {
         self.holds.is_expired()
     }
 
-    /// Returns the admission of a request to one limiter.
+    /// Returns the admission of a request, with what `holds` returns of its receipts.
     #[inline]
-    pub(super) fn of_one(
-        limiter: &Limiter,
-        key: Key<'_>,
-        units: u64,
+    pub(super) fn admission(
         outcome: Outcome,
+        holds: impl FnOnce(&Receipts) -> Holds,
     ) -> Admission<Self> {
         let Outcome { decision, receipts } = outcome;
-        if !decision.is_allowed() {
-            return Admission::Denied(decision);
+        if decision.is_allowed() {
+            Admission::Admitted(Self { decision, holds: holds(&receipts) })
+        } else {
+            Admission::Denied(decision)
         }
-        let holds = Holds::of_one(limiter, key, units, &receipts);
-        Admission::Admitted(Self { decision, holds })
     }
 }
 
@@ -214,11 +212,6 @@ impl AnyLimiter {
 }
 
 impl Charge {
-    /// Returns the permit of an admitted request.
-    pub(super) fn permit(&self, decision: Decision, receipts: &Receipts) -> Permit {
-        Permit { decision, holds: self.holds(receipts) }
-    }
-
     /// Returns the units that an admitted request holds.
     pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
         let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
@@ -241,7 +234,7 @@ pub(crate) struct Holds {
 impl Holds {
     /// Returns the units of one limiter, of an admitted request.
     #[inline]
-    fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
+    pub(super) fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
         let parts = match receipts.get(0) {
             Receipt::Hold(receipt, algorithm) => {
                 let key = key.into_owned();

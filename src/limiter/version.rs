@@ -12,10 +12,8 @@ use crate::{
     algorithm::{Action, Algorithm, Kind, Release, units as count},
     decision::Receipt,
     error::{ConfigError, Error},
-    keys::Key,
-    observe::Observers,
     quota::Quota,
-    store::{LimitRequest, Settings},
+    store::Settings,
     sync::lock,
 };
 
@@ -62,20 +60,6 @@ impl Version {
             }
             _ => None,
         }
-    }
-
-    /// Returns the part of a request to the store that concerns this limit, and spends or changes
-    /// no hold.
-    #[inline]
-    pub(super) fn request<'a>(
-        &'a self,
-        observers: &'a Observers,
-        key: &'a Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> LimitRequest<'a> {
-        let (settings, max_wait) = (&self.settings, self.resolve(max_wait));
-        LimitRequest { settings, observers, key, cost, max_wait, hold: None }
     }
 
     /// Returns why a request is invalid, if it is.

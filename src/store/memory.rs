@@ -247,9 +247,8 @@ impl MemoryStore {
         let [limit @ LimitRequest { settings, key, .. }] = request.limits else { return Err(None) };
         let key = key.as_bytes();
         let LockedShard { mut shard, hash, now } = self.locked_shard(settings, key);
-        let action = shard.action(request, limit, now);
+        let engine_request = shard.request(request, limit, now);
         if let Some(entry) = shard.find(hash, settings, key) {
-            let engine_request = request.at(limit, now, action);
             if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
                 drop(shard);
                 return Ok(Outcome::new(limit.policy(), reply, request.action, 0.0));

@@ -127,31 +127,22 @@ impl Shard {
         self.table.find_mut(hash, |entry| entry.holds(hold))
     }
 
-    /// Returns the action of a request on a key of the shard.
-    #[inline(always)]
-    pub(super) fn action(
-        &mut self,
-        request: &StoreRequest<'_>,
-        limit: &LimitRequest<'_>,
-        now: i64,
-    ) -> Action {
-        match limit.hold {
-            None => request.action,
-            Some(_) => {
-                let epoch = Some(self.epochs.next(now));
-                Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
-            }
-        }
-    }
-
     /// Returns the request to the engine.
+    #[inline(always)]
     pub(super) fn request(
         &mut self,
         request: &StoreRequest<'_>,
         limit: &LimitRequest<'_>,
         now: i64,
     ) -> EngineRequest {
-        request.at(limit, now, self.action(request, limit, now))
+        let action = match limit.hold {
+            None => request.action,
+            Some(_) => {
+                let epoch = Some(self.epochs.next(now));
+                Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
+            }
+        };
+        request.at(limit, now, action)
     }
 
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {
