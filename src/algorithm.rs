@@ -30,12 +30,14 @@ mod token_bucket;
 use std::{fmt, str::FromStr, time::Duration};
 
 #[cfg(feature = "redis")]
+pub(crate) use self::hold::{HoldAction, HoldChange, HoldReply};
+#[cfg(feature = "redis")]
 pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
     combine::{Combined, PerLimit, combine},
     core::Core,
-    hold::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
+    hold::{HoldReceipt, Lifetime},
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
 };

@@ -34,7 +34,7 @@ impl Params {
         Some(state)
     }
 
-    /// Decides about a key that is blocked or has holds, and begins and ends blocks.
+    /// Decides about a key that is blocked, and begins and ends blocks.
     #[inline(never)]
     pub(super) fn step_blocked(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, max_wait, now, .. } = *request;

@@ -3,19 +3,21 @@
 
 use super::{
     core::Core,
-    model::{Earliest, Model, Report},
-    request::{Admission, EngineReply, EngineRequest, Release},
+    hold::Lifetime,
+    model::{Earliest, Model, Parameters, Report},
+    request::{Action, Admission, EngineReply, EngineRequest, Release},
     reservations::{Reservation, Reserved},
 };
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
 /// stepped back. Returns whether the state is counted by these parameters from now on, too. `None`
-/// if the state is from a core, which it is at this instant, and the request waits.
+/// if the state is from a core, which it is at this instant, and the request waits. The reply to a
+/// request that is admitted is about the parameters `after` it.
 #[inline(always)]
-pub(super) fn decide<M: Model>(
+fn decide<M: Model>(
     Reserved { state, waiting }: &mut Reserved<M>,
     request: &EngineRequest,
-    params: &M::Params,
+    [params, after]: [&M::Params; 2],
     is_in_core: bool,
 ) -> Option<(EngineReply, bool)> {
     let EngineRequest { action, cost, max_wait, now, .. } = *request;
@@ -62,13 +64,77 @@ pub(super) fn decide<M: Model>(
     }
 
     let mut reset = state.reset_after(now);
-    let Report { remaining, mut replenish } = state.report(now, reset, params);
+    let after = if admitted { after } else { params };
+    let Report { remaining, mut replenish } = state.report(now, reset, after);
     if !counts {
         (reset, replenish) = (reset.min(over), replenish.min(over));
         state.restore(saved);
     }
     let reply = EngineReply::uncounted(instant);
     Some((EngineReply { admitted, wait, remaining, replenish, reset, ..reply }, counts))
+}
+
+/// Decides beside units that are held, which make the quota smaller, or holds the first ones.
+#[inline(always)]
+fn decide_beside<M: Model>(
+    reserved: &mut Reserved<M>,
+    held: i64,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> (EngineReply, bool) {
+    let EngineRequest { action, cost, .. } = *request;
+    let mut inside = *request;
+    let (beside, mut after, mut more) = (params.beside(held), params.beside(held), 0);
+    if action.holds() {
+        // A hold reserves no instant: it would count from now on.
+        (inside.max_wait, more, after) = (0, cost, params.beside(held + cost));
+    }
+    // With an overdraft, what is held may exceed the quota, and then nothing is admitted.
+    if action.can_be_denied() && (cost > beside.max_cost() || beside.full() < 1) {
+        // No time helps: holds have to end.
+        let wait = request.admission.and_then(|all| all.wait);
+        inside.admission = Some(Admission { admitted: false, wait });
+    }
+    let decided = decide(reserved, &inside, [&beside, &after], false);
+    let (mut reply, counts) = decided.expect("not in a core");
+    let full = if reply.admitted { after.full() } else { beside.full() };
+    reply.held = if reply.admitted { held + more } else { held };
+    reply.remaining = reply.remaining.max(0);
+    // More than an empty key has left beside the holds is left only when they end.
+    if reply.remaining >= full {
+        reply.replenish = 0;
+    }
+    (reply, counts)
+}
+
+/// Decides about a state with reservations, beside units that are held. Returns whether the state
+/// is the initial one from now on, too, if it is counted by these parameters.
+#[inline(always)]
+pub(super) fn step<M: Model>(
+    reserved: &mut Reserved<M>,
+    held: i64,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> (EngineReply, Option<bool>) {
+    if held > 0 || request.action.holds() {
+        return step_beside(reserved, held, request, params);
+    }
+    let decided = decide(reserved, request, [params; 2], false);
+    let (reply, counts) = decided.expect("not in a core");
+    (reply, counts.then_some(reply.reset == 0))
+}
+
+#[inline(never)]
+fn step_beside<M: Model>(
+    reserved: &mut Reserved<M>,
+    held: i64,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> (EngineReply, Option<bool>) {
+    let (mut reply, counts) = decide_beside(reserved, held, request, params);
+    let is_over = counts.then_some(reply.reset == 0);
+    reply.reset += params.drain(reply.held);
+    (reply, is_over)
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
@@ -79,7 +145,10 @@ pub(super) fn step_core<M: Model>(
     request: &EngineRequest,
     params: &M::Params,
 ) -> Option<EngineReply> {
-    if request.now < core.at {
+    if !M::SPENDS {
+        return hold_in_core::<M>(core, request, params);
+    }
+    if request.now < core.at || !request.action.is_plain() {
         return None;
     }
     match M::simplest(params) {
@@ -96,9 +165,29 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
-    let (reply, counts) = decide(&mut opened, request, &params, true)?;
+    let (reply, counts) = decide(&mut opened, request, [&params; 2], true)?;
     if counts {
         *core = opened.state.close(request.now, &params)?;
+    }
+    Some(reply)
+}
+
+/// Decides about a key whose units are only held, which lie in the core.
+#[inline(always)]
+fn hold_in_core<M: Model>(
+    core: &mut Core,
+    request: &EngineRequest,
+    params: &M::Params,
+) -> Option<EngineReply> {
+    let epoch = match request.action {
+        Action::Hold { lifetime: Lifetime::ENDLESS, epoch } => epoch,
+        Action::Peek => None,
+        _ => return None,
+    };
+    let mut state = Reserved::new(M::initial(request.now, params));
+    let (mut reply, _) = decide_beside(&mut state, core.amount, request, params);
+    if reply.admitted && request.action.holds() {
+        reply.hold = Some(core.hold(request.cost, epoch.unwrap_or(request.now)));
     }
     Some(reply)
 }

@@ -52,7 +52,7 @@ pub(crate) struct Slot {
 }
 
 /// How long a hold lives, in microseconds, before it has to be renewed.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     pub(crate) time: i64,
     /// The ends of slots are multiples of this: the smallest power of two that is at least an
@@ -69,6 +69,7 @@ pub struct HoldReceipt {
 }
 
 /// A change of a hold.
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HoldChange {
     pub(crate) receipt: HoldReceipt,
@@ -77,16 +78,17 @@ pub struct HoldChange {
     pub(crate) action: HoldAction,
 }
 
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HoldAction {
     /// Ends the hold: this many units were used, perhaps more than it holds.
     End { used: i64 },
     /// Holds the units for another lifetime.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Renew(Lifetime),
 }
 
 /// The result of a change.
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HoldReply {
     /// The units were found, and are not held any more.
@@ -115,6 +117,28 @@ impl Lifetime {
             NEVER => NEVER,
             lifetime => ceil_div(time + lifetime, self.grid) * self.grid,
         }
+    }
+}
+
+/// Units that are held until their holds end.
+impl Core {
+    /// Holds units. `epoch` is for the first ones.
+    #[inline]
+    pub(super) fn hold(&mut self, units: i64, epoch: i64) -> HoldReceipt {
+        if self.amount == 0 {
+            self.at = epoch;
+        }
+        self.amount = (self.amount + units).min(EXACT);
+        HoldReceipt { epoch: self.at, ends: NEVER }
+    }
+
+    /// Ends a hold. Returns whether its units were held.
+    pub(crate) fn end_hold(&mut self, receipt: HoldReceipt, units: i64) -> bool {
+        let is_known = self.amount > 0 && self.at == receipt.epoch;
+        if is_known {
+            self.amount = (self.amount - units).max(0);
+        }
+        is_known
     }
 }
 
@@ -152,12 +176,8 @@ impl Held {
         if let Self::Expiring(slots) = self { Some(slots) } else { None }
     }
 
-    /// Returns the time of the slots.
-    pub(super) fn time(&self, now: i64) -> i64 {
-        self.slots().map_or(now, |slots| slots.time(now))
-    }
-
     /// Holds units. `epoch` is for the first units of a key.
+    #[inline]
     pub(super) fn hold(
         &mut self,
         now: i64,
@@ -167,41 +187,14 @@ impl Held {
     ) -> HoldReceipt {
         if self.is_empty() {
             *self = match lifetime.time {
-                NEVER => Self::Endless(Core { at: epoch, amount: 0 }),
+                NEVER => Self::Endless(Core::default()),
                 _ => Self::Expiring(Box::new(Slots { epoch, at: now, ..Slots::default() })),
             };
         }
-        self.hold_more(now, units, lifetime)
-    }
-
-    /// Holds units of the same epoch, also if none are held at the moment: a hold that is renewed.
-    pub(super) fn hold_more(&mut self, now: i64, units: i64, lifetime: Lifetime) -> HoldReceipt {
         match self {
-            Self::Expiring(slots) => slots.hold_more(now, units, lifetime),
-            Self::Endless(core) => {
-                core.amount = (core.amount + units).min(EXACT);
-                HoldReceipt { epoch: core.at, ends: NEVER }
-            }
-            Self::None => self.hold(now, units, lifetime, now),
-        }
-    }
-
-    /// Returns whether units of this hold, if it has not expired, are held.
-    pub(super) fn knows(&self, receipt: HoldReceipt) -> bool {
-        let epoch = match self {
-            Self::None => return false,
-            Self::Endless(core) => core.at,
-            Self::Expiring(slots) => slots.epoch,
-        };
-        epoch == receipt.epoch && !self.is_empty()
-    }
-
-    /// Removes units of a hold that is known.
-    pub(super) fn take(&mut self, now: i64, receipt: HoldReceipt, units: i64) {
-        match self {
-            Self::None => {}
-            Self::Endless(core) => core.amount = (core.amount - units).max(0),
-            Self::Expiring(slots) => slots.take(now, receipt, units),
+            Self::Expiring(slots) => slots.hold(now, units, lifetime),
+            Self::Endless(core) => core.hold(units, epoch),
+            Self::None => unreachable!("units are held"),
         }
     }
 }
@@ -272,7 +265,7 @@ impl Slots {
         self.slots.last().is_none_or(|slot| slot.ends < NEVER)
     }
 
-    fn hold_more(&mut self, now: i64, units: i64, lifetime: Lifetime) -> HoldReceipt {
+    pub(super) fn hold(&mut self, now: i64, units: i64, lifetime: Lifetime) -> HoldReceipt {
         self.touch(now);
         let ends = lifetime.end(self.at);
         self.add(Slot { ends, units });
@@ -299,23 +292,6 @@ impl Slots {
             self.slots[nearest].units += units;
             self.joined = self.joined.max(self.slots[nearest].ends);
         }
-    }
-
-    /// Removes units, from the slot that the receipt names, or the later ones that it may have
-    /// joined. If they are not there, the units of other holds stay: after a failover, the state
-    /// can be older than the hold, although its epoch is the same.
-    fn take(&mut self, now: i64, receipt: HoldReceipt, mut units: i64) {
-        self.touch(now);
-        let last = receipt.ends.max(self.joined);
-        let of_hold = |slot: &&mut Slot| slot.ends >= receipt.ends && slot.ends <= last;
-        for slot in self.slots.iter_mut().filter(of_hold) {
-            let taken = slot.units.min(units);
-            slot.units -= taken;
-            units -= taken;
-        }
-        self.slots.retain(|slot| slot.units > 0);
-        let joined = self.slots.iter().rfind(|slot| slot.ends <= self.joined);
-        self.joined = joined.map_or(0, |slot| slot.ends);
     }
 }
 

@@ -28,6 +28,9 @@ pub enum Action {
 }
 
 impl Action {
+    /// Holds units until the hold ends.
+    pub(crate) const HOLD: Self = Self::Hold { lifetime: Lifetime::ENDLESS, epoch: None };
+
     /// Returns the name of the operation, as in [`Event::StoreFailed`](crate::observe::Event).
     pub(crate) const fn operation(self) -> &'static str {
         match self {
@@ -55,9 +58,14 @@ impl Action {
         matches!(self, Self::Check | Self::Spend | Self::Refund)
     }
 
+    /// Returns true if the action holds units.
+    pub(crate) fn holds(self) -> bool {
+        matches!(self, Self::Hold { .. })
+    }
+
     /// Returns true if the action may write a key that it has found without a state.
     pub(crate) fn inserts(self) -> bool {
-        self.commits() || matches!(self, Self::Hold { .. })
+        self.commits() || self.holds()
     }
 
     /// Returns true if the action changes the state of a key, if it is not denied.

@@ -144,15 +144,6 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The same with a quota that is smaller by the units that are held.
-            pub(super) fn beside(&self, held: i64) -> Self {
-                match self {
-                    $(Self::$variant(params) => {
-                        Self::$variant(params.beside(held))
-                    })*
-                }
-            }
-
             /// False if units are only held.
             #[inline]
             pub(crate) fn spends(&self) -> bool {
@@ -166,11 +157,12 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides about a state without a block and without holds.
+            /// Decides about a state without a block, beside units that are held.
             #[inline(never)]
-            pub(super) fn step_bare(
+            pub(super) fn step_spent(
                 &self,
                 spent: &mut Spent,
+                held: i64,
                 request: &EngineRequest,
             ) -> EngineReply {
                 if request.action == Action::Refund {
@@ -184,10 +176,8 @@ macro_rules! algorithms {
                             *spent = Spent::$variant(Reserved::new(state));
                         }
                         let Spent::$variant(reserved) = spent else { unreachable!() };
-                        let decided = engine::decide(reserved, request, params, false);
-                        let (reply, counts) = decided.expect("not in a core");
-                        let is_over = if counts { reply.reset == 0 } else { is_new };
-                        if is_over {
+                        let (reply, is_over) = engine::step(reserved, held, request, params);
+                        if is_over.unwrap_or(is_new) {
                             *spent = Spent::Nothing;
                         }
                         reply
@@ -282,12 +272,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns whether no units are held, and the key is not blocked.
-    #[inline]
-    fn is_bare(&self) -> bool {
-        self.blocked_until == 0 && matches!(self.held, Held::None)
-    }
-
     /// Follows a clock that has stepped back: the only change that a denied request makes.
     pub(super) fn follow_clock(&mut self, now: i64) {
         if let Some(slots) = self.held.slots_mut()
@@ -319,9 +303,12 @@ impl Params {
     /// Decides, and changes the state, which is one of this algorithm, where it lies.
     #[inline]
     pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-        match state.is_bare() && (request.action.is_plain() || request.action == Action::Refund) {
-            true => self.step_bare(&mut state.spent, request),
-            false => self.step_blocked(state, request),
+        if state.blocked_until > 0 || request.action.blocks() {
+            self.step_blocked(state, request)
+        } else if state.is_held() || request.action.holds() {
+            self.step_held(state, request)
+        } else {
+            self.step_spent(&mut state.spent, 0, request)
         }
     }
 

@@ -8,6 +8,7 @@ mod combine;
 mod concurrency;
 mod contract;
 mod cores;
+mod hold_changes;
 mod hold_histories;
 mod hold_laws;
 mod holds;

@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Event,
-    store::{LimitRequest, Reporting, Store, StoreRequest},
+    store::{Reporting, Store, StoreRequest},
 };
 
 impl Limiter {
@@ -182,10 +182,8 @@ impl Limiter {
     async fn change_block(&self, action: Action, key: &Key<'_>) -> Result<KeyState, Error> {
         let answer = {
             let version = self.current();
-            let (settings, observers) = (&version.settings, &**self.observers());
-            let (cost, max_wait, hold) = (1, 0, None);
-            let limits = &[LimitRequest { settings, observers, key, cost, max_wait, hold }];
-            self.store().decide(&StoreRequest::new(action, limits, Reporting::Each))
+            let limit = self.request(&version, action, key, 1, MaxWait::NONE)?;
+            self.store().decide(&StoreRequest::new(action, &[limit], Reporting::Each))
         };
         Ok(KeyState::changed(answer.await?.decision))
     }

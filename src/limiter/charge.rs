@@ -483,13 +483,10 @@ impl Charge {
     /// Decides about all limits.
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
         match self.only_part() {
-            Some(part) if !part.holds() => {
-                part.limiter.decide(action, &part.key, part.cost(), max_wait)
+            Some(part) => {
+                part.limiter.decide(part.action(action), &part.key, part.cost(), max_wait)
             }
-            Some(part) if action == Action::Check => {
-                part.limiter.hold(&part.key, part.cost(), self.can_wait_for_holds(max_wait))
-            }
-            _ => {
+            None => {
                 let answer = self.decide_together(action, max_wait);
                 answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
             }
@@ -502,10 +499,6 @@ impl Charge {
         max_wait: MaxWait,
     ) -> Result<StoreFuture<Outcome>, Error> {
         let reporting = Reporting::of_waiting(self.can_wait_for_holds(max_wait));
-        if let Some(part) = self.parts.iter().find(|part| part.holds() && !part.limiter.can_hold())
-        {
-            return Err(Error::CannotHold { limiter: part.limiter.name().to_owned().into() });
-        }
         let limiter = self.limiters().next().ok_or(Error::NoLimits)?.own()?;
         let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
         let names = limiter.store().names();
@@ -520,12 +513,8 @@ impl Charge {
             if !limiter.store().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
-            let limit = match action {
-                Action::Check if part.holds() => {
-                    limiter.hold_request(version, &part.key, part.cost())?
-                }
-                _ => limiter.request(version, action, &part.key, part.cost(), max_wait)?,
-            };
+            let action = part.action(action);
+            let limit = limiter.request(version, action, &part.key, part.cost(), max_wait)?;
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
@@ -552,6 +541,11 @@ impl Part {
     /// Returns whether the units are held: those of an estimate, or at a time.
     fn holds(&self) -> bool {
         self.is_estimate || self.limiter.only_holds()
+    }
+
+    /// Returns the action of a request on this part.
+    fn action(&self, action: Action) -> Action {
+        if action == Action::Check && self.holds() { Action::HOLD } else { action }
     }
 
     fn cost(&self) -> u64 {

@@ -13,7 +13,7 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, HoldReceipt, Kind, Lifetime, Params},
+    algorithm::{Action, Algorithm, HoldReceipt, Kind, Params},
     decision::{Outcome, Policy, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
@@ -60,23 +60,22 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
 
-/// A hold of an admitted request.
-pub(super) struct KeptHold {
-    receipt: HoldReceipt,
-    /// The algorithm of the decision.
-    algorithm: Kind,
-    /// That of a store that renews holds.
-    guard: Option<Box<dyn HoldGuard>>,
+/// A hold of an admitted request, with the algorithm of the decision.
+pub(super) enum KeptHold {
+    /// In a store that renews holds.
+    Renewed(Box<dyn HoldGuard>, Kind),
+    Lasting(HoldReceipt, Kind),
 }
 
 impl KeptHold {
     /// Returns whether units are spent at the end.
     pub(super) fn is_spent(&self) -> bool {
-        self.algorithm.spends()
+        let (Self::Renewed(_, algorithm) | Self::Lasting(_, algorithm)) = self;
+        algorithm.spends()
     }
 
     pub(super) fn is_expired(&self) -> bool {
-        self.guard.as_ref().is_some_and(|guard| guard.is_expired())
+        matches!(self, Self::Renewed(guard, _) if guard.is_expired())
     }
 }
 
@@ -419,24 +418,24 @@ impl Limiter {
     ) -> Result<LimitRequest<'a>, Error> {
         match version.refusal(action, cost) {
             Some(error) => Err(error),
-            None => Ok(version.request(&self.0.observers, key, cost, max_wait)),
+            None => Ok(self.accepted(version, action, key, cost, max_wait)),
         }
     }
 
-    /// Returns the part of a request to the store that holds units of this limit.
-    #[inline]
-    pub(super) fn hold_request<'a>(
+    /// Returns the same for a request that is valid. A hold reserves no instant.
+    #[inline(always)]
+    fn accepted<'a>(
         &'a self,
         version: &'a Version,
+        action: Action,
         key: &'a Key<'_>,
-        units: u64,
-    ) -> Result<LimitRequest<'a>, Error> {
-        if !version.settings.params.can_hold() {
-            return Err(Error::CannotHold { limiter: self.static_name().into() });
-        }
-        let action = Action::Hold { lifetime: Lifetime::ENDLESS, epoch: None };
-        let limit = self.request(version, action, key, units, MaxWait::NONE)?;
-        Ok(LimitRequest { hold: Some(self.0.hold_lifetime), ..limit })
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> LimitRequest<'a> {
+        let hold = action.holds().then_some(self.0.hold_lifetime);
+        let max_wait = if action.holds() { 0 } else { version.resolve(max_wait) };
+        let (settings, observers) = (&version.settings, &self.0.observers);
+        LimitRequest { settings, observers, key, cost, max_wait, hold }
     }
 
     /// Decides about a key. An invalid cost is an answer, too, so that callers have one to handle.
@@ -467,28 +466,12 @@ impl Limiter {
         if let Some(error) = version.refusal(action, cost) {
             return later(StoreFuture::ready(Err(error)));
         }
-        let limit = version.request(&self.0.observers, key, cost, max_wait);
-        let waits = max_wait.is_asked_for() && limit.max_wait > 0;
-        let reporting = Reporting::of_waiting(waits);
+        let limit = self.accepted(&version, action, key, cost, max_wait);
+        // A request that holds units can wait for them without asking to.
+        let waits = action.holds() || max_wait.is_asked_for();
+        let reporting = Reporting::of_waiting(waits && version.resolve(max_wait) > 0);
+        let action = if action.holds() { Action::Check } else { action };
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
-    }
-
-    /// Holds units of a key. `can_wait` says whether the request can wait for units that are held.
-    #[inline]
-    pub(super) fn decide_hold(
-        &self,
-        key: &Key<'_>,
-        units: u64,
-        can_wait: bool,
-    ) -> StoreFuture<Outcome> {
-        let version = self.current();
-        match self.hold_request(&version, key, units) {
-            Ok(limit) => {
-                let reporting = Reporting::of_waiting(can_wait);
-                self.0.store.decide(&StoreRequest::new(Action::Check, &[limit], reporting))
-            }
-            Err(error) => StoreFuture::ready(Err(error)),
-        }
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
@@ -513,6 +496,7 @@ impl Limiter {
 
     /// Keeps the units that an admitted request holds, by the algorithm of the decision: the
     /// limiter may have another one by now.
+    #[inline]
     pub(super) fn keep_hold(
         &self,
         key: &Key<'_>,
@@ -535,16 +519,19 @@ impl Limiter {
                 receipt,
             }
         });
-        KeptHold { receipt, algorithm, guard }
+        match guard {
+            Some(guard) => KeptHold::Renewed(guard, algorithm),
+            None => KeptHold::Lasting(receipt, algorithm),
+        }
     }
 
     /// Ends a hold: `used` of its `units` were used, or more.
     #[inline]
     pub(super) fn end_hold(&self, hold: KeptHold, key: &Key<'_>, units: u64, used: u64) {
-        let KeptHold { receipt, algorithm, guard } = hold;
-        if let Some(guard) = guard {
-            return guard.end(used);
-        }
+        let (receipt, algorithm) = match hold {
+            KeptHold::Renewed(guard, _) => return guard.end(used),
+            KeptHold::Lasting(receipt, algorithm) => (receipt, algorithm),
+        };
         let (settings, observers) = (&self.current().settings, &self.0.observers);
         let ended = EndedHold { settings, algorithm, observers, key, receipt, units, used };
         self.0.store.end_hold(&ended);

@@ -13,7 +13,7 @@ use super::{
     charge::Charge,
     handle::Limiter,
     max_wait::MaxWait,
-    permit::Permit,
+    permit::{Holds, Permit},
     waiter::Waiter,
 };
 use crate::{algorithm::Action, decision::Outcome, error::Error, keys::Key, store::StoreFuture};
@@ -122,16 +122,6 @@ impl Charge {
         Hold { call: Call::Charge(self, None), max_wait: Duration::ZERO }
     }
 
-    /// Returns the admission of a request that does not wait.
-    fn admission(&self, outcome: Outcome) -> Admission<Permit> {
-        let Outcome { decision, receipts } = outcome;
-        if decision.is_allowed() {
-            Admission::Admitted(self.permit(decision, &receipts))
-        } else {
-            Admission::Denied(decision)
-        }
-    }
-
     fn check_estimate(&self) -> Result<(), Error> {
         if self.holds_units() { Ok(()) } else { Err(Error::NoEstimate) }
     }
@@ -204,7 +194,10 @@ impl<'a, K> Hold<'a, K> {
         let polled = poll_outcome(&mut answer, cx);
         let is_pending = polled.is_pending();
         match polled {
-            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(charge.admission(outcome))),
+            Poll::Ready(Some(outcome)) => {
+                let admission = Permit::admission(outcome, |receipts| charge.holds(receipts));
+                Poll::Ready(Ok(admission))
+            }
             _ => {
                 let waiter = Waiter::new(charge, answer, MaxWait::NONE);
                 self.call.go_on(cx, is_pending, waiter.hold())
@@ -226,11 +219,12 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         let charge = if let Some((limiter, key, units)) = this.call.take_units() {
             let key = key.into();
             if !waits {
-                return match limiter.decide_hold(&key, units, false) {
-                    StoreFuture::Ready(Some(Ok(outcome))) => {
-                        Poll::Ready(Ok(Permit::of_one(limiter, key, units, outcome)))
-                    }
-                    answer => {
+                let (action, max_wait) = (Action::HOLD, MaxWait::NONE);
+                return match limiter.decide_then(action, &key, units, max_wait, Ok, Err) {
+                    Ok(outcome) => Poll::Ready(Ok(Permit::admission(outcome, |receipts| {
+                        Holds::of_one(limiter, key, units, receipts)
+                    }))),
+                    Err(answer) => {
                         let charge = Charge::new(limiter, key).estimate(units);
                         this.poll_answer(cx, charge, answer)
                     }
@@ -258,6 +252,6 @@ impl Waiter {
     /// Waits until the request may proceed or is denied, and returns its permit.
     async fn hold(self) -> Result<Admission<Permit>, Error> {
         let (charge, outcome) = self.finish().await?;
-        Ok(charge.admission(outcome))
+        Ok(Permit::admission(outcome, |receipts| charge.holds(receipts)))
     }
 }

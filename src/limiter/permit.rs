@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use super::{
     admission::{Admission, Guard},
     charge::Charge,
@@ -77,7 +79,8 @@ impl Permit {
     ///
     /// A permit of several limits settles each of them that is still held with the same number of
     /// units. To settle them separately, call [`settle_for`](Permit::settle_for).
-    pub fn settle(self, used: u64) {
+    #[inline]
+    pub fn settle(mut self, used: u64) {
         self.holds.end(|_| used);
     }
 
@@ -153,7 +156,7 @@ impl Permit {
     /// # }
     /// ```
     pub fn set_used(&mut self, used: u64) {
-        self.holds.parts_mut().for_each(|part| part.used_at_drop = used);
+        self.holds.parts.iter_mut().for_each(|part| part.used_at_drop = used);
     }
 
     /// Sets how many units of the limiter of this name count as used if the permit is dropped: see
@@ -176,19 +179,18 @@ impl Permit {
         self.holds.is_expired()
     }
 
-    /// Returns the admission of a request to one limiter.
-    pub(super) fn of_one(
-        limiter: &Limiter,
-        key: Key<'_>,
-        units: u64,
+    /// Returns the admission of a request, with what `holds` returns of its receipts.
+    #[inline]
+    pub(super) fn admission(
         outcome: Outcome,
+        holds: impl FnOnce(&Receipts) -> Holds,
     ) -> Admission<Self> {
         let Outcome { decision, receipts } = outcome;
-        if !decision.is_allowed() {
-            return Admission::Denied(decision);
+        if decision.is_allowed() {
+            Admission::Admitted(Self { decision, holds: holds(&receipts) })
+        } else {
+            Admission::Denied(decision)
         }
-        let holds = Holds::of_one(limiter, key, units, &receipts);
-        Admission::Admitted(Self { decision, holds })
     }
 }
 
@@ -210,27 +212,21 @@ impl AnyLimiter {
 }
 
 impl Charge {
-    /// Returns the permit of an admitted request.
-    pub(super) fn permit(&self, decision: Decision, receipts: &Receipts) -> Permit {
-        Permit { decision, holds: self.holds(receipts) }
-    }
-
     /// Returns the units that an admitted request holds.
     pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
         let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
             let Receipt::Hold(receipt, algorithm) = receipts.get(index) else { return None };
             Some(HeldUnits::new(limiter, key.clone(), units, receipt, algorithm))
         });
-        Holds::new(held, !self.is_exempt())
+        Holds { parts: held.collect(), is_counted: !self.is_exempt() }
     }
 }
 
 /// The units that a request holds, of each limiter. The drop ends all of them as used.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    // Not only a vector, so that the units of one limiter need no allocation.
-    first: Option<HeldUnits>,
-    rest: Vec<HeldUnits>,
+    /// Those of one limiter need no allocation.
+    parts: SmallVec<[HeldUnits; 1]>,
     /// False if the request proceeds uncounted: there is nothing to settle.
     is_counted: bool,
 }
@@ -238,51 +234,39 @@ pub(crate) struct Holds {
 impl Holds {
     /// Returns the units of one limiter, of an admitted request.
     #[inline]
-    fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
-        let first = match receipts.get(0) {
+    pub(super) fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
+        let parts = match receipts.get(0) {
             Receipt::Hold(receipt, algorithm) => {
-                Some(HeldUnits::new(limiter, key.into_owned(), units, receipt, algorithm))
+                let key = key.into_owned();
+                SmallVec::from([HeldUnits::new(limiter, key, units, receipt, algorithm)])
             }
-            _ => None,
+            _ => SmallVec::new(),
         };
-        Self { first, rest: vec![], is_counted: true }
-    }
-
-    fn new(mut parts: impl Iterator<Item = HeldUnits>, is_counted: bool) -> Self {
-        Self { first: parts.next(), rest: parts.collect(), is_counted }
-    }
-
-    fn parts(&self) -> impl Iterator<Item = &HeldUnits> {
-        self.first.iter().chain(&self.rest)
-    }
-
-    fn parts_mut(&mut self) -> impl Iterator<Item = &mut HeldUnits> {
-        self.first.iter_mut().chain(&mut self.rest)
+        Self { parts, is_counted: true }
     }
 
     /// Ends what is still held, with the units that `used` returns for the number of units held.
-    pub(crate) fn end(self, used: impl Fn(u64) -> u64) {
-        for part in self.first.into_iter().chain(self.rest) {
-            let used = used(part.units);
-            part.end(used);
-        }
+    #[inline]
+    pub(crate) fn end(&mut self, used: impl Fn(u64) -> u64) {
+        self.parts.iter_mut().for_each(|part| part.end(used(part.units)));
     }
 
     /// Takes the parts of the limiter of this name out, so that they can be ended without a lock.
     pub(crate) fn take(&mut self, limiter: &str) -> Result<Self, Error> {
-        Ok(Self::new(self.named(limiter)?.filter_map(HeldUnits::take), true))
+        let parts = self.named(limiter)?.filter_map(HeldUnits::take).collect();
+        Ok(Self { parts, is_counted: true })
     }
 
     /// Returns the parts of the limiter of this name.
     fn named(&mut self, limiter: &str) -> Result<impl Iterator<Item = &mut HeldUnits>, Error> {
-        let named = || self.parts().filter(|part| part.limiter.name() == limiter);
+        let named = || self.parts.iter().filter(|part| part.limiter.name() == limiter);
         if named().next().is_none() && self.is_counted {
             return Err(Error::NotHeld { limiter: limiter.to_owned().into() });
         }
         if named().next().is_some() && named().all(HeldUnits::has_ended) {
             return Err(Error::HoldEnded { limiter: limiter.to_owned().into() });
         }
-        Ok(self.parts_mut().filter(move |part| part.limiter.name() == limiter))
+        Ok(self.parts.iter_mut().filter(move |part| part.limiter.name() == limiter))
     }
 
     /// Takes all parts out. What remains has ended.
@@ -296,31 +280,28 @@ impl Holds {
     }
 
     fn take_if(&mut self, is_taken: impl Fn(&HeldUnits) -> bool) -> Self {
-        let is_counted = self.is_counted;
-        let taken = self.parts_mut().filter(|part| is_taken(part));
-        Self::new(taken.filter_map(HeldUnits::take), is_counted)
+        let taken = self.parts.iter_mut().filter(|part| is_taken(part));
+        Self { parts: taken.filter_map(HeldUnits::take).collect(), is_counted: self.is_counted }
     }
 
     /// Returns whether units are held that can be spent.
     #[inline]
     pub(crate) fn has_spent(&self) -> bool {
-        self.first.as_ref().is_some_and(HeldUnits::is_spent)
-            || self.rest.iter().any(HeldUnits::is_spent)
+        self.parts.iter().any(HeldUnits::is_spent)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.first.is_none()
+        self.parts.is_empty()
     }
 
     /// Returns whether nothing is held any more.
     #[inline]
     pub(crate) fn have_ended(&self) -> bool {
-        self.first.as_ref().is_none_or(HeldUnits::has_ended)
-            && self.rest.iter().all(HeldUnits::has_ended)
+        self.parts.iter().all(HeldUnits::has_ended)
     }
 
     pub(crate) fn is_expired(&self) -> bool {
-        let mut holds = self.parts().filter_map(|part| part.hold.as_ref());
+        let mut holds = self.parts.iter().filter_map(|part| part.hold.as_ref());
         holds.any(KeptHold::is_expired)
     }
 }
@@ -370,12 +351,9 @@ impl HeldUnits {
         Some(Self { limiter, key, units, used_at_drop, hold })
     }
 
-    pub(crate) fn end(mut self, used: u64) {
-        self.end_once(used);
-    }
-
+    /// Ends the units, unless they have ended.
     #[inline]
-    fn end_once(&mut self, used: u64) {
+    fn end(&mut self, used: u64) {
         if let Some(hold) = self.hold.take() {
             let Self { limiter, key, units, .. } = self;
             limiter.end_hold(hold, key, *units, used);
@@ -385,8 +363,9 @@ impl HeldUnits {
 }
 
 impl Drop for HeldUnits {
+    #[inline]
     fn drop(&mut self) {
-        self.end_once(self.used_at_drop);
+        self.end(self.used_at_drop);
     }
 }
 

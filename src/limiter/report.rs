@@ -28,11 +28,13 @@ pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_
 }
 
 /// Reports that units of a key are held.
+#[inline]
 pub(super) fn report_hold_began(observers: &Observers, limiter: &str, key: &Key<'_>, held: u64) {
     observers.report(&Event::HoldBegan { limiter, key, held });
 }
 
 /// Reports that a permit of units has ended, and how many of them were held and used.
+#[inline]
 pub(super) fn report_hold_ended(
     observers: &Observers,
     limiter: &str,

@@ -107,6 +107,10 @@ impl AnyLimiter {
     ) -> StoreFuture<Outcome> {
         match &self.0 {
             Kind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
+            Kind::Foreign(target) if action.holds() => {
+                let limiter = target.name().to_owned().into();
+                StoreFuture::ready(Err(Error::CannotHold { limiter }))
+            }
             Kind::Foreign(target) => target.decide(action, key, cost),
         }
     }
@@ -120,25 +124,8 @@ impl AnyLimiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
-        match &self.0 {
-            Kind::Own(limiter) if limiter.only_holds() => {
-                limiter.decide_hold(key, cost, limiter.resolve(max_wait) > 0)
-            }
-            Kind::Own(limiter) => limiter.decide(Action::Check, key, cost, max_wait),
-            Kind::Foreign(target) => target.decide(Action::Check, key, cost),
-        }
-    }
-
-    /// Holds units of a key. `can_wait` says whether the request can wait for units that are held.
-    #[inline]
-    pub(crate) fn hold(&self, key: &Key<'_>, units: u64, can_wait: bool) -> StoreFuture<Outcome> {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.decide_hold(key, units, can_wait),
-            Kind::Foreign(target) => {
-                let limiter = target.name().to_owned().into();
-                StoreFuture::ready(Err(Error::CannotHold { limiter }))
-            }
-        }
+        let action = if self.only_holds() { Action::HOLD } else { Action::Check };
+        self.decide(action, key, cost, max_wait)
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if

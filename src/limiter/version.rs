@@ -12,10 +12,8 @@ use crate::{
     algorithm::{Action, Algorithm, Kind, Release, units as count},
     decision::Receipt,
     error::{ConfigError, Error},
-    keys::Key,
-    observe::Observers,
     quota::Quota,
-    store::{LimitRequest, Settings},
+    store::Settings,
     sync::lock,
 };
 
@@ -64,33 +62,22 @@ impl Version {
         }
     }
 
-    /// Returns the part of a request to the store that concerns this limit, and spends or changes
-    /// no hold.
-    #[inline]
-    pub(super) fn request<'a>(
-        &'a self,
-        observers: &'a Observers,
-        key: &'a Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-    ) -> LimitRequest<'a> {
-        let (settings, max_wait) = (&self.settings, self.resolve(max_wait));
-        LimitRequest { settings, observers, key, cost, max_wait, hold: None }
-    }
-
     /// Returns why a request is invalid, if it is.
     #[inline(always)]
     pub(super) fn refusal(&self, action: Action, cost: u64) -> Option<Error> {
         let is_held = !self.spends && action.spends();
         let is_above = cost > self.max_cost && action.can_be_denied();
-        (cost == 0 || is_held || is_above).then(|| self.invalid(cost, is_held))
+        let cannot_hold = action.holds() && !self.settings.params.can_hold();
+        (cost == 0 || is_held || is_above || cannot_hold)
+            .then(|| self.invalid(cost, is_held, cannot_hold))
     }
 
     #[cold]
     #[inline(never)]
-    fn invalid(&self, cost: u64, is_held: bool) -> Error {
+    fn invalid(&self, cost: u64, is_held: bool, cannot_hold: bool) -> Error {
         let limiter = self.settings.name.into();
         match cost {
+            _ if cannot_hold => Error::CannotHold { limiter },
             0 => Error::ZeroCost,
             _ if is_held => Error::OnlyHolds { limiter },
             _ => Error::CostAboveQuota { limiter, cost, max: self.max_cost },

@@ -4,8 +4,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::Settings;
+#[cfg(feature = "redis")]
+use crate::algorithm::{HoldAction, HoldChange, units};
 use crate::{
-    algorithm::{HoldAction, HoldChange, HoldReceipt, Kind, units},
+    algorithm::{HoldReceipt, Kind},
     keys::Key,
     observe::Observers,
 };
@@ -68,13 +70,6 @@ pub struct EndedHold<'a> {
     pub(crate) units: u64,
     /// The units of it that were used, or more.
     pub(crate) used: u64,
-}
-
-impl EndedHold<'_> {
-    pub(crate) fn change(&self) -> HoldChange {
-        let action = HoldAction::End { used: units(self.used) };
-        HoldChange { receipt: self.receipt, units: units(self.units), action }
-    }
 }
 
 /// A hold that its store keeps: it is renewed until it ends. That of a guard that is dropped lasts

@@ -35,7 +35,7 @@ use super::{
     Settings, Store, StoreFuture, StoreRequest,
 };
 use crate::{
-    algorithm::{Action, EngineRequest, HoldReply, Release},
+    algorithm::{Action, EngineRequest, Release},
     decision::Outcome,
     error::StoreError,
     keys::Key,
@@ -78,8 +78,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// * in a sliding log 128 bytes, and 16 to 32 for each request in the log
 /// * with another algorithm nothing, and 190 to 225 bytes while requests wait
 ///
-/// Where nothing is listed, a key costs 128 bytes while it is blocked, and while units of a rate
-/// are held.
+/// Where nothing is listed, a key costs 128 bytes while it is blocked, and with a limit on a rate
+/// from its first hold on.
 ///
 /// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
 /// in a log, costs 64, which are enough for four. What the allocator adds is not included.
@@ -264,31 +264,29 @@ impl MemoryStore {
         let key = key.as_bytes();
         let LockedShard { mut shard, hash, mut now, mut is_new } = self.locked_shard(settings, key);
         let action = request.action;
-        if limit.hold.is_none() {
-            loop {
-                if let Some(entry) = shard.find(hash, settings, key) {
-                    let engine_request = request.at(limit, now, action);
-                    if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
-                        drop(shard);
-                        if is_new {
-                            self.report_keys(); // not while the shard is locked
-                        }
-                        return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
+        loop {
+            let engine_request = shard.request(request, limit, now);
+            if let Some(entry) = shard.find(hash, settings, key) {
+                if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
+                    drop(shard);
+                    if is_new {
+                        self.report_keys(); // not while the shard is locked
                     }
-                    // A copy: the request itself stays in registers.
-                    let engine_request = EngineRequest { ..engine_request };
-                    if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
-                        drop(shard);
-                        return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
-                    }
-                } else if action.commits() {
-                    let locked = LockedShard { shard, hash, now, is_new };
-                    let (inserted, _) = self.with_new_key(locked, settings, key)?;
-                    LockedShard { shard, now, is_new, .. } = inserted;
-                    continue;
+                    return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                 }
-                break;
+                // A copy: the request itself stays in registers.
+                let engine_request = EngineRequest { ..engine_request };
+                if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
+                    drop(shard);
+                    return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
+                }
+            } else if action.commits() {
+                let locked = LockedShard { shard, hash, now, is_new };
+                let (inserted, _) = self.with_new_key(locked, settings, key)?;
+                LockedShard { shard, now, is_new, .. } = inserted;
+                continue;
             }
+            break;
         }
         Err(Undecided::Locked(LockedShard { shard, hash, now, is_new }))
     }
@@ -398,7 +396,7 @@ impl MemoryStore {
         if found.is_none() {
             self.spend_of_lost(hold);
         }
-        if found.is_none_or(|reply| reply == HoldReply::Lost) {
+        if found != Some(true) {
             observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
         }
         self.0.names.retry_queues().key_returned(settings.name, key);

@@ -40,7 +40,7 @@ impl Settle {
     /// [`Error::HoldEnded`] if they were settled before, or if the request has ended.
     pub fn settle(&self, limiter: &str, used: u64) -> Result<(), Error> {
         // Ended without the lock: observers can call anything.
-        let named = lock(&self.0).holds.take(limiter)?;
+        let mut named = lock(&self.0).holds.take(limiter)?;
         named.end(|_| used);
         Ok(())
     }
@@ -160,7 +160,7 @@ impl RequestHolds {
     /// returns for the number of units held. Units that count at a time stay held.
     #[inline]
     pub(crate) fn end_spent(&mut self, used: impl Fn(u64) -> u64) {
-        if let Some(spent) = self.with(|holds| holds.has_spent().then(|| holds.take_spent())) {
+        if let Some(mut spent) = self.with(|holds| holds.has_spent().then(|| holds.take_spent())) {
             spent.end(used);
         }
     }

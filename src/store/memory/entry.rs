@@ -10,7 +10,7 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Core, EngineReply, EngineRequest, HoldReply, Kind, Release, State},
+    algorithm::{Action, Core, EngineReply, EngineRequest, Kind, Release, State, units},
     keys::{Text, are_same},
     store::{EndedHold, Settings},
 };
@@ -114,7 +114,7 @@ impl Entry {
         request: &EngineRequest,
     ) -> Option<EngineReply> {
         let Counts::Core { core, .. } = &mut self.counts else { return None };
-        if !Arc::ptr_eq(&self.settings, settings) || !request.action.is_plain() {
+        if !Arc::ptr_eq(&self.settings, settings) {
             return None;
         }
         let reply = settings.params.step_core(core, request)?;
@@ -130,10 +130,13 @@ impl Entry {
         request: &EngineRequest,
     ) -> Option<EngineReply> {
         let Counts::Boxed { boxed, .. } = &mut self.counts else { return None };
-        if !Arc::ptr_eq(&self.settings, settings) || !request.action.is_plain() {
+        if !Arc::ptr_eq(&self.settings, settings) {
             return None;
         }
         let reply = settings.params.step(&mut boxed.state, request);
+        if !request.action.is_plain() && !boxed.state.is_held() {
+            self.close(request.now);
+        }
         self.note(request, &reply);
         Some(reply)
     }
@@ -181,16 +184,23 @@ impl Entry {
     }
 
     /// Ends a hold. What was used counts by the quota that the limiter has now, unless it has
-    /// another algorithm.
-    pub(super) fn end_hold(&mut self, hold: &EndedHold<'_>, now: i64) -> HoldReply {
-        let is_latest = hold.settings.params.kind() == hold.algorithm;
-        let settings = if is_latest { hold.settings } else { &self.settings }.clone();
-        self.change(&settings, now, |state| {
-            let mut ended = HoldReply::Lost;
-            let change = &[hold.change()];
-            settings.params.change_holds(state, now, 0, change, |reply| ended = reply);
-            (ended, hold.used > 0)
-        })
+    /// another algorithm. Returns whether the units were held.
+    pub(super) fn end_hold(&mut self, hold: &EndedHold<'_>, now: i64) -> bool {
+        let EndedHold { settings, algorithm, receipt, .. } = *hold;
+        let (held, used) = (units(hold.units), units(hold.used));
+        let is_known = match &mut self.counts {
+            Counts::Core { core, .. } => !algorithm.spends() && core.end_hold(receipt, held),
+            // The box stays: most limits that hold units do so again and again.
+            Counts::Boxed { boxed, .. } => boxed.state.end_hold(receipt, held),
+        };
+        if used > 0 && algorithm.spends() {
+            let is_latest = settings.params.kind() == algorithm;
+            let settings = if is_latest { settings } else { &self.settings.clone() };
+            let action = Action::Spend;
+            let spend = EngineRequest { action, cost: used, ..EngineRequest::observe(now) };
+            self.decide(settings, &spend);
+        }
+        is_known
     }
 
     /// Changes the state by the quota of `settings`. `change` returns whether the state is counted
@@ -203,42 +213,37 @@ impl Entry {
         change: impl FnOnce(&mut State) -> (R, bool),
     ) -> R {
         let Self { settings: counted, counts, .. } = self;
-        let count_by = |counted: &mut Arc<Settings>, converts: bool| {
-            if converts && !Arc::ptr_eq(counted, settings) {
-                *counted = settings.clone();
+        let mut opened = None;
+        let Boxed { state, forgotten_until } = match counts {
+            Counts::Core { core, .. } => {
+                let state = counted.params.open(*core);
+                opened.insert(Boxed { state, forgotten_until: 0 })
             }
+            Counts::Boxed { boxed, .. } => boxed,
         };
-        match counts {
-            Counts::Core { denied_until, core } => {
-                let mut state = counted.params.open(*core);
-                let (result, converts) = change(&mut state);
-                count_by(counted, converts);
-                match counted.params.close(&state, now) {
-                    // The instant of the first hold stays: the key is kept for a while.
-                    Some(Core { amount: 0, .. }) => core.amount = 0,
-                    Some(closed) => *core = closed,
-                    None => {
-                        let boxed = Box::new(Boxed { state, forgotten_until: 0 });
-                        *counts = Counts::Boxed { denied_until: *denied_until, boxed };
-                    }
-                }
-                result
+        let waited_until = state.waited_until(now);
+        let (result, converts) = change(state);
+        if converts && !Arc::ptr_eq(counted, settings) {
+            *counted = settings.clone();
+            if state.waited_until(now) < waited_until {
+                *forgotten_until = waited_until.unwrap_or(0).max(*forgotten_until);
             }
-            Counts::Boxed { denied_until, boxed } => {
-                let Boxed { state, forgotten_until } = &mut **boxed;
-                let waited_until = state.waited_until(now);
-                let (result, converts) = change(state);
-                count_by(counted, converts);
-                if converts && state.waited_until(now) < waited_until {
-                    *forgotten_until = waited_until.unwrap_or(0).max(*forgotten_until);
-                }
-                if *forgotten_until <= now
-                    && let Some(core) = counted.params.close(state, now)
-                {
-                    *counts = Counts::Core { denied_until: *denied_until, core };
-                }
-                result
-            }
+        }
+        if let Some(opened) = opened {
+            let denied_until = *counts.denied_until();
+            *counts = Counts::Boxed { denied_until, boxed: Box::new(opened) };
+        }
+        self.close(now);
+        result
+    }
+
+    /// Lets the state lie in a core, if one represents it.
+    fn close(&mut self, now: i64) {
+        if let Counts::Boxed { denied_until, boxed } = &self.counts
+            && boxed.forgotten_until <= now
+            && let Some(core) = self.settings.params.close(&boxed.state, now)
+        {
+            self.counts = Counts::Core { denied_until: *denied_until, core };
         }
     }
 

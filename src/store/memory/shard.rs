@@ -144,6 +144,7 @@ impl Shard {
     }
 
     /// Returns the request to the engine.
+    #[inline(always)]
     pub(super) fn request(
         &mut self,
         request: &StoreRequest<'_>,
