@@ -107,25 +107,22 @@ fn decide_beside<M: Model>(
     (reply, counts)
 }
 
-/// Decides about a state with reservations, beside units that are held. Returns whether the state
-/// is the initial one from now on, too, if it is counted by these parameters.
+/// Decides about a state with reservations. Returns whether the state is the initial one from now
+/// on, too, if it is counted by these parameters.
 #[inline(always)]
 pub(super) fn step<M: Model>(
     reserved: &mut Reserved<M>,
-    held: i64,
     request: &EngineRequest,
     params: &M::Params,
 ) -> (EngineReply, Option<bool>) {
-    if held > 0 || request.action.holds() {
-        return step_beside(reserved, held, request, params);
-    }
     let decided = decide(reserved, request, [params; 2], false);
     let (reply, counts) = decided.expect("not in a core");
     (reply, counts.then_some(reply.reset == 0))
 }
 
-#[inline(never)]
-fn step_beside<M: Model>(
+/// Does the same beside units that are held.
+#[inline(always)]
+pub(super) fn step_beside<M: Model>(
     reserved: &mut Reserved<M>,
     held: i64,
     request: &EngineRequest,

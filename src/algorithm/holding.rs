@@ -21,7 +21,7 @@ impl Params {
     #[inline(always)]
     fn step_beside(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
-        let mut reply = self.step_spent(&mut state.spent, state.held.total(), request);
+        let mut reply = self.step_spent::<true>(&mut state.spent, state.held.total(), request);
         if let Action::Hold { lifetime, epoch } = action
             && reply.admitted
         {
@@ -62,9 +62,9 @@ impl Params {
         let mut at = now;
         while let Some((units, ended)) = held.slots_mut().and_then(|slots| slots.expire_next(now)) {
             at = ended;
-            self.step_spent(&mut spent, 0, &spend(units, at));
+            self.step_spent::<false>(&mut spent, 0, &spend(units, at));
         }
-        at - now + self.step_spent(&mut spent, 0, &EngineRequest::observe(at)).reset
+        at - now + self.step_spent::<false>(&mut spent, 0, &EngineRequest::observe(at)).reset
     }
 
     /// Follows a clock that may have stepped back, and spends the units of all slots that have
@@ -75,7 +75,7 @@ impl Params {
             slots.touch(now);
         }
         while let Some((units, ended)) = slots.expire(now) {
-            self.step_spent(&mut state.spent, 0, &spend(units, ended));
+            self.step_spent::<false>(&mut state.spent, 0, &spend(units, ended));
         }
     }
 

@@ -157,9 +157,10 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides about a state without a block, beside units that are held.
+            /// Decides about a state without a block, beside units that are `held`: the sum of
+            /// them, if `HOLDS`.
             #[inline(never)]
-            pub(super) fn step_spent(
+            pub(super) fn step_spent<const HOLDS: bool>(
                 &self,
                 spent: &mut Spent,
                 held: i64,
@@ -176,7 +177,11 @@ macro_rules! algorithms {
                             *spent = Spent::$variant(Reserved::new(state));
                         }
                         let Spent::$variant(reserved) = spent else { unreachable!() };
-                        let (reply, is_over) = engine::step(reserved, held, request, params);
+                        let (reply, is_over) = if HOLDS {
+                            engine::step_beside(reserved, held, request, params)
+                        } else {
+                            engine::step(reserved, request, params)
+                        };
                         if is_over.unwrap_or(is_new) {
                             *spent = Spent::Nothing;
                         }
@@ -308,7 +313,7 @@ impl Params {
         } else if state.is_held() || request.action.holds() {
             self.step_held(state, request)
         } else {
-            self.step_spent(&mut state.spent, 0, request)
+            self.step_spent::<false>(&mut state.spent, 0, request)
         }
     }
 

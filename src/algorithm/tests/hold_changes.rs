@@ -27,7 +27,7 @@ impl Params {
             answer(reply);
         }
         if used > 0 {
-            self.step_spent(&mut state.spent, 0, &spend(used, now));
+            self.step_spent::<false>(&mut state.spent, 0, &spend(used, now));
         }
         state.held.forget_if_empty();
     }
