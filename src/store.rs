@@ -8,6 +8,7 @@ mod connect;
 mod denials;
 mod health;
 mod hold;
+mod lines;
 mod memory;
 mod names;
 #[cfg(feature = "redis")]
@@ -15,7 +16,6 @@ mod names;
 mod redis;
 mod report;
 mod request;
-mod retry_queue;
 mod turns;
 
 use std::{fmt, future, pin::Pin, sync::Arc};
@@ -37,8 +37,6 @@ pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::redis::{assert_written, write};
 #[cfg(feature = "redisson")]
 pub(crate) use self::report::report_answer;
-#[cfg(any(test, feature = "redisson"))]
-pub(crate) use self::retry_queue::MAX_STALL;
 pub use self::{
     connect::{connect, lazy},
     health::Health,
@@ -46,12 +44,11 @@ pub use self::{
 };
 pub(crate) use self::{
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
+    lines::{LineLimit, Lines, Next, Pace, Place, Refusal, Step, after},
     names::Names,
     report::{report_decided, report_failed},
     request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
-    retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
     seal::Sealed,
-    turns::LONGEST_HOLD_RETRY,
 };
 use crate::{
     algorithm::Release,

@@ -56,7 +56,7 @@ impl Outcome {
         age: f64,
     ) -> Self {
         let policy = limits.clone().nth(binding).expect("a limit binds");
-        let mut decision = Decision::new(policy, replies[binding], age);
+        let mut decision = Decision::new(policy, replies[binding], age).of_limit(binding);
         let all = limits.zip(replies);
         if counts {
             let counts = all.clone().map(|(limit, reply)| Count::new(limit.limit.name, reply));

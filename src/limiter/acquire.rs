@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    call::Call, charge::Charge, handle::Limiter, max_wait::MaxWait, retry::yield_to_queue,
-    waiter::Waiter,
-};
+use super::{call::Call, charge::Charge, handle::Limiter, max_wait::MaxWait, waiter::Waiter};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
@@ -129,13 +126,10 @@ impl Limiter {
 
 impl Charge {
     /// Spends the costs, and waits.
-    async fn wait(self, max_wait: MaxWait, is_endless: bool) -> Result<Decision, Error> {
+    pub(crate) async fn wait(self, max_wait: Duration) -> Result<Decision, Error> {
         self.check_costs()?;
-        if is_endless || self.retry_deadline(max_wait).is_some() {
-            yield_to_queue(&self).await;
-        }
-        let answer = self.decide(Action::Check, max_wait);
-        Waiter::new(self, answer, max_wait).retries(is_endless).check().await
+        let is_endless = max_wait == Duration::MAX;
+        Waiter::begin(self, MaxWait::up_to(max_wait), is_endless).check().await
     }
 }
 
@@ -195,6 +189,6 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
         } else {
             return this.call.poll_rest(cx);
         };
-        this.call.go_on(cx, false, charge.wait(max_wait, is_endless))
+        this.call.go_on(cx, false, charge.wait(this.max_wait))
     }
 }

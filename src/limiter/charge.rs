@@ -310,6 +310,8 @@ impl Charge {
         let mut charge = self.clone().without_free_limits();
         if !charge.is_exempt() {
             let changed = charge.decide(action, MaxWait::NONE).await?;
+            let parts = charge.own_parts();
+            parts.for_each(|(limiter, key, _)| limiter.lines().key_returned(limiter.name(), key));
             return Ok(Some(KeyState::changed(changed.decision)));
         }
         charge = self.clone();
@@ -336,7 +338,8 @@ impl Charge {
 
     /// Returns whether the costs are such that all limits can grant them.
     pub(super) fn can_be_granted(&self) -> bool {
-        self.own_parts().all(|(limiter, _, cost)| (1..=limiter.max_cost()).contains(&cost))
+        self.costs().all(|cost| cost > 0)
+            && self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
             && self.parts().all(|part| !part.holds() || part.limiter.can_hold())
     }
 
@@ -391,6 +394,15 @@ impl Charge {
 
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
         self.parts().map(|part| &part.limiter)
+    }
+
+    pub(super) fn costs(&self) -> impl Iterator<Item = u64> {
+        self.parts().map(Part::cost)
+    }
+
+    /// Returns whether each answer is there at once.
+    pub(super) fn is_immediate(&self) -> bool {
+        self.limiters().all(AnyLimiter::is_immediate)
     }
 
     /// Returns the limiters of this crate with their keys and costs, in the order in which they

@@ -1,5 +1,5 @@
 //! `Hold`: a call that holds units, a future of a permit. The permit itself is in `permit.rs`, and
-//! the waiting in `waiter.rs` and `retry.rs`.
+//! the waiting in `waiter.rs` and `in_line.rs`.
 
 use std::{
     pin::Pin,
@@ -247,7 +247,7 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         }
         if waits {
             let max_wait = MaxWait::up_to(this.max_wait);
-            return this.call.go_on(cx, false, Waiter::begin(charge, max_wait).hold());
+            return this.call.go_on(cx, false, Waiter::begin(charge, max_wait, false).hold());
         }
         let answer = charge.decide(Action::Check, MaxWait::NONE);
         this.poll_answer(cx, charge, answer)

@@ -124,8 +124,8 @@ impl<P: ProtocolBase> Shared<P> {
                 let Some(slot) = self.wait_queue.enter(bill.charge()) else {
                     return self.decide_now(bill);
                 };
-                if bill.charge.is_queued() {
-                    let waiter = Waiter::begin(bill.take_charge(), max_wait);
+                if bill.charge.is_waited_for(max_wait) {
+                    let waiter = Waiter::begin(bill.take_charge(), max_wait, false);
                     return self.wait(waiter, Some(slot));
                 }
                 Some(slot)

@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::sleep};
 
 use super::*;
 use crate::{
@@ -22,43 +22,46 @@ fn places(count: u64) -> Limiter {
     Limiter::new("places", MemoryStore::new(), algorithm, quota)
 }
 
-/// A caller of a process, which has the queue of its own limiter.
+/// A caller of a process, which has the line of its own limiter.
 #[derive(Clone)]
 struct Caller {
     charge: Charge,
-    queues: Arc<RetryQueues>,
-    queue: u64,
+    lines: Arc<Lines>,
+    line: u64,
     server: Limiter,
     end: Instant,
 }
 
 impl Caller {
     fn new(own: &Limiter, server: &Limiter) -> Self {
-        let (charge, queues) = (Charge::new(own, "key"), queues(own));
-        let queue = queues.queue_of(own.name(), &"key".into());
-        Self { charge, queues, queue, server: server.clone(), end: Instant::now() + MEASURED }
+        let (charge, lines) = (Charge::new(own, "key"), own.lines().clone());
+        let line = lines.line_of(own.name(), &"key".into());
+        Self { charge, lines, line, server: server.clone(), end: Instant::now() + MEASURED }
     }
 
     async fn take(&self) -> Option<Permit> {
-        let (mut retry, deadline) = (Retry::default(), Some(self.end));
-        let mut is_queued = retry.join(&self.charge);
+        let deadline = Some(self.end);
+        let first_poll = (self.lines.next_number(), Instant::now());
+        let mut place = InLine::new(&self.charge, first_poll).unwrap();
+        place.is_shared = true;
+        let mut stands = place.enter(deadline).is_some();
         while Instant::now() < self.end {
-            if is_queued && !poll_fn(|cx| retry.poll(cx, deadline)).await {
+            if stands && !poll_fn(|cx| place.poll(cx, deadline)).await {
                 break;
             }
             sleep(WAY).await;
             let answer = self.server.hold("key", 1).await.unwrap();
             sleep(WAY).await;
             if answer.decision().remaining() == 0 {
-                self.queues.found_full([self.queue]);
+                self.lines.found_full([self.line]);
             }
             match answer {
                 Admission::Admitted(permit) => {
-                    retry.allowed(&self.charge, permit.decision());
+                    place.allowed(&self.charge, permit.decision());
                     return Some(permit);
                 }
                 Admission::Denied(denied) => {
-                    is_queued = retry.denied(&self.charge, &denied, deadline)
+                    stands = place.denied(&self.charge, &denied, deadline);
                 }
             }
         }
@@ -66,13 +69,13 @@ impl Caller {
     }
 
     fn give_back(&self, permit: Permit, taken: Instant) {
-        let Self { queues, queue, .. } = self.clone();
-        queues.units_end(queue, taken);
+        let Self { lines, line, .. } = self.clone();
+        lines.units_end(line, taken);
         tokio::spawn(async move {
             sleep(WAY).await;
             drop(permit);
             sleep(WAY).await;
-            queues.units_returned(queue);
+            lines.returned(line);
         });
     }
 
