@@ -3,6 +3,7 @@
 
 // The trait is the one door to all of them.
 
+mod bookings;
 mod connect;
 #[cfg(feature = "redis")]
 mod denials;
@@ -37,18 +38,19 @@ pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::redis::{assert_written, write};
 #[cfg(feature = "redisson")]
 pub(crate) use self::report::report_answer;
-pub use self::{
-    connect::{connect, lazy},
-    health::Health,
-    memory::{MemoryStore, WhenFull},
-};
 pub(crate) use self::{
+    bookings::Booking,
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     lines::{LineLimit, Lines, Next, Pace, Place, Refusal, Step, after},
     names::Names,
     report::{report_decided, report_failed},
     request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
+};
+pub use self::{
+    connect::{connect, lazy},
+    health::Health,
+    memory::{MemoryStore, WhenFull},
 };
 use crate::{
     algorithm::Release,

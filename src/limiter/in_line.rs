@@ -68,6 +68,12 @@ impl Charge {
         Some(target.line(self.keys().next()?))
     }
 
+    /// Returns the hash of limits, keys and costs: requests with equal ones can share instants.
+    pub(crate) fn booking_group(&self, lines: &Lines) -> u64 {
+        let parts = self.own_parts().map(|(limiter, key, cost)| (limiter.name(), key, cost));
+        lines.hash(parts.collect::<Vec<_>>())
+    }
+
     /// Returns the limits as lines need them; `None` if the charge is invalid.
     fn line_limits(&self, lines: &Lines) -> Option<Vec<LineLimit>> {
         if let Some((_, line)) = self.foreign_line() {

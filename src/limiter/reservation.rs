@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     algorithm::Action,
-    decision::{Decision, Outcome},
+    decision::{Decision, Outcome, Receipts},
     error::Error,
     keys::Key,
 };
@@ -229,6 +229,10 @@ impl Guard for Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.charge.release_in_background(&self.outcome.receipts);
+        let mut receipts = mem::replace(&mut self.outcome.receipts, Receipts::NONE);
+        if let Some(lines) = self.charge.lines() {
+            receipts = lines.give_back(self.charge.booking_group(&lines), self.due, receipts);
+        }
+        self.charge.release_in_background(&receipts);
     }
 }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::{
     charge::Charge,
@@ -25,7 +25,7 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
-    store::{Released, Reporting, StoreFuture, after},
+    store::{Booking, Released, Reporting, StoreFuture, after},
 };
 
 /// The default lateness up to which a waiting request proceeds without a second check. A timer of
@@ -100,7 +100,8 @@ enum Phase {
     Deciding(StoreFuture<Outcome>),
     /// The wait of a request has ended that others have kept from a check.
     Leaving(StoreFuture<Outcome>),
-    Admitted(Outcome, Option<Pin<Box<Sleep>>>),
+    /// Until its instant, the receipts are in the booking.
+    Admitted(Outcome, Option<Box<Booking>>),
     /// The reservation of a late request is being released.
     Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
     Done,
@@ -225,16 +226,22 @@ impl Waiter {
                     (self.slot, self.wait) = (None, None);
                     return Poll::Ready(Ok(outcome.decision.clone()));
                 }
-                Phase::Admitted(_, timer @ Some(_)) => {
-                    let lateness = ready!(poll_timer(timer, cx));
+                Phase::Admitted(outcome, Some(booking)) => {
+                    let (due, receipts) = ready!(booking.poll(cx));
+                    outcome.receipts = receipts;
+                    let outcome = outcome.clone();
+                    self.phase = Phase::Admitted(outcome, None);
+                    let lateness = Instant::now().saturating_duration_since(due);
                     if self.checks_again(lateness) {
                         self.begin_release();
                     }
                 }
                 Phase::Releasing(released, limit) => {
                     released.retain_mut(|released| released.as_mut().poll(cx).is_pending());
-                    if !released.is_empty() {
-                        ready!(poll_timer(limit, cx));
+                    if let Some(limit) = limit
+                        && !released.is_empty()
+                    {
+                        ready!(limit.as_mut().poll(cx));
                     }
                     // The deadline of the first decision holds: a request that is late does not get
                     // its wait twice.
@@ -298,16 +305,21 @@ impl Waiter {
         self.phase = Phase::Admitted(outcome, None);
         if self.is_too_late(lateness) {
             self.begin_release();
-        } else if let Some(sleep) = timer(&decision) {
+        } else if !decision.remaining_delay().is_zero() {
             self.begin_wait(&decision);
-            self.set_timer(sleep);
+            self.book(Instant::now() + decision.remaining_delay());
         }
         None
     }
 
-    fn set_timer(&mut self, sleep: Pin<Box<Sleep>>) {
-        if let Phase::Admitted(_, timer) = &mut self.phase {
-            *timer = Some(sleep);
+    /// Waits for the reserved instant of an admitted request.
+    fn book(&mut self, due: Instant) {
+        if let Phase::Admitted(outcome, booking) = &mut self.phase
+            && let Some(lines) = self.charge.lines()
+        {
+            let group = self.charge.booking_group(&lines);
+            let new = Booking::new(lines, group, due, outcome.receipts.clone());
+            (*booking, outcome.receipts) = (Some(Box::new(new)), Receipts::NONE);
         }
     }
 
@@ -490,7 +502,7 @@ impl Waiter {
         (waiter.max_wait, waiter.deadline) = (max_wait, deadline);
         if !decision.delay().is_zero() {
             waiter.begin_wait(&decision);
-            waiter.set_timer(Box::pin(sleep_until(due)));
+            waiter.book(due);
         }
         waiter
     }
@@ -538,20 +550,6 @@ pub(super) fn after_decision(decision: &Decision, time: Duration) -> Instant {
     (now + time).checked_sub(decision.age()).unwrap_or(now)
 }
 
-fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {
-    let delay = decision.remaining_delay();
-    (!delay.is_zero()).then(|| Box::pin(sleep(delay)))
-}
-
-/// Waits for the timer, if there is one, and removes it. Returns by how much it was late.
-fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll<Duration> {
-    let Some(sleep) = timer else { return Poll::Ready(Duration::ZERO) };
-    ready!(sleep.as_mut().poll(cx));
-    let lateness = Instant::now().saturating_duration_since(sleep.deadline());
-    *timer = None;
-    Poll::Ready(lateness)
-}
-
 impl Drop for Waiter {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
@@ -561,7 +559,10 @@ impl Drop for Waiter {
             Phase::Deciding(answer) => {
                 charge.release_answer_in_background(answer, self.slot.take());
             }
-            Phase::Admitted(outcome, _) => charge.release_in_background(&outcome.receipts),
+            Phase::Admitted(outcome, booking) => {
+                let receipts = booking.map_or(outcome.receipts, |booking| booking.leave());
+                charge.release_in_background(&receipts);
+            }
             Phase::Waiting(_) | Phase::Leaving(_) | Phase::Releasing(..) | Phase::Done => {}
         }
     }

@@ -26,7 +26,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::turns::{Turns, hold_retry};
+use super::{
+    bookings::Bookings,
+    turns::{Turns, hold_retry},
+};
 use crate::{keys::Key, quota::Quota, sync::lock};
 
 /// The time after which a request that was called and is not polled holds up no others. `select!`
@@ -51,6 +54,8 @@ pub struct Lines {
     /// The number of lines and turns, which is read without the lock. `Relaxed`: a request that
     /// enters while units are returned checks once more.
     count: AtomicUsize,
+    /// Those of the requests that could make a reservation.
+    pub(super) bookings: Mutex<Bookings>,
 }
 
 #[derive(Debug, Default)]
