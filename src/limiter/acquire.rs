@@ -48,8 +48,8 @@ impl Limiter {
     ///
     /// Dropping the future before its first poll spends nothing. Dropping it before it is ready
     /// returns the units that were spent or reserved, exactly once: all of them before the reserved
-    /// instant, and after it those that still count. Requests queued behind it keep their
-    /// reservations. With a
+    /// instant, and after it those that still count. Requests of this process that wait for the
+    /// same go one reserved instant earlier each. With a
     /// [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`,
     /// a background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
     ///
@@ -98,14 +98,14 @@ impl Limiter {
     /// - a leaky bucket that is full
     /// - an instant further away than [`reserve`](Limiter::reserve) can reserve
     ///
-    /// In these cases the call retries. The denied calls of a process wait in a queue: only the
-    /// first one checks, after [`retry_after`](Decision::retry_after), and the next one checks when
-    /// the first is served or dropped. So service is first come, first served within a process, and
-    /// in no defined order between processes. While calls wait in the queue, a new call sleeps for
-    /// a millisecond before it checks.
+    /// In these cases the calls of a process wait in a
+    /// [line](crate::guide::waiting#in-a-line): only the first one checks, after
+    /// [`retry_after`](Decision::retry_after), and the next one checks when the first is served or
+    /// dropped. So service is first come, first served within a process, and in no defined order
+    /// between processes.
     ///
-    /// Poll the future until it is ready, or drop it. A retrying call that is not polled delays the
-    /// calls behind it for a second, or longer if no other call comes or goes.
+    /// Poll the future until it is ready, or drop it. A first call that is not polled delays the
+    /// calls behind it for a tenth of a second.
     ///
     /// # Errors
     ///

@@ -33,14 +33,13 @@ use crate::{
 /// full bucket drains. [`check`](Charge::check) can then return a delay, too.
 ///
 /// Limits on [different keys](Charge::and) make no reservation: a distant instant that is reserved
-/// for one user would delay all users who share a limit with that user. A waiting request retries
-/// instead:
+/// for one user would delay all users who share a limit with that user. A waiting request stands in
+/// a [line](crate::guide::waiting#in-a-line) instead:
 ///
-/// - It checks again when the limit that denied it has units left, and after the requests of this
-///   process that wait for the same limit and key. So service is in order within a process, and
-///   each request checks two or three times. Between processes, the order is not defined.
+/// - It checks when the limit that denied it has units left, and after the requests of this process
+///   that came before and wait for one of its keys. Between processes, the order is not defined.
 /// - It is denied immediately if its wait is known to be too long.
-/// - A new request checks immediately, and can be served before waiting ones.
+/// - A request that may not wait checks immediately, and can be served before waiting ones.
 /// - A leaky bucket among the limits denies requests that it would delay on its own.
 ///
 /// # In a cluster

@@ -131,6 +131,10 @@ impl InLine {
         decision.limit_index().min(self.place.limits().len() - 1)
     }
 
+    fn hold_retry(&self, limit: usize, waited: Duration) -> Duration {
+        self.place.lines().hold_retry(waited, self.place.limits()[limit].line)
+    }
+
     /// Records a denial. Returns whether the request waits: if it can be served by `deadline`.
     pub(crate) fn denied(
         &mut self,
@@ -163,7 +167,7 @@ impl InLine {
                 *at = (*at + most.mul_f64(random_fraction())).min(deadline.unwrap_or(*at + most));
             }
             if waits_for_holds {
-                let ask = after(now, self.place.lines().hold_retry(now - self.began));
+                let ask = after(now, self.hold_retry(limit, now - self.began));
                 due = Some(due.map_or(ask, |at| at.min(ask)));
             }
         }
@@ -213,7 +217,7 @@ impl InLine {
         // Another process can return units that are held.
         let is_held = charge.holds_units() || decision.held() > 0;
         let ask = (is_held && self.is_shared)
-            .then(|| after(now, self.place.lines().hold_retry(Duration::ZERO)));
+            .then(|| after(now, self.hold_retry(self.limit_of(decision), Duration::ZERO)));
         match known.into_iter().chain(ask).min() {
             Some(at) => Next::At { at, known: !is_held },
             None => Next::Called,

@@ -26,16 +26,17 @@ impl RateLimiter {
     /// [`retry_after`](Decision::retry_after) returns when they would be. Otherwise the call waits
     /// and retries. A zero `timeout` means a single attempt.
     ///
-    /// The denied calls of a name and a store wait in a queue: only the first one sleeps for its
-    /// delay and retries, and the next one retries when the first is served or dropped. So service
-    /// is first come, first served within a process. A new call that finds a queue sleeps for a
-    /// millisecond before its first attempt. Between processes the order is not defined: if another
-    /// process takes the permits first, a random addition of up to a quarter of the time in which
-    /// the permits return (at most 250 ms) spreads the retries. If the rate changes during a sleep,
-    /// the call notices this at its next attempt.
+    /// The calls of a name and a store wait in a [line](crate::guide::waiting#in-a-line): only the
+    /// first one sleeps for its delay and retries, and the next one attempts when the first is
+    /// served or dropped. So service is first come, first served within a process. Between
+    /// processes the order is not defined: if another process takes the permits first, a random
+    /// addition of up to a quarter of the time in which the permits return (at most 250 ms) spreads
+    /// the retries. Java retries 3 ms after the permits have returned, and this crate at once: of
+    /// calls that wait for the same permits, those of this crate get most. If the rate changes
+    /// during a sleep, the call notices this at its next attempt.
     ///
-    /// Poll the future until it is ready, or drop it. A waiting call that is not polled delays the
-    /// calls behind it for up to two seconds.
+    /// Poll the future until it is ready, or drop it. A first call that is not polled delays the
+    /// calls behind it for a tenth of a second, and during an attempt for a second.
     ///
     /// Each attempt has one [deadline](crate::store::RedisConfig::deadline) for all its commands;
     /// the sleep between two attempts has none.

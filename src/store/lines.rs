@@ -7,8 +7,8 @@
 //! request can always go on. Only the first request of a line sleeps until an instant. Each change
 //! of the key calls it, and so does the request before it that leaves.
 //!
-//! A request that was called and is not polled counts as absent after a while. The second one of a
-//! line has a timer for that.
+//! A request that was called and is not polled counts as absent after a while. The second and the
+//! third one of a line have timers for that.
 //!
 //! One lock for all lines, which is not held while a store decides. Wakers are called without it.
 
@@ -40,6 +40,10 @@ const CHECK: Duration = Duration::from_millis(900);
 /// A timer is up to 1 ms late, on a busy machine some more. A first request that is due by its
 /// deadline still checks.
 const LATENESS: Duration = Duration::from_millis(5);
+/// The requests that watch the first one of a line. All of them can be kept, too.
+const WATCHING: usize = 2;
+/// The requests that are woken if none watches.
+const MAX_TENDED: usize = 8;
 /// The most requests of a line.
 const MAX_LENGTH: usize = 10_000;
 /// Longer than any process runs, and short enough that an `Instant` can hold it.
@@ -260,8 +264,9 @@ impl Lines {
 
     /// Returns the pause before the first request of a line, which has `waited`, asks whether
     /// another process has returned units.
-    pub(crate) fn hold_retry(&self, waited: Duration) -> Duration {
-        hold_retry(waited, lock(&self.state).lines.len())
+    pub(crate) fn hold_retry(&self, waited: Duration, line: u64) -> Duration {
+        let State { lines, turns, .. } = &*lock(&self.state);
+        hold_retry(waited, lines.len(), turns.retry(line))
     }
 }
 
@@ -295,13 +300,22 @@ impl State {
 impl Line {
     /// Returns whether an earlier request stands in the line, which is polled.
     fn is_behind(&self, number: u64, now: Instant) -> bool {
-        self.waiting.range(..number).any(|(_, waiting)| !waiting.is_absent(now))
+        let is_first = self.waiting.first_key_value().is_none_or(|(first, _)| *first >= number);
+        !is_first && self.absent_at(number).is_none_or(|at| now < at)
     }
 
     /// Returns the instant at which all earlier requests are absent, if none of them is polled.
     fn absent_at(&self, number: u64) -> Option<Instant> {
-        let mut dues = self.waiting.range(..number).map(|(_, waiting)| waiting.due);
-        dues.try_fold(None, |latest, due| Some(latest.max(Some(due? + STALL)))).flatten()
+        let mut absent_at = None;
+        for (_, waiting) in self.waiting.range(..number) {
+            absent_at = Some(match (absent_at, waiting.due, &waiting.stage) {
+                (at, Some(due), _) => at.max(Some(due + STALL))?,
+                // It would have checked when those before it were absent.
+                (Some(at), None, Stage::Undecided) => at + STALL,
+                _ => return None,
+            });
+        }
+        absent_at
     }
 
     fn update_group(&mut self, limit: &LineLimit, change: impl Fn(u64) -> u64) {
@@ -347,23 +361,37 @@ impl Line {
     }
 
     /// Lets the first requests check at this instant: up to the first one that is not absent. Wakes
-    /// it, and the second one, which watches it.
+    /// it, and those that watch it.
     fn call(&mut self, at: Instant, now: Instant, wakers: &mut Wakers) {
         self.known = None;
-        let mut is_first = true;
+        let mut watching = None;
         for waiting in self.waiting.values_mut() {
             let is_absent = waiting.is_absent(now);
             match &mut waiting.stage {
-                _ if !is_first => {}
+                _ if watching.is_some() => {}
                 Stage::Checking(again) => *again = Some(at),
                 _ if is_absent => {}
                 _ => waiting.due = Some(waiting.due.map_or(at, |due| due.min(at))),
             }
             wakers.0.extend(waiting.waker.take());
-            if !is_first {
+            watching = match watching {
+                None if is_absent => None,
+                None => Some(0),
+                Some(count) => Some(count + 1),
+            };
+            if watching == Some(WATCHING) {
                 return;
             }
-            is_first = is_absent;
+        }
+    }
+
+    /// Wakes the first requests, if none of them checks: more of them are kept than are watched.
+    fn tend(&mut self, now: Instant, wakers: &mut Wakers) {
+        let is_absent = |(_, first): (_, &Waiting)| first.is_absent(now);
+        if self.waiting.first_key_value().is_some_and(is_absent) {
+            wakers.0.extend(
+                self.waiting.values_mut().filter_map(|it| it.waker.take()).take(MAX_TENDED),
+            );
         }
     }
 
@@ -374,9 +402,10 @@ impl Line {
         self.update_group(&left.limit, |units| units.saturating_sub(left.limit.cost));
         wakers.1.extend(left.waker.take());
         if is_behind {
-            // It may have been the second one.
+            // It may have watched the first one.
             let mut after = self.waiting.range_mut(number..);
-            return wakers.0.extend(after.next().and_then(|(_, waiting)| waiting.waker.take()));
+            wakers.0.extend(after.next().and_then(|(_, waiting)| waiting.waker.take()));
+            return self.tend(now, wakers);
         }
         let known = self.known.take();
         let cost = self.waiting.first_key_value().map_or(0, |(_, waiting)| waiting.limit.cost);
@@ -486,7 +515,7 @@ impl Place {
     /// this process leaves to others for a pause. Returns `None` if there is none, and false if
     /// the request could not be served by its deadline.
     pub(crate) fn enter(&mut self, deadline: Option<Instant>) -> Option<bool> {
-        self.lines.clone().change(|state, now, _| {
+        self.lines.clone().change(|state, now, wakers| {
             let pause_end = |limit: &LineLimit| {
                 let end = state.turns.pause_end(limit.line, now)?;
                 deadline.is_none_or(|deadline| end < deadline).then_some(end)
@@ -496,6 +525,7 @@ impl Place {
             let limit = self.limits[index];
             let due = pause_end(&limit).unwrap_or(now);
             let line = state.line(&limit);
+            line.tend(now, wakers);
             let admits = line.admits(self.number, &limit, deadline, None, now);
             if admits {
                 line.insert(self.number, limit, due, now);

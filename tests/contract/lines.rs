@@ -430,23 +430,22 @@ async fn units_that_come_back_call_the_first_request_over_redis() {
     let tokens = Limiter::new("tokens", store, Algorithm::sliding_log(), Quota::per_day(10));
     let day = Duration::from_secs(86_400);
     for way in ["refund", "reset", "quota", "unblock", "reservation"] {
-        tokens.reset("key").await.unwrap();
         tokens.set_quota(Quota::per_day(10)).unwrap();
-        tokens.spend("key", if way == "unblock" { 1 } else { 6 }).await.unwrap();
-        let reservation = tokens.reserve("key", 4, day).await.unwrap().admitted();
+        tokens.spend(way, if way == "unblock" { 1 } else { 6 }).await.unwrap();
+        let reservation = tokens.reserve(way, 4, day).await.unwrap().admitted();
         if way == "unblock" {
-            tokens.block("key", day / 2).await.unwrap();
+            tokens.block(way, day / 2).await.unwrap();
         }
-        let waiting = start(Charge::new(&tokens, "key").estimate(2), day).await;
         let calls = server.calls("evalsha");
-        while server.calls("evalsha") < calls + 2 {
+        let waiting = start(Charge::new(&tokens, way).estimate(2), day).await;
+        while server.calls("evalsha") == calls {
             sleep(MS).await; // of a real server
         }
         match way {
-            "refund" => drop(tokens.refund("key", 2).await.unwrap()),
-            "reset" => tokens.reset("key").await.unwrap(),
+            "refund" => drop(tokens.refund(way, 2).await.unwrap()),
+            "reset" => tokens.reset(way).await.unwrap(),
             "quota" => tokens.set_quota(Quota::per_day(12)).unwrap(),
-            "unblock" => drop(tokens.unblock("key").await.unwrap()),
+            "unblock" => drop(tokens.unblock(way).await.unwrap()),
             _ => drop(reservation),
         }
         let served = timeout(60 * SECOND, waiting).await;
@@ -474,7 +473,7 @@ async fn a_call_that_is_kept_and_not_polled_delays_others_for_a_tenth_of_a_secon
     let places = places(1);
     let permit = hold(&places, "key", 1).await;
     let mut kept = vec![];
-    for _ in 0..3 {
+    for _ in 0..2 {
         let places = places.clone();
         let mut call = Box::pin(async move { places.hold("key", 1).max_wait(60 * SECOND).await });
         assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -484,7 +483,7 @@ async fn a_call_that_is_kept_and_not_polled_delays_others_for_a_tenth_of_a_secon
     drop(permit);
     let begin = Instant::now();
     let permit = second.await.unwrap().unwrap().unwrap();
-    assert!(begin.elapsed() <= 3 * STALL + 5 * MS, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() <= 2 * STALL + 5 * MS, "{:?}", begin.elapsed());
     drop(permit);
     for call in kept {
         assert!(call.await.unwrap().is_admitted());
@@ -564,7 +563,7 @@ async fn a_reservation_that_is_dropped_lets_those_behind_it_go_earlier() {
     for _ in 0..3 {
         let vendor = vendor.clone();
         waiting.push(tokio::spawn(async move {
-            vendor.acquire("key", 1).await.unwrap();
+            assert!(vendor.acquire("key", 1).await.unwrap().is_allowed());
             begin.elapsed().as_secs()
         }));
         tokio::task::yield_now().await;

@@ -103,9 +103,11 @@ impl OpenEnds {
             outcome = second;
         }
         let decision = &outcome.decision;
-        if decision.waits_for_holds()
-            || decision.is_allowed() && decision.remaining() < decision.cost()
-        {
+        let is_full = match decision.is_allowed() {
+            true => decision.remaining() < decision.cost(),
+            false => decision.waits_for_holds() || decision.held() > 0,
+        };
+        if is_full {
             let keys = self.keys.iter().filter(|(limiter, _)| *limiter == decision.limiter());
             self.ends.0.lines.found_full(keys.map(|(_, key)| *key));
         }
