@@ -1,6 +1,6 @@
-//! `InLine`: a request that may stand in a line, because no instant can be reserved for it: it needs
-//! units that are held, or its limits are on several keys, or its leaky bucket is full. The lines
-//! are in `store/lines.rs`; waiting for a reserved instant is in `waiter.rs`.
+//! `InLine`: a request that may stand in a line, because no instant can be reserved for it: it
+//! needs units that are held, or its limits are on several keys, or its leaky bucket is full. The
+//! lines are in `store/lines.rs`; waiting for a reserved instant is in `waiter.rs`.
 //!
 //! In a process, requests are served in the order of their first polls, and each checks about
 //! twice, however many wait. Between processes, no order is kept.

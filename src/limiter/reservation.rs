@@ -112,8 +112,9 @@ impl Waiter {
 /// - [`keep`](Reservation::keep) leaves the wait to the caller; the units stay spent.
 /// - Dropping it releases the units, exactly once: all of them before the reserved instant, and
 ///   after it those that still count. Requests of this process that wait for the same go one
-///   reserved instant earlier each. With a [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`, a
-///   background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
+///   reserved instant earlier each. With a [`MemoryStore`](crate::MemoryStore), the drop itself
+///   returns the units. With a `RedisStore`, a background task does: see
+///   [capacity](crate::guide::redis_capacity#dropped-requests).
 ///
 /// # Examples
 ///

@@ -3,8 +3,8 @@
 //! no instant passes unused while a request waits for a later one.
 //!
 //! Requests of the same limits, keys and costs share their instants. Only the first request follows
-//! the first instant; each other one has a timer for its own. So a request that is not polled delays
-//! no other beyond its own instant.
+//! the first instant; each other one has a timer for its own. So a request that is not polled
+//! delays no other beyond its own instant.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use crate::time::random_fraction;
 
 /// The longest time in which a process takes again what it returns. The callers of two processes
-/// wait for up to 3 turns (bench `concurrency`): with 4 callers each, and one place that is held for
-/// 50 ms, for 2.9 times the fair share. A shorter turn needs a shorter pause, and more checks to
-/// find it.
+/// wait for up to 3 turns (bench `concurrency`): with 4 callers each, and one place that is held
+/// for 50 ms, for 2.9 times the fair share. A shorter turn needs a shorter pause, and more checks
+/// to find it.
 const TURN: Duration = Duration::from_millis(400);
 /// A turn lasts as long as so many holds, but no less than `SHORTEST_TURN`.
 const HOLDS: u32 = 8;
