@@ -39,9 +39,9 @@ pub(crate) use self::redis::{assert_written, write};
 #[cfg(feature = "redisson")]
 pub(crate) use self::report::report_answer;
 pub(crate) use self::{
-    bookings::Booking,
+    bookings::{Booking, Bookings},
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
-    lines::{LineLimit, Lines, Next, Pace, Place, Refusal, Step, after},
+    lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
     report::{report_decided, report_failed},
     request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},

@@ -19,7 +19,10 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
     quota::Quota,
-    store::{LineLimit, Lines, Next, Pace, Place, Refusal, Step, StoreFuture, after},
+    store::{
+        Bookings, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, Store,
+        StoreFuture, after,
+    },
     time::random_fraction,
 };
 
@@ -32,7 +35,7 @@ const STORE_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_
 /// A request that may stand in a line.
 #[derive(Debug)]
 pub(crate) struct InLine {
-    place: Place,
+    place: LinePlace,
     began: Instant,
     timer: Option<Pin<Box<Sleep>>>,
     /// True if other processes share the units.
@@ -46,6 +49,11 @@ impl Charge {
     pub(crate) fn lines(&self) -> Option<Arc<Lines>> {
         let own = || Some(self.own_parts().next()?.0.lines().clone());
         own().or_else(|| Some(self.foreign_line()?.0))
+    }
+
+    /// Returns the reserved instants of the process.
+    pub(crate) fn bookings(&self) -> Option<Arc<Bookings>> {
+        Some(self.own_parts().next()?.0.store().names().bookings().clone())
     }
 
     /// Returns whether the request would look for others that wait.
@@ -69,9 +77,9 @@ impl Charge {
     }
 
     /// Returns the hash of limits, keys and costs: requests with equal ones can share instants.
-    pub(crate) fn booking_group(&self, lines: &Lines) -> u64 {
+    pub(crate) fn booking_group(&self, bookings: &Bookings) -> u64 {
         let parts = self.own_parts().map(|(limiter, key, cost)| (limiter.name(), key, cost));
-        lines.hash(parts.collect::<Vec<_>>())
+        bookings.group_of(parts.collect::<Vec<_>>())
     }
 
     /// Returns the limits as lines need them; `None` if the charge is invalid.
@@ -115,7 +123,7 @@ impl InLine {
     pub(crate) fn new(charge: &Charge, (number, began): (u64, Instant)) -> Option<Self> {
         let lines = charge.lines()?;
         let limits = charge.line_limits(&lines)?;
-        let place = Place::new(lines, number, limits);
+        let place = LinePlace::new(lines, number, limits);
         let (timer, expected, is_shared) = (None, None, !charge.is_immediate());
         Some(Self { place, began, timer, is_shared, expected })
     }
@@ -150,7 +158,7 @@ impl InLine {
         let known = denied.retry_after().map(|time| after(now, time)).filter(is_in_time);
         if known.is_none() && (!waits_for_holds || deadline.is_some_and(|deadline| deadline <= now))
         {
-            self.place.leave(Next::Now); // now, and not at its deadline
+            self.place.leave(NextCheck::Now); // now, and not at its deadline
             return false;
         }
         let own = charge.own_parts().nth(limit);
@@ -200,17 +208,17 @@ impl InLine {
         let shapes = own.is_some_and(|(limiter, ..)| limiter.params().shapes());
         let next = match decision.remaining() {
             // A shaper can deny even with units available, as no instant is reserved.
-            _ if shapes || charge.reserves() => Next::Now,
-            0 if self.limit_of(decision) != at => Next::Now,
+            _ if shapes || charge.reserves() => NextCheck::Now,
+            0 if self.limit_of(decision) != at => NextCheck::Now,
             0 => self.next_after(charge, decision),
-            _ if !self.is_shared => Next::Now,
-            units => Next::Units(units),
+            _ if !self.is_shared => NextCheck::Now,
+            units => NextCheck::Units(units),
         };
         self.place.leave(next);
     }
 
     /// Returns when the next request checks after a decision that leaves no units.
-    fn next_after(&self, charge: &Charge, decision: &Decision) -> Next {
+    fn next_after(&self, charge: &Charge, decision: &Decision) -> NextCheck {
         let (now, replenish) = (Instant::now(), decision.replenish_after());
         let known =
             (!replenish.is_zero()).then(|| after(now, replenish - decision.age().min(replenish)));
@@ -219,8 +227,8 @@ impl InLine {
         let ask = (is_held && self.is_shared)
             .then(|| after(now, self.hold_retry(self.limit_of(decision), Duration::ZERO)));
         match known.into_iter().chain(ask).min() {
-            Some(at) => Next::At { at, known: !is_held },
-            None => Next::Called,
+            Some(at) => NextCheck::At { at, known: !is_held },
+            None => NextCheck::Called,
         }
     }
 
@@ -228,10 +236,10 @@ impl InLine {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<bool> {
         loop {
             let instant = match self.place.poll(cx, deadline) {
-                Step::Check => return Poll::Ready(true),
-                Step::Leave => return Poll::Ready(false),
-                Step::Sleep(None) => return Poll::Pending,
-                Step::Sleep(Some(instant)) => instant,
+                LineStep::Check => return Poll::Ready(true),
+                LineStep::Leave => return Poll::Ready(false),
+                LineStep::Sleep(None) => return Poll::Pending,
+                LineStep::Sleep(Some(instant)) => instant,
             };
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(instant)));
             // Moved, not made anew: a request that checks again allocates nothing.

@@ -231,8 +231,9 @@ impl Guard for Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut receipts = mem::replace(&mut self.outcome.receipts, Receipts::NONE);
-        if let Some(lines) = self.charge.lines() {
-            receipts = lines.give_back(self.charge.booking_group(&lines), self.due, receipts);
+        if let Some(bookings) = self.charge.bookings() {
+            let group = self.charge.booking_group(&bookings);
+            receipts = bookings.give_back(group, self.due, receipts);
         }
         self.charge.release_in_background(&receipts);
     }

@@ -315,10 +315,10 @@ impl Waiter {
     /// Waits for the reserved instant of an admitted request.
     fn book(&mut self, due: Instant) {
         if let Phase::Admitted(outcome, booking) = &mut self.phase
-            && let Some(lines) = self.charge.lines()
+            && let Some(bookings) = self.charge.bookings()
         {
-            let group = self.charge.booking_group(&lines);
-            let new = Booking::new(lines, group, due, outcome.receipts.clone());
+            let group = self.charge.booking_group(&bookings);
+            let new = Booking::new(bookings, group, due, outcome.receipts.clone());
             (*booking, outcome.receipts) = (Some(Box::new(new)), Receipts::NONE);
         }
     }

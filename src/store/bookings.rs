@@ -8,23 +8,30 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    hash::{BuildHasher, Hash, RandomState},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::Lines;
 use crate::{decision::Receipts, sync::lock};
 
 /// An instant that has passed for longer is of no use to another request.
 const LATENESS: Duration = Duration::from_millis(10);
 
-/// By the hash of limits, keys and costs. Two with equal hashes are unlikely.
+/// The reserved instants of the requests over one store.
 #[derive(Debug, Default)]
-pub(super) struct Bookings {
+pub struct Bookings {
+    hasher: RandomState,
+    state: Mutex<BookingGroups>,
+}
+
+#[derive(Debug, Default)]
+struct BookingGroups {
+    /// By the hash of limits, keys and costs. Two with equal hashes are unlikely.
     groups: HashMap<u64, Group>,
     next_number: u64,
 }
@@ -39,7 +46,7 @@ struct Group {
 /// A request that waits for an instant.
 #[derive(Debug)]
 pub(crate) struct Booking {
-    lines: Arc<Lines>,
+    bookings: Arc<Bookings>,
     group: u64,
     number: u64,
     due: Instant,
@@ -68,23 +75,28 @@ impl Group {
 }
 
 impl Booking {
-    pub(crate) fn new(lines: Arc<Lines>, group: u64, due: Instant, receipts: Receipts) -> Self {
+    pub(crate) fn new(
+        bookings: Arc<Bookings>,
+        group: u64,
+        due: Instant,
+        receipts: Receipts,
+    ) -> Self {
         let timer = Box::pin(sleep_until(due)); // panics without a runtime
         let number = {
-            let bookings = &mut *lock(&lines.bookings);
-            bookings.next_number += 1;
-            let of_group = bookings.groups.entry(group).or_default();
-            of_group.instants.insert((due, bookings.next_number), receipts);
-            of_group.waiting.insert(bookings.next_number, None);
-            bookings.next_number
+            let state = &mut *lock(&bookings.state);
+            state.next_number += 1;
+            let of_group = state.groups.entry(group).or_default();
+            of_group.instants.insert((due, state.next_number), receipts);
+            of_group.waiting.insert(state.next_number, None);
+            state.next_number
         };
-        Self { lines, group, number, due, timer }
+        Self { bookings, group, number, due, timer }
     }
 
     /// Changes the group, without groups that are empty. Wakers are called without the lock.
     fn change<R>(&self, change: impl FnOnce(&mut Group) -> (R, Option<Waker>)) -> Option<R> {
         let (result, waker) = {
-            let groups = &mut lock(&self.lines.bookings).groups;
+            let groups = &mut lock(&self.bookings.state).groups;
             let group = groups.get_mut(&self.group)?;
             let changed = change(group);
             if group.waiting.is_empty() {
@@ -134,16 +146,21 @@ impl Booking {
     }
 }
 
-impl Lines {
+impl Bookings {
+    /// Returns the group of requests with equal limits, keys and costs.
+    pub(crate) fn group_of(&self, limits: impl Hash) -> u64 {
+        self.hasher.hash_one(limits)
+    }
+
     /// Gives an instant to the requests that wait for later ones. Returns what is to be given back
     /// to the store instead.
     pub(crate) fn give_back(&self, group: u64, due: Instant, receipts: Receipts) -> Receipts {
         let (last, waker) = {
-            let bookings = &mut *lock(&self.bookings);
-            let later = bookings.groups.get_mut(&group).filter(|_| due >= Instant::now());
+            let state = &mut *lock(&self.state);
+            let later = state.groups.get_mut(&group).filter(|_| due >= Instant::now());
             let Some(later) = later else { return receipts };
-            bookings.next_number += 1;
-            later.instants.insert((due, bookings.next_number), receipts);
+            state.next_number += 1;
+            later.instants.insert((due, state.next_number), receipts);
             (later.instants.pop_last().map(|(_, last)| last), later.first_waker())
         };
         waker.into_iter().for_each(Waker::wake);

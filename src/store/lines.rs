@@ -26,10 +26,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    bookings::Bookings,
-    turns::{Turns, hold_retry},
-};
+use super::turns::{Turns, hold_retry};
 use crate::{keys::Key, quota::Quota, sync::lock};
 
 /// The time after which a request that was called and is not polled holds up no others. `select!`
@@ -54,18 +51,16 @@ const FOREVER: Duration = Duration::from_secs(30 * 366 * 86_400);
 pub struct Lines {
     hasher: RandomState,
     numbers: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<LineSet>,
     /// The number of lines and turns, which is read without the lock. `Relaxed`: a request that
     /// enters while units are returned checks once more.
     count: AtomicUsize,
-    /// Those of the requests that could make a reservation.
-    pub(super) bookings: Mutex<Bookings>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LineSet {
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a line.
-    lines: HashMap<u64, Line>,
+    lines: HashMap<u64, KeyLine>,
     turns: Turns,
 }
 
@@ -105,7 +100,7 @@ impl Pace {
 }
 
 /// What a request that leaves knows about the next check.
-pub(crate) enum Next {
+pub(crate) enum NextCheck {
     Now,
     /// At this instant, which is `known` if nothing can change it.
     At {
@@ -119,7 +114,7 @@ pub(crate) enum Next {
 }
 
 /// What a request does now.
-pub(crate) enum Step {
+pub(crate) enum LineStep {
     Check,
     /// Its wait is over.
     Leave,
@@ -127,10 +122,10 @@ pub(crate) enum Step {
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct KeyLine {
     limiter: u64,
     waiting: BTreeMap<u64, Waiting>,
-    groups: HashMap<u64, Group>,
+    groups: HashMap<u64, LineGroup>,
     /// The sum of the units of the groups, each up to its maximum.
     units: u64,
     /// The instant at which units are available, if nothing can change it.
@@ -141,7 +136,7 @@ struct Line {
 /// The units for which the requests with the same limits wait. Beyond `max`, which the other limits
 /// admit at once, requests leave when they check.
 #[derive(Debug, Default)]
-struct Group {
+struct LineGroup {
     units: u64,
     max: u64,
 }
@@ -197,7 +192,7 @@ impl Lines {
         self.numbers.fetch_add(1, Relaxed)
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut State, Instant, &mut Wakers) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut LineSet, Instant, &mut Wakers) -> R) -> R {
         let (now, mut wakers) = (Instant::now(), Wakers::default());
         let result = {
             let state = &mut *lock(&self.state);
@@ -265,14 +260,14 @@ impl Lines {
     /// Returns the pause before the first request of a line, which has `waited`, asks whether
     /// another process has returned units.
     pub(crate) fn hold_retry(&self, waited: Duration, line: u64) -> Duration {
-        let State { lines, turns, .. } = &*lock(&self.state);
+        let LineSet { lines, turns, .. } = &*lock(&self.state);
         hold_retry(waited, lines.len(), turns.retry(line))
     }
 }
 
-impl State {
+impl LineSet {
     /// Returns the first other limit in whose line an earlier request stands, which is polled.
-    fn obstacle(&self, place: &Place, now: Instant) -> Option<usize> {
+    fn obstacle(&self, place: &LinePlace, now: Instant) -> Option<usize> {
         let is_before = |(index, limit): (usize, &LineLimit)| {
             let line = self.lines.get(&limit.line).filter(|_| place.at != Some(index));
             line.is_some_and(|line| line.is_behind(place.number, now)).then_some(index)
@@ -280,12 +275,12 @@ impl State {
         place.limits.iter().enumerate().find_map(is_before)
     }
 
-    fn line(&mut self, limit: &LineLimit) -> &mut Line {
-        let new = || Line { limiter: limit.limiter, ..Line::default() };
+    fn line(&mut self, limit: &LineLimit) -> &mut KeyLine {
+        let new = || KeyLine { limiter: limit.limiter, ..KeyLine::default() };
         self.lines.entry(limit.line).or_insert_with(new)
     }
 
-    fn leave(&mut self, place: &mut Place, next: Next, now: Instant, wakers: &mut Wakers) {
+    fn leave(&mut self, place: &mut LinePlace, next: NextCheck, now: Instant, wakers: &mut Wakers) {
         let Some(index) = place.at.take() else { return };
         let id = place.limits[index].line;
         if let Some(line) = self.lines.get_mut(&id) {
@@ -297,7 +292,7 @@ impl State {
     }
 }
 
-impl Line {
+impl KeyLine {
     /// Returns whether an earlier request stands in the line, which is polled.
     fn is_behind(&self, number: u64, now: Instant) -> bool {
         let is_first = self.waiting.first_key_value().is_none_or(|(first, _)| *first >= number);
@@ -321,7 +316,7 @@ impl Line {
     fn update_group(&mut self, limit: &LineLimit, change: impl Fn(u64) -> u64) {
         let group = self.groups.entry(limit.group).or_default();
         let before = group.units.min(group.max);
-        *group = Group { units: change(group.units), max: limit.max_units };
+        *group = LineGroup { units: change(group.units), max: limit.max_units };
         self.units = self.units - before + group.units.min(group.max);
         if group.units == 0 {
             self.groups.remove(&limit.group);
@@ -396,7 +391,7 @@ impl Line {
     }
 
     /// Removes a request, and calls the next one.
-    fn leave(&mut self, number: u64, next: Next, now: Instant, wakers: &mut Wakers) {
+    fn leave(&mut self, number: u64, next: NextCheck, now: Instant, wakers: &mut Wakers) {
         let is_behind = self.is_behind(number, now);
         let Some(mut left) = self.waiting.remove(&number) else { return };
         self.update_group(&left.limit, |units| units.saturating_sub(left.limit.cost));
@@ -410,21 +405,21 @@ impl Line {
         let known = self.known.take();
         let cost = self.waiting.first_key_value().map_or(0, |(_, waiting)| waiting.limit.cost);
         let next = match (next, left.stage) {
-            (_, Stage::Checking(Some(at))) => Next::At { at, known: false },
+            (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: false },
             // What it waited for is known, and the next one needs no less.
-            (Next::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
-                Some(at) => Next::At { at, known: known == Some(at) },
-                None => Next::Called,
+            (NextCheck::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
+                Some(at) => NextCheck::At { at, known: known == Some(at) },
+                None => NextCheck::Called,
             },
             (next, _) => next,
         };
         match next {
-            Next::Now => self.call(now, now, wakers),
-            Next::At { at, known } => {
+            NextCheck::Now => self.call(now, now, wakers),
+            NextCheck::At { at, known } => {
                 self.call(at, now, wakers);
                 self.known = known.then_some(at);
             }
-            Next::Called => {
+            NextCheck::Called => {
                 let first = self.waiting.values_mut().find(|waiting| !waiting.is_absent(now));
                 first.into_iter().for_each(|first| {
                     if first.stage == Stage::Undecided {
@@ -432,7 +427,7 @@ impl Line {
                     }
                 });
             }
-            Next::Units(mut units) => {
+            NextCheck::Units(mut units) => {
                 self.call(now, now, wakers);
                 for waiting in self.waiting.values_mut() {
                     let Some(left) = units.checked_sub(waiting.limit.cost) else { break };
@@ -447,17 +442,17 @@ impl Line {
     }
 
     /// Returns what a request does now.
-    fn step(&mut self, number: u64, deadline: Option<Instant>, now: Instant) -> Step {
+    fn step(&mut self, number: u64, deadline: Option<Instant>, now: Instant) -> LineStep {
         let (is_behind, absent_at) = (self.is_behind(number, now), self.absent_at(number));
-        let Some(waiting) = self.waiting.get_mut(&number) else { return Step::Check };
+        let Some(waiting) = self.waiting.get_mut(&number) else { return LineStep::Check };
         let is_over = deadline.is_some_and(|deadline| now >= deadline);
         let until = |at: Option<Instant>| match deadline {
-            Some(deadline) => Step::Sleep(Some(at.map_or(deadline, |at| at.min(deadline)))),
-            None => Step::Sleep(at),
+            Some(deadline) => LineStep::Sleep(Some(at.map_or(deadline, |at| at.min(deadline)))),
+            None => LineStep::Sleep(at),
         };
         if is_behind && waiting.stage != Stage::Called {
             (waiting.due, waiting.stage) = (None, Stage::Undecided);
-            return if is_over { Step::Leave } else { until(absent_at) };
+            return if is_over { LineStep::Leave } else { until(absent_at) };
         }
         if waiting.due.is_none() && waiting.stage == Stage::Undecided {
             waiting.due = Some(now); // those before it are absent
@@ -465,8 +460,8 @@ impl Line {
         let is_in_time =
             |due| deadline.is_none_or(|deadline| due <= deadline && now <= deadline + LATENESS);
         match waiting.due {
-            Some(due) if due <= now && is_in_time(due) => Step::Check,
-            _ if is_over => Step::Leave,
+            Some(due) if due <= now && is_in_time(due) => LineStep::Check,
+            _ if is_over => LineStep::Leave,
             due => until(due),
         }
     }
@@ -474,7 +469,7 @@ impl Line {
 
 /// A request that may stand in a line. Dropping it lets the request leave.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct LinePlace {
     lines: Arc<Lines>,
     number: u64,
     limits: Vec<LineLimit>,
@@ -493,7 +488,7 @@ pub(crate) struct Refusal {
     pub(crate) pace: Option<Pace>,
 }
 
-impl Place {
+impl LinePlace {
     pub(crate) fn new(lines: Arc<Lines>, number: u64, limits: Vec<LineLimit>) -> Self {
         Self { lines, number, limits, at: None }
     }
@@ -536,16 +531,16 @@ impl Place {
     }
 
     /// Returns what the request does now, which stands in a line.
-    pub(crate) fn poll(&mut self, cx: &Context<'_>, deadline: Option<Instant>) -> Step {
+    pub(crate) fn poll(&mut self, cx: &Context<'_>, deadline: Option<Instant>) -> LineStep {
         self.lines.clone().change(|state, now, wakers| {
             loop {
-                let Some(index) = self.at else { return Step::Check };
+                let Some(index) = self.at else { return LineStep::Check };
                 let (number, limit) = (self.number, self.limits[index]);
                 let step = state.line(&limit).step(number, deadline, now);
-                if let Step::Check = step
+                if let LineStep::Check = step
                     && let Some(other) = state.obstacle(self, now)
                 {
-                    state.leave(self, Next::Now, now, wakers);
+                    state.leave(self, NextCheck::Now, now, wakers);
                     let limit = self.limits[other];
                     state.line(&limit).insert(number, limit, now, now);
                     self.at = Some(other);
@@ -553,15 +548,15 @@ impl Place {
                 }
                 if let Some(waiting) = state.line(&limit).waiting.get_mut(&number) {
                     match &step {
-                        Step::Check => {
+                        LineStep::Check => {
                             let (due, stage) = (Some(now + CHECK), Stage::Checking(None));
                             (waiting.due, waiting.stage) = (due, stage);
                         }
-                        Step::Sleep(_) => match &waiting.waker {
+                        LineStep::Sleep(_) => match &waiting.waker {
                             Some(known) if known.will_wake(cx.waker()) => {}
                             _ => wakers.1.extend(waiting.waker.replace(cx.waker().clone())),
                         },
-                        Step::Leave => {}
+                        LineStep::Leave => {}
                     }
                 }
                 return step;
@@ -596,7 +591,7 @@ impl Place {
                 wakers.0.extend(second.and_then(|(_, waiting)| waiting.waker.take()));
                 return true;
             }
-            state.leave(self, Next::Now, now, wakers);
+            state.leave(self, NextCheck::Now, now, wakers);
             let line = state.line(&limit);
             line.pace = pace.or(line.pace);
             let admits = line.admits(number, &limit, deadline, known, now);
@@ -621,15 +616,15 @@ impl Place {
         self.denied(refusal(), None);
     }
 
-    pub(crate) fn leave(&mut self, next: Next) {
+    pub(crate) fn leave(&mut self, next: NextCheck) {
         self.lines.clone().change(|state, now, wakers| state.leave(self, next, now, wakers));
     }
 }
 
-impl Drop for Place {
+impl Drop for LinePlace {
     fn drop(&mut self) {
         if self.at.is_some() {
-            self.leave(Next::Now);
+            self.leave(NextCheck::Now);
         }
     }
 }

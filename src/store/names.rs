@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use super::lines::Lines;
+use super::{bookings::Bookings, lines::Lines};
 use crate::sync::lock;
 
 /// The names in use over one store, so that no two limiters share a count by accident.
@@ -17,6 +17,7 @@ pub struct Names(Arc<Shared>);
 struct Shared {
     taken: Mutex<HashSet<&'static str>>,
     lines: Arc<Lines>,
+    bookings: Arc<Bookings>,
 }
 
 impl Names {
@@ -36,6 +37,11 @@ impl Names {
     /// Returns the lines of the requests that wait over the store.
     pub(crate) fn lines(&self) -> &Arc<Lines> {
         &self.0.lines
+    }
+
+    /// Returns the reserved instants of the requests that wait for them.
+    pub(crate) fn bookings(&self) -> &Arc<Bookings> {
+        &self.0.bookings
     }
 
     /// Returns whether these are the names of the same store.
