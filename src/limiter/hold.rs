@@ -160,8 +160,8 @@ impl<'a, K> Hold<'a, K> {
     /// Between processes, and beside calls that do not wait, the order is not defined.
     ///
     /// With a `RedisStore`, a process whose calls have taken the last units again and again for
-    /// 0.4 s leaves what it returns in the next 20 ms to other processes: see
-    /// [concurrency](crate::guide::concurrency#waiting-for-a-place).
+    /// 0.4 s, or less if they hold them shortly, leaves what it returns in the next 20 ms to other
+    /// processes: see [concurrency](crate::guide::concurrency#waiting-for-a-place).
     ///
     /// # Panics
     ///
