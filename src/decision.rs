@@ -72,9 +72,12 @@ pub struct Decision {
     rare: Option<Arc<Rare>>,
 }
 
-/// The source of a decision, times 2, and 1 if the request is allowed.
+/// The source of a decision, times 2, and 1 if the request is allowed. From the bit `LIMIT_BIT` on,
+/// the index of the limit that binds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Status(u32);
+
+const LIMIT_BIT: u32 = 8;
 
 /// The parts of a decision that most decisions do not have: they take no time to copy then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -236,6 +239,25 @@ impl Decision {
         }
     }
 
+    /// Returns the decision as that of a request to several limits, of which this one binds.
+    pub(crate) fn of_limit(mut self, index: usize) -> Self {
+        self.status.0 = self.status.0 & ((1 << LIMIT_BIT) - 1) | (index as u32) << LIMIT_BIT;
+        self
+    }
+
+    /// Returns the index of the limit that binds, in the order of the request.
+    pub(crate) const fn limit_index(&self) -> usize {
+        (self.status.0 >> LIMIT_BIT) as usize
+    }
+
+    /// Returns the denial of a request that others have kept from a check: units may be left.
+    pub(crate) fn out_of_line(mut self) -> Self {
+        if self.is_allowed() {
+            (self.status.0, self.wait) = (self.status.0 & !1, UNKNOWN);
+        }
+        self
+    }
+
     pub(crate) fn proceeds_immediately(&self) -> bool {
         self.is_allowed() && self.wait == 0
     }
@@ -371,7 +393,7 @@ impl Decision {
     /// Returns the origin of the decision.
     #[must_use]
     pub const fn source(&self) -> Source {
-        match self.status.0 >> 1 {
+        match self.status.0 >> 1 & 3 {
             0 => Source::Store,
             1 => Source::Cached,
             2 => Source::Local,

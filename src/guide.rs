@@ -16,11 +16,13 @@ macro_rules! headings {
 [option-layer]: crate::guide::layers#a-limit-that-can-be-switched-off
 [runtime]: crate::guide::layers#what-needs-a-runtime
 [unix-socket]: crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address
+[line]: crate::guide::waiting#in-a-line
 [learning]: crate::guide::outgoing#learning-from-the-vendors-answer
 [login]: crate::guide::recipes#login-failures-by-name-and-address
 [long-windows]: crate::guide::quotas#long-windows
 [nests]: crate::guide::layers#nests-and-services
 [permit-life]: crate::guide::concurrency#the-life-of-a-permit-in-redis
+[places]: crate::guide::concurrency#waiting-for-a-place
 [resources]: crate::guide::vendors#resources
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second

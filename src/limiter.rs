@@ -18,12 +18,12 @@ mod backoff;
 mod call;
 mod charge;
 mod failure_policy;
+mod in_line;
 mod learn;
 mod max_wait;
 mod permit;
 mod recovery;
 mod report;
-mod retry;
 mod target;
 mod version;
 mod wait_queue;
@@ -43,12 +43,7 @@ pub use self::{
     target::{AnyLimiter, IntoLimiter},
 };
 #[allow(unused_imports, reason = "only optional features use them")]
-pub(crate) use self::{
-    handle::check_name,
-    report::report_released,
-    retry::{Retry, visit_queue, yield_to_queue},
-    target::ChargeTarget,
-};
+pub(crate) use self::{handle::check_name, report::report_released, target::ChargeTarget};
 pub(crate) use self::{
     learn::Learning,
     max_wait::MaxWait,

@@ -3,11 +3,13 @@
 
 // The trait is the one door to all of them.
 
+mod bookings;
 mod connect;
 #[cfg(feature = "redis")]
 mod denials;
 mod health;
 mod hold;
+mod lines;
 mod memory;
 mod names;
 #[cfg(feature = "redis")]
@@ -15,7 +17,6 @@ mod names;
 mod redis;
 mod report;
 mod request;
-mod retry_queue;
 mod turns;
 
 use std::{fmt, future, pin::Pin, sync::Arc};
@@ -37,21 +38,19 @@ pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::redis::{assert_written, write};
 #[cfg(feature = "redisson")]
 pub(crate) use self::report::report_answer;
-#[cfg(any(test, feature = "redisson"))]
-pub(crate) use self::retry_queue::MAX_STALL;
+pub(crate) use self::{
+    bookings::{Booking, Bookings},
+    hold::{EndedHold, Hold, HoldGuard, LatestSettings},
+    lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
+    names::Names,
+    report::{report_decided, report_failed},
+    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
+    seal::Sealed,
+};
 pub use self::{
     connect::{connect, lazy},
     health::Health,
     memory::{MemoryStore, WhenFull},
-};
-pub(crate) use self::{
-    hold::{EndedHold, Hold, HoldGuard, LatestSettings},
-    names::Names,
-    report::{report_decided, report_failed},
-    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
-    retry_queue::{Forecast, QueueEntry, RetryQueues, Ticket, after},
-    seal::Sealed,
-    turns::LONGEST_HOLD_RETRY,
 };
 use crate::{
     algorithm::Release,

@@ -88,7 +88,8 @@ impl KeyState {
         self.0.replenish_after()
     }
 
-    /// Returns the time until the key is in its initial state.
+    /// Returns the time until the key is in its initial state. While units are held, this is the
+    /// time if all of them are used now in memory, and in Redis if all holds expire.
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
         self.0.reset_after()

@@ -60,7 +60,7 @@ impl Outcome {
         for (index, (limit, reply)) in limits.clone().zip(replies).enumerate() {
             receipts.add(index, Receipt::new(limit.algorithm, reply, action));
             if index == binding {
-                decision = Some(Decision::new(limit, *reply, age));
+                decision = Some(Decision::new(limit, *reply, age).of_limit(binding));
             }
         }
         let mut decision = decision.expect("a limit binds");

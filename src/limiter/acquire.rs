@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    call::Call, charge::Charge, handle::Limiter, max_wait::MaxWait, retry::yield_to_queue,
-    waiter::Waiter,
-};
+use super::{call::Call, charge::Charge, handle::Limiter, max_wait::MaxWait, waiter::Waiter};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
@@ -51,8 +48,8 @@ impl Limiter {
     ///
     /// Dropping the future before its first poll spends nothing. Dropping it before it is ready
     /// returns the units that were spent or reserved, exactly once: all of them before the reserved
-    /// instant, and after it those that still count. Requests queued behind it keep their
-    /// reservations. With a
+    /// instant, and after it those that still count. Requests of this process that wait for the
+    /// same go one reserved instant earlier each. With a
     /// [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`,
     /// a background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
     ///
@@ -101,14 +98,14 @@ impl Limiter {
     /// - a leaky bucket that is full
     /// - an instant further away than [`reserve`](Limiter::reserve) can reserve
     ///
-    /// In these cases the call retries. The denied calls of a process wait in a queue: only the
-    /// first one checks, after [`retry_after`](Decision::retry_after), and the next one checks when
-    /// the first is served or dropped. So service is first come, first served within a process, and
-    /// in no defined order between processes. While calls wait in the queue, a new call sleeps for
-    /// a millisecond before it checks.
+    /// In these cases the calls of a process wait in a
+    /// [line](crate::guide::waiting#in-a-line): only the first one checks, after
+    /// [`retry_after`](Decision::retry_after), and the next one checks when the first is served or
+    /// dropped. So service is first come, first served within a process, and in no defined order
+    /// between processes.
     ///
-    /// Poll the future until it is ready, or drop it. A retrying call that is not polled delays the
-    /// calls behind it for a second, or longer if no other call comes or goes.
+    /// Poll the future until it is ready, or drop it. A first call that is not polled delays the
+    /// calls behind it for a tenth of a second.
     ///
     /// # Errors
     ///
@@ -129,13 +126,10 @@ impl Limiter {
 
 impl Charge {
     /// Spends the costs, and waits.
-    async fn wait(self, max_wait: MaxWait, is_endless: bool) -> Result<Decision, Error> {
+    pub(crate) async fn wait(self, max_wait: Duration) -> Result<Decision, Error> {
         self.check_costs()?;
-        if is_endless || self.retry_deadline(max_wait).is_some() {
-            yield_to_queue(&self).await;
-        }
-        let answer = self.decide(Action::Check, max_wait);
-        Waiter::new(self, answer, max_wait).retries(is_endless).check().await
+        let is_endless = max_wait == Duration::MAX;
+        Waiter::begin(self, MaxWait::up_to(max_wait), is_endless).check().await
     }
 }
 
@@ -195,6 +189,6 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
         } else {
             return this.call.poll_rest(cx);
         };
-        this.call.go_on(cx, false, charge.wait(max_wait, is_endless))
+        this.call.go_on(cx, false, charge.wait(this.max_wait))
     }
 }

@@ -87,6 +87,7 @@ impl Limiter {
             return self.peek(key).await;
         }
         let outcome = self.decide(action, key, n, MaxWait::DEFAULT).await?;
+        self.lines().key_returned(self.name(), key);
         Ok(KeyState::changed(outcome.decision))
     }
 
@@ -185,7 +186,9 @@ impl Limiter {
             let limit = self.request(&version, action, key, 1, MaxWait::NONE)?;
             self.store().decide(&StoreRequest::new(action, &[limit], Reporting::Each))
         };
-        Ok(KeyState::changed(answer.await?.decision))
+        let decision = answer.await?.decision;
+        self.lines().key_returned(self.name(), key);
+        Ok(KeyState::changed(decision))
     }
 
     /// Deletes the state of `key`: its next request counts as its first.

@@ -35,14 +35,13 @@ use crate::{
 /// full bucket drains. [`check`](Charge::check) can then return a delay, too.
 ///
 /// Limits on [different keys](Charge::and) make no reservation: a distant instant that is reserved
-/// for one user would delay all users who share a limit with that user. A waiting request retries
-/// instead:
+/// for one user would delay all users who share a limit with that user. A waiting request stands in
+/// a [line](crate::guide::waiting#in-a-line) instead:
 ///
-/// - It checks again when the limit that denied it has units left, and after the requests of this
-///   process that wait for the same limit and key. So service is in order within a process, and
-///   each request checks two or three times. Between processes, the order is not defined.
+/// - It checks when the limit that denied it has units left, and after the requests of this process
+///   that came before and wait for one of its keys. Between processes, the order is not defined.
 /// - It is denied immediately if its wait is known to be too long.
-/// - A new request checks immediately, and can be served before waiting ones.
+/// - A request that may not wait checks immediately, and can be served before waiting ones.
 /// - A leaky bucket among the limits denies requests that it would delay on its own.
 ///
 /// # In a cluster
@@ -303,6 +302,8 @@ impl Charge {
         let mut charge = self.clone().without_free_limits();
         if !charge.is_exempt() {
             let changed = charge.decide(action, MaxWait::NONE).await?;
+            let parts = charge.own_parts();
+            parts.for_each(|(limiter, key, _)| limiter.lines().key_returned(limiter.name(), key));
             return Ok(Some(KeyState::changed(changed.decision)));
         }
         charge = self.clone();
@@ -328,7 +329,8 @@ impl Charge {
 
     /// Returns whether the costs are such that all limits can grant them.
     pub(super) fn can_be_granted(&self) -> bool {
-        self.own_parts().all(|(limiter, _, cost)| (1..=limiter.max_cost()).contains(&cost))
+        self.costs().all(|cost| cost > 0)
+            && self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
             && self.parts.iter().all(|part| !part.holds() || part.limiter.can_hold())
     }
 
@@ -364,6 +366,15 @@ impl Charge {
 
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
         self.parts.iter().map(|part| &part.limiter)
+    }
+
+    pub(super) fn costs(&self) -> impl Iterator<Item = u64> {
+        self.parts.iter().map(Part::cost)
+    }
+
+    /// Returns whether each answer is there at once.
+    pub(super) fn is_immediate(&self) -> bool {
+        self.limiters().all(AnyLimiter::is_immediate)
     }
 
     /// Returns the limiters of this crate with their keys and costs, in the order in which they

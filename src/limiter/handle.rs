@@ -20,7 +20,7 @@ use crate::{
     observe::LimiterObservers,
     quota::Quota,
     store::{
-        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Name, Released,
+        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Released,
         Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
@@ -213,6 +213,7 @@ impl Limiter {
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
         if let Some(change) = self.0.versions.update(None, quota)? {
+            self.lines().limiter_changed(self.name());
             self.report_settings(change);
         }
         Ok(())
@@ -226,7 +227,9 @@ impl Limiter {
         algorithm: Algorithm,
         quota: Quota,
     ) -> Result<Option<[Arc<Settings>; 2]>, ConfigError> {
-        self.0.versions.update(Some(algorithm), quota)
+        let changed = self.0.versions.update(Some(algorithm), quota);
+        self.lines().limiter_changed(self.name());
+        changed
     }
 
     /// Reports the old and the new settings.
@@ -384,6 +387,11 @@ impl Limiter {
 
     pub(super) fn store(&self) -> &AnyStore {
         &self.0.store
+    }
+
+    /// Returns the lines of the requests of this process that wait.
+    pub(super) fn lines(&self) -> &Arc<Lines> {
+        self.0.store.as_dyn().names().lines()
     }
 
     /// Returns the end of the block of a key, if this process knows the block.

@@ -1,5 +1,5 @@
 //! `Hold`: a call that holds units, a future of a permit. The permit itself is in `permit.rs`, and
-//! the waiting in `waiter.rs` and `retry.rs`.
+//! the waiting in `waiter.rs` and `in_line.rs`.
 
 use std::{
     pin::Pin,
@@ -142,15 +142,16 @@ impl<'a, K> Hold<'a, K> {
     /// Waits for the units for up to `max_wait`, but no longer than a
     /// [reservation](Limiter::reserve) can be away. The default is not to wait.
     ///
-    /// A hold reserves no instant. A denied call checks again when units are restored, and when a
-    /// permit of this process ends. While holds have to end first, it also checks every 25 to 50
-    /// ms; over a `RedisStore` more often the longer it waits, in memory less often if more than
-    /// 8 keys are waited for. In a process, waiting calls are served in the order of their
-    /// arrival; between processes, and beside calls that do not wait, the order is not defined.
+    /// A hold reserves no instant. Waiting calls stand in a
+    /// [line](crate::guide::waiting#in-a-line): in a process, they are served in the order of their
+    /// arrival. The first one checks again when units are restored, and when a permit of this
+    /// process ends or the key is changed in another way. Over a `RedisStore`, it also asks for the
+    /// units that other processes hold, every 25 to 50 ms, and more often the longer it waits.
+    /// Between processes, and beside calls that do not wait, the order is not defined.
     ///
     /// With a `RedisStore`, a process whose calls have taken the last units again and again for
-    /// 0.4 s leaves what it returns in the next 20 ms to other processes: see
-    /// [concurrency](crate::guide::concurrency#waiting-for-a-place).
+    /// 0.4 s, or less if they hold them shortly, leaves what it returns in the next 20 ms to other
+    /// processes: see [concurrency](crate::guide::concurrency#waiting-for-a-place).
     ///
     /// # Panics
     ///
@@ -241,7 +242,7 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         }
         if waits {
             let max_wait = MaxWait::up_to(this.max_wait);
-            return this.call.go_on(cx, false, Waiter::begin(charge, max_wait).hold());
+            return this.call.go_on(cx, false, Waiter::begin(charge, max_wait, false).hold());
         }
         let answer = charge.decide(Action::Check, MaxWait::NONE);
         this.poll_answer(cx, charge, answer)

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     algorithm::Action,
-    decision::{Decision, Outcome},
+    decision::{Decision, Outcome, Receipts},
     error::Error,
     keys::Key,
 };
@@ -111,9 +111,10 @@ impl Waiter {
 /// - [`ready`](Reservation::ready) waits until the request may proceed.
 /// - [`keep`](Reservation::keep) leaves the wait to the caller; the units stay spent.
 /// - Dropping it releases the units, exactly once: all of them before the reserved instant, and
-///   after it those that still count. Requests queued behind it keep their instants. With a
-///   [`MemoryStore`](crate::MemoryStore), the drop itself returns the units. With a `RedisStore`, a
-///   background task does: see [capacity](crate::guide::redis_capacity#dropped-requests).
+///   after it those that still count. Requests of this process that wait for the same go one
+///   reserved instant earlier each. With a [`MemoryStore`](crate::MemoryStore), the drop itself
+///   returns the units. With a `RedisStore`, a background task does: see
+///   [capacity](crate::guide::redis_capacity#dropped-requests).
 ///
 /// # Examples
 ///
@@ -229,6 +230,11 @@ impl Guard for Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.charge.release_in_background(&self.outcome.receipts);
+        let mut receipts = mem::replace(&mut self.outcome.receipts, Receipts::NONE);
+        if let Some(bookings) = self.charge.bookings() {
+            let group = self.charge.booking_group(&bookings);
+            receipts = bookings.give_back(group, self.due, receipts);
+        }
+        self.charge.release_in_background(&receipts);
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     keys::Key,
     observe::LimiterObservers,
     quota::Quota,
-    store::{BackgroundTask, Released, RetryQueues, Store, StoreFuture},
+    store::{BackgroundTask, Lines, Released, StoreFuture},
 };
 
 /// A hundred years, in microseconds.
@@ -28,6 +28,9 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
 
     fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome>;
 
+    /// Returns the denial of a request that others have kept from a check.
+    fn denial(&self, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome>;
+
     /// Returns units that a request of the key has spent, in the background, if possible.
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64);
 
@@ -38,8 +41,8 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
 
     fn observers(&self) -> &LimiterObservers;
 
-    /// Returns the queues of requests that retry, and the queue of the key.
-    fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64);
+    /// Returns the lines of requests that wait, and the line of the key.
+    fn line(&self, key: &Key<'_>) -> (Arc<Lines>, u64);
 }
 
 /// A limiter that can be charged: a [`Limiter`], or a `redisson::RateLimiter` (feature `redisson`).
@@ -149,7 +152,7 @@ impl AnyLimiter {
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
         match &self.0 {
-            Kind::Own(limiter) => !limiter.store().names().retry_queues().is_empty(),
+            Kind::Own(limiter) => !limiter.lines().is_empty(),
             Kind::Foreign(_) => true,
         }
     }

@@ -1,6 +1,6 @@
 //! `Waiter`: waits for quota, and releases what a request has spent, reserved or held if it
-//! is dropped. Retries of denied requests are in `retry.rs`, and the bounds on waiting requests in
-//! `wait_queue.rs`.
+//! is dropped. Waiting without a reservation is in `in_line.rs`, and the bounds on waiting requests
+//! in `wait_queue.rs`.
 
 use std::{
     fmt,
@@ -11,21 +11,21 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::{
     charge::Charge,
+    in_line::InLine,
     max_wait::{ENDLESS, MaxWait},
     recovery::Recovered,
     report::Wait,
-    retry::Retry,
     wait_queue::WaitSlot,
 };
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
-    store::{Released, Reporting, StoreFuture, after},
+    store::{Booking, Released, Reporting, StoreFuture, after},
 };
 
 /// The default lateness up to which a waiting request proceeds without a second check. A timer of
@@ -47,15 +47,9 @@ impl Charge {
         Wait::begin(waiting.observers(), limiter)
     }
 
-    /// Reports that the request waits before its first decision: for the first limit that it holds.
-    fn begin_queued_wait(&self) -> Option<Wait> {
-        let (limiter, ..) = self.held_parts().next()?;
-        Wait::begin(limiter.observers(), limiter.static_name())
-    }
-
-    /// Reports that the request waits for its store, which has failed.
-    fn begin_store_wait(&self) -> Option<Wait> {
-        let (limiter, ..) = self.own_parts().next()?;
+    /// Reports that the request waits without a decision.
+    fn begin_undecided_wait(&self) -> Option<Wait> {
+        let (limiter, ..) = self.held_parts().chain(self.own_parts()).next()?;
         Wait::begin(limiter.observers(), limiter.static_name())
     }
 
@@ -88,25 +82,28 @@ pub(crate) struct Waiter {
     was_late: bool,
     /// The end of the last block that the request has found.
     blocked_until: Option<Instant>,
-    /// True if a denied request retries.
+    /// True if a denied request stands in a line.
     retries: bool,
+    /// The number and the instant of the first poll, by which it stands there.
+    number: Option<(u64, Instant)>,
     /// When the request began, if it waits for a store that fails.
     waits_for_store: Option<Instant>,
     /// Set by the first denial or failure. Boxed, as most requests have none.
-    retry: Option<Box<Retry>>,
+    line: Option<Box<InLine>>,
     /// Set from the first sleep to the last one, if there is an observer.
     wait: Option<Wait>,
 }
 
 enum Phase {
-    /// The request waits to check for the first time, behind others.
-    Queued,
+    /// The request stands in a line, after this denial or failure of the store, if it was decided.
+    Waiting(Option<Result<Decision, Error>>),
     Deciding(StoreFuture<Outcome>),
-    Admitted(Outcome, Option<Pin<Box<Sleep>>>),
+    /// The wait of a request has ended that others have kept from a check.
+    Leaving(StoreFuture<Outcome>),
+    /// Until its instant, the receipts are in the booking.
+    Admitted(Outcome, Option<Box<Booking>>),
     /// The reservation of a late request is being released.
     Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
-    /// The request waits to check again, after this denial or failure of the store.
-    Retrying(Result<Decision, Error>),
     Done,
 }
 
@@ -125,25 +122,56 @@ impl Waiter {
             was_late: false,
             blocked_until: None,
             retries: deadline.is_some(),
-            retry: None,
+            number: None,
+            line: None,
             wait: None,
         }
     }
 
-    /// Begins a request. One that holds units, and may wait, first waits for those that wait
-    /// already: it would take the units that are returned to them.
-    pub(crate) fn begin(charge: Charge, max_wait: MaxWait) -> Self {
-        let joins = charge.holds_units()
-            && charge.can_be_granted()
-            && charge.retry_deadline(max_wait).is_some();
+    /// Begins a request. One that may wait without a reservation stands behind those that wait
+    /// already. If it `is_endless`, it does so whether or not it could make a reservation.
+    pub(crate) fn begin(charge: Charge, max_wait: MaxWait, is_endless: bool) -> Self {
         let mut waiter = Self::new(charge, StoreFuture::Ready(None), max_wait);
-        if joins && waiter.retry.get_or_insert_default().join(&waiter.charge) {
-            waiter.phase = Phase::Queued;
-            waiter.wait = waiter.charge.begin_queued_wait();
-        } else {
-            waiter.phase = Phase::Deciding(waiter.charge.decide(Action::Check, max_wait));
-        }
+        waiter.retries |= is_endless;
+        let entered = if waiter.retries { waiter.enter() } else { None };
+        waiter.phase = match entered {
+            None => Phase::Deciding(waiter.charge.decide(Action::Check, max_wait)),
+            Some(true) => Phase::Waiting(None),
+            Some(false) => Phase::Leaving(waiter.charge.denial()),
+        };
         waiter
+    }
+
+    /// Takes a number, and stands in a line if others wait there.
+    fn enter(&mut self) -> Option<bool> {
+        let lines = self.charge.lines()?;
+        if !self.charge.is_immediate() {
+            self.number = Some((lines.next_number(), Instant::now())); // decisions take time
+        }
+        if lines.is_empty() || !self.charge.can_be_granted() {
+            return None;
+        }
+        let entered = self.with_line(|line, _, deadline| line.enter(deadline))??;
+        if entered {
+            self.wait = self.charge.begin_undecided_wait();
+        }
+        Some(entered)
+    }
+
+    /// Calls `f` with the place of the request, unless its charge is invalid.
+    fn with_line<R>(
+        &mut self,
+        f: impl FnOnce(&mut InLine, &Charge, Option<Instant>) -> R,
+    ) -> Option<R> {
+        let charge = &self.charge;
+        let new = || {
+            let first_poll = || Some((charge.lines()?.next_number(), Instant::now()));
+            Some(Box::new(InLine::new(charge, self.number.or_else(first_poll)?)?))
+        };
+        let mut line = self.line.take().or_else(new)?;
+        let result = f(&mut line, charge, self.deadline);
+        self.line = Some(line);
+        Some(result)
     }
 
     /// Returns an admitted request.
@@ -164,12 +192,6 @@ impl Waiter {
         self
     }
 
-    /// Sets whether a denied request retries, whether or not it could make a reservation.
-    pub(super) fn retries(mut self, retries: bool) -> Self {
-        self.retries |= retries;
-        self
-    }
-
     pub(crate) fn wait_slot(mut self, slot: Option<WaitSlot>) -> Self {
         self.slot = slot;
         self
@@ -179,11 +201,14 @@ impl Waiter {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
             match &mut self.phase {
-                Phase::Queued => {
-                    let retry = self.retry.get_or_insert_default();
-                    // At its deadline, too: it has no decision yet.
-                    let _ = ready!(retry.poll(cx, self.deadline));
-                    self.check_again();
+                Phase::Waiting(_) => {
+                    if let Some(last) = ready!(self.poll_line(cx)) {
+                        return Poll::Ready(last);
+                    }
+                }
+                Phase::Leaving(answer) => {
+                    let answer = ready!(Pin::new(answer).poll(cx));
+                    return Poll::Ready(self.left(answer));
                 }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
@@ -201,46 +226,63 @@ impl Waiter {
                     (self.slot, self.wait) = (None, None);
                     return Poll::Ready(Ok(outcome.decision.clone()));
                 }
-                Phase::Admitted(_, timer @ Some(_)) => {
-                    let lateness = ready!(poll_timer(timer, cx));
+                Phase::Admitted(outcome, Some(booking)) => {
+                    let (due, receipts) = ready!(booking.poll(cx));
+                    outcome.receipts = receipts;
+                    let outcome = outcome.clone();
+                    self.phase = Phase::Admitted(outcome, None);
+                    let lateness = Instant::now().saturating_duration_since(due);
                     if self.checks_again(lateness) {
                         self.begin_release();
                     }
                 }
                 Phase::Releasing(released, limit) => {
                     released.retain_mut(|released| released.as_mut().poll(cx).is_pending());
-                    if !released.is_empty() {
-                        ready!(poll_timer(limit, cx));
+                    if let Some(limit) = limit
+                        && !released.is_empty()
+                    {
+                        ready!(limit.as_mut().poll(cx));
                     }
                     // The deadline of the first decision holds: a request that is late does not get
                     // its wait twice.
                     self.check_again();
-                }
-                Phase::Retrying(_) => {
-                    if let Some(last) = ready!(self.poll_retry(cx)) {
-                        return Poll::Ready(last);
-                    }
                 }
                 Phase::Done => panic!("polled after completion"),
             }
         }
     }
 
-    /// Waits to check again. Returns the last answer if the deadline comes first.
-    fn poll_retry(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
-        let retry = self.retry.get_or_insert_default();
-        // The last answer of a request that waits behind others can be older than a block.
-        if ready!(retry.poll(cx, self.deadline)) || self.is_blocked() {
+    /// Waits to check. Returns the last answer if the deadline comes first.
+    fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
+        let polled = self.with_line(|line, _, deadline| line.poll(cx, deadline));
+        if ready!(polled.unwrap_or(Poll::Ready(true))) {
             self.check_again();
             return Poll::Ready(None);
         }
-        let Phase::Retrying(last) = mem::replace(&mut self.phase, Phase::Done) else {
-            panic!("only a request with an answer retries");
-        };
-        if let Ok(denied) = &last {
-            self.report_final(denied);
+        // The last answer of a request that waits behind others can be older than a block.
+        let is_blocked = self.is_blocked();
+        (self.line, self.wait) = (None, None);
+        match mem::replace(&mut self.phase, Phase::Done) {
+            Phase::Waiting(Some(last)) if !is_blocked => {
+                if let Ok(denied) = &last {
+                    self.report_final(denied);
+                }
+                Poll::Ready(Some(last))
+            }
+            _ => {
+                self.phase = Phase::Leaving(self.charge.denial());
+                Poll::Ready(None)
+            }
         }
-        Poll::Ready(Some(last))
+    }
+
+    /// Returns the denial of a request that leaves.
+    fn left(&mut self, answer: Result<Outcome, Error>) -> Result<Decision, Error> {
+        self.phase = Phase::Done;
+        let decision = answer.map_err(|error| self.charge.name_failure(error))?.decision;
+        let denied = decision.out_of_line();
+        self.charge.report(&denied);
+        Ok(denied)
     }
 
     /// Checks with the rest of the wait.
@@ -255,24 +297,29 @@ impl Waiter {
         if !decision.is_allowed() {
             return self.denied(decision);
         }
-        if let Some(retry) = &mut self.retry {
-            retry.allowed(&self.charge, &decision);
+        if let Some(line) = self.line.take() {
+            line.allowed(&self.charge, &decision);
         }
         let lateness = self.start_wait(&decision);
         // Creating a timer panics without a runtime: the drop then releases the reservation.
         self.phase = Phase::Admitted(outcome, None);
         if self.is_too_late(lateness) {
             self.begin_release();
-        } else if let Some(sleep) = timer(&decision) {
+        } else if !decision.remaining_delay().is_zero() {
             self.begin_wait(&decision);
-            self.set_timer(sleep);
+            self.book(Instant::now() + decision.remaining_delay());
         }
         None
     }
 
-    fn set_timer(&mut self, sleep: Pin<Box<Sleep>>) {
-        if let Phase::Admitted(_, timer) = &mut self.phase {
-            *timer = Some(sleep);
+    /// Waits for the reserved instant of an admitted request.
+    fn book(&mut self, due: Instant) {
+        if let Phase::Admitted(outcome, booking) = &mut self.phase
+            && let Some(bookings) = self.charge.bookings()
+        {
+            let group = self.charge.booking_group(&bookings);
+            let new = Booking::new(bookings, group, due, outcome.receipts.clone());
+            (*booking, outcome.receipts) = (Some(Box::new(new)), Receipts::NONE);
         }
     }
 
@@ -284,15 +331,16 @@ impl Waiter {
             self.deadline.get_or_insert_with(|| after_decision(&decision, wait));
             self.retries = true;
         }
-        let retries = self.retries
-            && self.retry.get_or_insert_default().denied(&self.charge, &decision, self.deadline);
-        if !retries {
-            self.wait = None;
+        let stands =
+            |line: &mut InLine, charge: &_, deadline| line.denied(charge, &decision, deadline);
+        let waits = self.retries && self.with_line(stands).unwrap_or(false);
+        if !waits {
+            (self.line, self.wait) = (None, None);
             self.report_final(&decision);
             return Some(decision);
         }
         self.begin_wait(&decision);
-        self.phase = Phase::Retrying(Ok(decision));
+        self.phase = Phase::Waiting(Some(Ok(decision)));
         None
     }
 
@@ -312,15 +360,15 @@ impl Waiter {
         }
         // A store in memory that is full has not failed.
         let waits = failure.kind() != ErrorKind::Full
-            && self.retry.get_or_insert_default().store_failed(&self.charge, self.deadline);
+            && self.with_line(|line, _, deadline| line.store_failed(deadline)).unwrap_or(false);
         if !waits {
             self.wait = None;
             return Some(error);
         }
         if self.wait.is_none() {
-            self.wait = self.charge.begin_store_wait();
+            self.wait = self.charge.begin_undecided_wait();
         }
-        self.phase = Phase::Retrying(Err(error));
+        self.phase = Phase::Waiting(Some(Err(error)));
         None
     }
 
@@ -414,18 +462,22 @@ impl Waiter {
                         }
                     }
                 }
-                Phase::Retrying(_) => {
-                    if let Some(last) = ready!(self.poll_retry(cx)) {
+                Phase::Waiting(_) => {
+                    if let Some(last) = ready!(self.poll_line(cx)) {
                         return Poll::Ready(last);
                     }
+                }
+                Phase::Leaving(answer) => {
+                    let answer = ready!(Pin::new(answer).poll(cx));
+                    return Poll::Ready(self.left(answer));
                 }
                 _ => panic!("polled after completion"),
             }
         };
         let decision = outcome.decision.clone();
-        let retry = self.retry.take().filter(|_| decision.is_allowed());
-        if let Some(mut retry) = retry {
-            retry.allowed(&self.charge, &decision);
+        let line = self.line.take().filter(|_| decision.is_allowed());
+        if let Some(line) = line {
+            line.allowed(&self.charge, &decision);
         }
         self.wait = None;
         if decision.is_allowed() {
@@ -450,7 +502,7 @@ impl Waiter {
         (waiter.max_wait, waiter.deadline) = (max_wait, deadline);
         if !decision.delay().is_zero() {
             waiter.begin_wait(&decision);
-            waiter.set_timer(Box::pin(sleep_until(due)));
+            waiter.book(due);
         }
         waiter
     }
@@ -466,7 +518,7 @@ impl Waiter {
         match self.disarm().0.recover_by_limiter(error)? {
             Recovered::Uncounted(decision) => Ok((Charge::exempt(), Outcome::of_nothing(decision))),
             Recovered::Fallback(charge) => {
-                let mut waiter = Self::begin(charge, rest).retries(retries);
+                let mut waiter = Self::begin(charge, rest, retries);
                 let decision = poll_fn(|cx| waiter.poll(cx)).await?;
                 Ok(waiter.outcome(decision))
             }
@@ -486,8 +538,7 @@ impl Waiter {
             Phase::Admitted(outcome, _) => outcome.receipts,
             _ => Receipts::NONE,
         };
-        (self.slot, self.wait) = (None, None);
-        self.retry = None;
+        (self.slot, self.wait, self.line) = (None, None, None);
         (mem::replace(&mut self.charge, Charge::exempt()), receipts)
     }
 }
@@ -499,20 +550,6 @@ pub(super) fn after_decision(decision: &Decision, time: Duration) -> Instant {
     (now + time).checked_sub(decision.age()).unwrap_or(now)
 }
 
-fn timer(decision: &Decision) -> Option<Pin<Box<Sleep>>> {
-    let delay = decision.remaining_delay();
-    (!delay.is_zero()).then(|| Box::pin(sleep(delay)))
-}
-
-/// Waits for the timer, if there is one, and removes it. Returns by how much it was late.
-fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> Poll<Duration> {
-    let Some(sleep) = timer else { return Poll::Ready(Duration::ZERO) };
-    ready!(sleep.as_mut().poll(cx));
-    let lateness = Instant::now().saturating_duration_since(sleep.deadline());
-    *timer = None;
-    Poll::Ready(lateness)
-}
-
 impl Drop for Waiter {
     fn drop(&mut self) {
         let charge = mem::replace(&mut self.charge, Charge::exempt());
@@ -522,8 +559,11 @@ impl Drop for Waiter {
             Phase::Deciding(answer) => {
                 charge.release_answer_in_background(answer, self.slot.take());
             }
-            Phase::Admitted(outcome, _) => charge.release_in_background(&outcome.receipts),
-            Phase::Queued | Phase::Releasing(..) | Phase::Retrying(_) | Phase::Done => {}
+            Phase::Admitted(outcome, booking) => {
+                let receipts = booking.map_or(outcome.receipts, |booking| booking.leave());
+                charge.release_in_background(&receipts);
+            }
+            Phase::Waiting(_) | Phase::Leaving(_) | Phase::Releasing(..) | Phase::Done => {}
         }
     }
 }

@@ -722,6 +722,9 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// if there is room in the bucket. There, `max_wait` is a further bound. The `grpc-timeout` of
     /// a gRPC request bounds the wait in either case.
     ///
+    /// Choose no more than the timeout of the clients: those that leave have reserved instants,
+    /// which only requests of the same process [take over](crate::guide::waiting#dropped-requests).
+    ///
     /// A waiting request holds no readiness of the service. If it is dropped, its reservation is
     /// released: see [`RateLimit`](RateLimit#cancel-safety).
     ///

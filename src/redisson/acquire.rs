@@ -1,23 +1,22 @@
 //! Acquires permits, immediately or within a timeout. The rate is set elsewhere.
 
-use std::{future::poll_fn, sync::atomic::Ordering::Relaxed, time::Duration};
-
-use tokio::time::{Instant, timeout};
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use super::{
     RateLimiter,
     id::{id_of, random},
     script::{ABOVE_RATE, ACQUIRE, AGAIN, AcquireReply, DONE, NO_RATE, PER_CLIENT, entry},
+    template::PLACEHOLDER,
 };
 use crate::{
     algorithm::{Action, EngineReply},
     decision::{Decision, Limit, Outcome, Policy, Receipt, Receipts, Source},
     error::Error,
     keys::Key,
-    limiter::{Charge, Retry, visit_queue, yield_to_queue},
+    limiter::Charge,
     observe::Observers,
     quota::Quota,
-    store::{Deadline, MAX_STALL, Reporting, Store, StoreFuture, report_answer},
+    store::{Deadline, Reporting, Store, StoreFuture, report_answer},
 };
 
 impl RateLimiter {
@@ -27,16 +26,17 @@ impl RateLimiter {
     /// [`retry_after`](Decision::retry_after) returns when they would be. Otherwise the call waits
     /// and retries. A zero `timeout` means a single attempt.
     ///
-    /// The denied calls of a name and a store wait in a queue: only the first one sleeps for its
-    /// delay and retries, and the next one retries when the first is served or dropped. So service
-    /// is first come, first served within a process. A new call that finds a queue sleeps for a
-    /// millisecond before its first attempt. Between processes the order is not defined: if another
-    /// process takes the permits first, a random addition of up to a quarter of the time in which
-    /// the permits return (at most 250 ms) spreads the retries. If the rate changes during a sleep,
-    /// the call notices this at its next attempt.
+    /// The calls of a name and a store wait in a [line](crate::guide::waiting#in-a-line): only the
+    /// first one sleeps for its delay and retries, and the next one attempts when the first is
+    /// served or dropped. So service is first come, first served within a process. Between
+    /// processes the order is not defined: if another process takes the permits first, a random
+    /// addition of up to a quarter of the time in which the permits return (at most 250 ms) spreads
+    /// the retries. Java retries 3 ms after the permits have returned, and this crate at once: of
+    /// calls that wait for the same permits, those of this crate get most. If the rate changes
+    /// during a sleep, the call notices this at its next attempt.
     ///
-    /// Poll the future until it is ready, or drop it. A waiting call that is not polled delays the
-    /// calls behind it for up to two seconds.
+    /// Poll the future until it is ready, or drop it. A first call that is not polled delays the
+    /// calls behind it for a tenth of a second, and during an attempt for a second.
     ///
     /// Each attempt has one [deadline](crate::store::RedisConfig::deadline) for all its commands;
     /// the sleep between two attempts has none.
@@ -59,43 +59,11 @@ impl RateLimiter {
     ///
     /// Outside of a tokio runtime with time.
     pub async fn try_acquire(&self, permits: u64, timeout: Duration) -> Result<Decision, Error> {
-        let id = random();
-        let attempt = || self.attempt(self.store.start_deadline(), permits, id);
         if timeout.is_zero() || permits == 0 {
-            return attempt().await.map(|outcome| outcome.decision);
+            let attempt = self.attempt(self.store.start_deadline(), permits, random()).await;
+            return attempt.map(|outcome| outcome.decision);
         }
-        self.retry(permits, timeout, attempt).await
-    }
-
-    /// Makes attempts until one is allowed or the timeout is too short. A denied call waits in a
-    /// queue.
-    async fn retry<F>(
-        &self,
-        permits: u64,
-        timeout: Duration,
-        attempt: impl Fn() -> F,
-    ) -> Result<Decision, Error>
-    where
-        F: Future<Output = Result<Outcome, Error>>,
-    {
-        let deadline = Instant::now().checked_add(timeout);
-        let (charge, mut retry) = (Charge::of_units(self, "", permits), Retry::default());
-        let mut waiting = None;
-        yield_to_queue(&charge).await;
-        loop {
-            let decision = attempt().await?.decision;
-            if decision.is_allowed() {
-                retry.allowed(&charge, &decision);
-                return Ok(decision);
-            }
-            let retries = retry.denied(&charge, &decision, deadline);
-            if retries && waiting.is_none() {
-                waiting = charge.begin_wait(&decision);
-            }
-            if !retries || !wait(&charge, &mut retry, deadline).await {
-                return Ok(decision);
-            }
-        }
+        Charge::of_units(self, PLACEHOLDER, permits).wait(timeout).await
     }
 
     /// Takes `permits`, and waits for them without a timeout.
@@ -139,6 +107,20 @@ impl RateLimiter {
         let decided = result.as_ref().map(|outcome| &outcome.decision);
         report_answer(Action::Check, Reporting::Each, limits, decided, duration);
         result
+    }
+
+    /// Returns the denial of a request that others have kept from an attempt.
+    pub(super) async fn denial(self, permits: u64) -> Result<Outcome, Error> {
+        let (config, remaining) = (self.config().await?, self.available_permits().await?);
+        let config = config.ok_or_else(|| self.no_rate())?;
+        let reply = AcquireReply {
+            wait: f64::MAX, // unknown
+            remaining: remaining as f64,
+            rate: config.rate as f64,
+            interval: config.interval.as_millis() as f64,
+            ..AcquireReply::default()
+        };
+        self.outcome(permits, 0, &reply)
     }
 
     /// Returns the name in Redis as the key of events.
@@ -225,17 +207,6 @@ impl RateLimiter {
     }
 }
 
-/// Waits until the call is to try again. Returns false if the deadline comes first.
-async fn wait(charge: &Charge, retry: &mut Retry, deadline: Option<Instant>) -> bool {
-    loop {
-        let retried = poll_fn(|cx| retry.poll(cx, deadline));
-        if let Ok(retries) = timeout(MAX_STALL, retried).await {
-            return retries;
-        }
-        visit_queue(charge); // the call before this one may not be polled
-    }
-}
-
 /// A call in flight. If it is dropped before the reply, it releases the permits that the reply
 /// grants.
 struct Attempt<'a> {
@@ -261,15 +232,22 @@ mod tests {
         task::{Context, Waker},
     };
 
-    use tokio::{task::JoinSet, time::sleep};
+    use tokio::{
+        task::JoinSet,
+        time::{Instant, sleep},
+    };
 
     use super::*;
-    use crate::{RedisStore, sync::lock};
+    use crate::{
+        RedisStore,
+        limiter::{AnyLimiter, ChargeTarget},
+        observe::LimiterObservers,
+        store::{BackgroundTask, Lines},
+        sync::lock,
+    };
 
     const DENIED: i64 = 0;
     const MS: Duration = Duration::from_millis(1);
-    /// The precision of sleeps.
-    const TICK: Duration = MS;
 
     fn limiter() -> RateLimiter {
         let store = RedisStore::lazy("redis://127.0.0.1:1/").unwrap();
@@ -277,6 +255,7 @@ mod tests {
     }
 
     /// A log in memory that decides as the script does.
+    #[derive(Debug)]
     struct Log {
         limiter: RateLimiter,
         rate: usize,
@@ -289,7 +268,7 @@ mod tests {
             Arc::new(Self { limiter: limiter(), rate, interval, entries: Mutex::default() })
         }
 
-        fn decide(&self) -> Outcome {
+        fn take(&self) -> Outcome {
             let (mut entries, now) = (lock(&self.entries), Instant::now());
             while entries.front().is_some_and(|at| *at + self.interval <= now) {
                 entries.pop_front();
@@ -313,12 +292,9 @@ mod tests {
         }
 
         /// Acquires as `try_acquire` does.
-        async fn acquire(&self, timeout: Duration) -> Decision {
-            let attempt = async || {
-                sleep(MS).await; // a round trip
-                Ok(self.decide())
-            };
-            self.limiter.retry(1, timeout, attempt).await.unwrap()
+        async fn acquire(self: &Arc<Self>, timeout: Duration) -> Decision {
+            let limiter = AnyLimiter::foreign(Target(self.clone()));
+            Charge::of_units(&limiter, "", 1).wait(timeout).await.unwrap()
         }
 
         /// Returns the waiting call, polled until it waits, and a task that sees its end.
@@ -332,28 +308,43 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_delay_does_not_grow_with_the_number_of_retries() {
-        let (limiter, ms) = (limiter(), 50);
-        let us = (ms * 1_000) as f64;
-        let reply = AcquireReply {
-            status: DENIED,
-            wait: us,
-            replenish: us,
-            rate: 10.0,
-            interval: 1_000.0,
-            ..AcquireReply::default()
-        };
-        let denied = limiter.outcome(1, 0, &reply).unwrap().decision;
-        let (charge, delay) = (Charge::new(limiter, "ada"), Duration::from_millis(ms));
-        let mut retry = Retry::default();
-        for _ in 0..100 {
-            assert_eq!(denied.retry_after(), Some(delay));
-            assert!(retry.denied(&charge, &denied, None));
-            let start = Instant::now();
-            assert!(poll_fn(|cx| retry.poll(cx, None)).await);
-            // A permit returns in 100 ms, a quarter of which is the longest random addition.
-            assert!((delay..=delay + 25 * MS + TICK).contains(&start.elapsed()));
+    #[derive(Debug)]
+    struct Target(Arc<Log>);
+
+    impl ChargeTarget for Target {
+        fn name(&self) -> &str {
+            self.0.limiter.name()
+        }
+
+        fn decide(&self, _: Action, _: &Key<'_>, _: u64) -> StoreFuture<Outcome> {
+            let log = self.0.clone();
+            StoreFuture::pending(async move {
+                sleep(MS).await; // a round trip
+                Ok(log.take())
+            })
+        }
+
+        fn denial(&self, _: &Key<'_>, _: u64) -> StoreFuture<Outcome> {
+            let reply = AcquireReply { rate: 1.0, interval: 1.0, ..AcquireReply::default() };
+            StoreFuture::ready(self.0.limiter.outcome(1, 0, &reply))
+        }
+
+        fn release_in_background(&self, _: &Key<'_>, _: &Receipt, _: u64) {}
+
+        fn refund(&self, _: &Key<'_>, _: u64) -> StoreFuture<()> {
+            StoreFuture::ready(Ok(()))
+        }
+
+        fn spawn_background(&self, task: BackgroundTask) {
+            tokio::spawn(task);
+        }
+
+        fn observers(&self) -> &LimiterObservers {
+            self.0.limiter.observers()
+        }
+
+        fn line(&self, key: &Key<'_>) -> (Arc<Lines>, u64) {
+            self.0.limiter.line(key)
         }
     }
 
@@ -425,7 +416,7 @@ mod tests {
         log.spawn(&mut ends).await;
         log.spawn(&mut ends).await;
         for end in ends {
-            assert!(end.await.unwrap() - start <= 2_200 * MS);
+            assert!(end.await.unwrap() - start <= 1_300 * MS);
         }
         drop(first);
     }
@@ -443,17 +434,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_name_and_each_client_has_a_queue() {
+    async fn each_name_and_each_client_has_a_line() {
         let limiter = limiter();
-        let queue = |limiter: &RateLimiter, key: &str| {
-            use crate::{keys::Key, limiter::ChargeTarget};
-            limiter.retry_queue(&Key::from(key)).1
-        };
+        let line = |limiter: &RateLimiter, key: &str| limiter.line(&Key::from(key)).1;
         let same = RateLimiter::new(limiter.store.clone(), "LIMITER_NAME");
-        assert_eq!(queue(&limiter, ""), queue(&same, "any"));
-        assert_ne!(queue(&limiter, ""), queue(&limiter.clone().client_id("other"), ""));
+        assert_eq!(line(&limiter, ""), line(&same, "any"));
+        assert_ne!(line(&limiter, ""), line(&limiter.clone().client_id("other"), ""));
         let template = RateLimiter::new(limiter.store.clone(), "api:{key}");
-        assert_ne!(queue(&template, "a"), queue(&template, "b"));
-        assert_eq!(queue(&template, "a"), queue(&template.for_key("a").unwrap(), ""));
+        assert_ne!(line(&template, "a"), line(&template, "b"));
+        assert_eq!(line(&template, "a"), line(&template.for_key("a").unwrap(), ""));
     }
 }

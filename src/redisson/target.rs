@@ -1,9 +1,6 @@
 //! The limiter as the target of a charge: the path from a layer to Redisson's limiter.
 
-use std::{
-    hash::{Hash, Hasher},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use super::{RateLimiter, id::random};
 use crate::{
@@ -13,7 +10,7 @@ use crate::{
     keys::Key,
     limiter::{AnyLimiter, ChargeTarget, IntoLimiter, report_released},
     observe::LimiterObservers,
-    store::{BackgroundTask, RetryQueues, Store, StoreFuture},
+    store::{BackgroundTask, Lines, Store, StoreFuture},
 };
 
 impl ChargeTarget for RateLimiter {
@@ -28,6 +25,11 @@ impl ChargeTarget for RateLimiter {
         }
         let (limiter, deadline) = (self.for_key(key), self.store.start_deadline());
         StoreFuture::pending(async move { limiter?.attempt(deadline, cost, random()).await })
+    }
+
+    fn denial(&self, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome> {
+        let limiter = self.for_key(key);
+        StoreFuture::pending(async move { limiter?.denial(cost).await })
     }
 
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64) {
@@ -52,14 +54,13 @@ impl ChargeTarget for RateLimiter {
         self.store.spawn_background(task);
     }
 
-    fn retry_queue(&self, key: &Key<'_>) -> (Arc<RetryQueues>, u64) {
-        let queues = self.store.names().retry_queues().clone();
-        let mut queue = queues.hasher();
+    fn line(&self, key: &Key<'_>) -> (Arc<Lines>, u64) {
+        let lines = self.store.names().lines().clone();
         let limiter = self.for_key(key);
         let keys = limiter.as_ref().map_or(&self.keys, |limiter| &limiter.keys);
         // Another client can have permits when this one has none.
-        ("redisson", &keys.name, &keys.client_id).hash(&mut queue);
-        (queues, queue.finish())
+        let line = lines.hash(("redisson", &keys.name, &keys.client_id));
+        (lines, line)
     }
 }
 

@@ -22,7 +22,7 @@ const MIN_KEEP_ALIVE: Duration = Duration::from_secs(60);
 const MAX_CACHE_AGE: Duration = Duration::from_secs(1);
 
 /// The text in a name that is replaced by the key.
-const PLACEHOLDER: &str = "{key}";
+pub(super) const PLACEHOLDER: &str = "{key}";
 
 impl RateLimiter {
     /// Returns the limiter of a key, if the name is a template: `{key}` in it is replaced by the

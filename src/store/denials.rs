@@ -44,6 +44,7 @@ use crate::{
     algorithm::{Action, Algorithm},
     decision::Decision,
     keys::Key,
+    store::Lines,
     sync::lock,
 };
 
@@ -74,6 +75,8 @@ struct Memory {
     changes: Open,
     /// The calls whose answers may begin a change.
     calls: Open,
+    /// The requests of the process that wait for units.
+    lines: Arc<Lines>,
 }
 
 #[derive(Default)]
@@ -162,12 +165,12 @@ struct OpenChange(Arc<Memory>);
 pub(crate) struct OpenCall(Arc<Memory>);
 
 impl Denials {
-    /// Remembers denials for at most `ttl`; none if it is zero.
-    pub(crate) fn new(ttl: Duration) -> Self {
+    /// Remembers denials for at most `ttl`; none if it is zero. A change calls the line of its key.
+    pub(crate) fn new(ttl: Duration, lines: Arc<Lines>) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let (hasher, start) = (RandomState::default(), Instant::now());
         let (changes, calls) = Default::default();
-        let memory = Memory { shards, hasher, start, changes, calls };
+        let memory = Memory { shards, hasher, start, changes, calls, lines };
         Self { memory: Arc::new(memory), ttl: ttl.min(LONGEST_TTL) }
     }
 
@@ -202,11 +205,11 @@ impl Denials {
         let (mut denial, mut first, mut rest) = (None, None, vec![]);
         let nanos = memory.nanos(now);
         let mut has_other_quota = false;
-        for limit in limits {
+        for (index, limit) in limits.iter().enumerate() {
             match memory.find(limit, nanos, !ttl.is_zero()) {
                 // Returned at once: a decision that is moved waits for its parts to be written.
                 Found::Denial(found) if limits.len() == 1 => return Lookup::Denied(found),
-                Found::Denial(found) => denial = longest(denial, found),
+                Found::Denial(found) => denial = longest(denial, found.of_limit(index)),
                 Found::OtherQuota => has_other_quota = true,
                 Found::None(checked) if first.is_none() => first = Some(checked),
                 Found::None(checked) => rest.push(checked),
@@ -493,6 +496,7 @@ impl Change {
 impl Drop for Change {
     fn drop(&mut self) {
         self.apply();
+        self.open.0.lines.key_returned(self.limiter, &self.key);
     }
 }
 

@@ -377,11 +377,12 @@ impl MemoryStore {
         key: &Key<'_>,
         releases: &[Release],
     ) {
-        let key = key.as_bytes();
-        let LockedShard { mut shard, hash, now, .. } = self.locked_shard(settings, key);
-        if let Some(entry) = shard.find(hash, settings, key) {
+        let LockedShard { mut shard, hash, now, .. } = self.locked_shard(settings, key.as_bytes());
+        if let Some(entry) = shard.find(hash, settings, key.as_bytes()) {
             entry.return_units(settings, now, releases);
         }
+        drop(shard);
+        self.0.names.lines().key_returned(settings.name, key);
     }
 
     /// Ends a hold, and wakes the requests that wait for its units.
@@ -399,7 +400,7 @@ impl MemoryStore {
         if found != Some(true) {
             observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
         }
-        self.0.names.retry_queues().key_returned(settings.name, key);
+        self.0.names.lines().key_returned(settings.name, key);
     }
 
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys
@@ -456,9 +457,9 @@ impl MemoryStore {
     }
 
     fn reset_now(&self, settings: &Arc<Settings>, key: &Key<'_>) {
-        let key = key.as_bytes();
-        let hash = self.hash(settings, key);
-        drop(self.shard(hash).remove(hash, settings, key, &self.0.slots.0));
+        let hash = self.hash(settings, key.as_bytes());
+        drop(self.shard(hash).remove(hash, settings, key.as_bytes(), &self.0.slots.0));
+        self.0.names.lines().key_returned(settings.name, key);
         self.report_keys();
     }
 

@@ -1,4 +1,4 @@
-//! The names of the limiters over a store, and the queues of their requests that retry.
+//! The names of the limiters over a store, and the lines of their requests that wait.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use super::retry_queue::RetryQueues;
+use super::{bookings::Bookings, lines::Lines};
 use crate::sync::lock;
 
 /// The names in use over one store, so that no two limiters share a count by accident.
@@ -16,7 +16,8 @@ pub struct Names(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     taken: Mutex<HashSet<&'static str>>,
-    retry_queues: Arc<RetryQueues>,
+    lines: Arc<Lines>,
+    bookings: Arc<Bookings>,
 }
 
 impl Names {
@@ -33,9 +34,14 @@ impl Names {
         interned(name)
     }
 
-    /// Returns the queues of the requests that retry over the store.
-    pub(crate) fn retry_queues(&self) -> &Arc<RetryQueues> {
-        &self.0.retry_queues
+    /// Returns the lines of the requests that wait over the store.
+    pub(crate) fn lines(&self) -> &Arc<Lines> {
+        &self.0.lines
+    }
+
+    /// Returns the reserved instants of the requests that wait for them.
+    pub(crate) fn bookings(&self) -> &Arc<Bookings> {
+        &self.0.bookings
     }
 
     /// Returns whether these are the names of the same store.

@@ -11,20 +11,29 @@ use tokio::time::Instant;
 
 use crate::time::random_fraction;
 
-/// The time in which a process takes again what it returns. The callers of two processes wait for
-/// up to 3 turns (bench `concurrency`): with 4 callers each, and one place that is held for 50 ms,
-/// for 2.9 times the fair share. A shorter turn needs a shorter pause, and more checks to find it.
+/// The longest time in which a process takes again what it returns. The callers of two processes
+/// wait for up to 3 turns (bench `concurrency`): with 4 callers each, and one place that is held
+/// for 50 ms, for 2.9 times the fair share. A shorter turn needs a shorter pause, and more checks
+/// to find it.
 const TURN: Duration = Duration::from_millis(400);
-/// The time after a turn in which the process takes nothing: a twentieth of the turn, as a process
-/// that is alone loses it.
+/// A turn lasts as long as so many holds, but no less than `SHORTEST_TURN`.
+const HOLDS: u32 = 8;
+const SHORTEST_TURN: Duration = Duration::from_millis(32);
+/// The time after the longest turn in which the process takes nothing: a twentieth of the turn, as
+/// a process that is alone loses it.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The same after a shorter turn: this part of it, but no more than `PAUSE`.
+const PAUSE_PART: u32 = 9;
 /// The longest time between two checks of a request after a turn: it finds each pause, with 5 ms
 /// for a timer and a call.
 const RETRY_AFTER_TURN: Duration = Duration::from_millis(15);
 /// The same of a request that has just begun to wait.
-pub(crate) const LONGEST_HOLD_RETRY: Duration = Duration::from_millis(50);
+const LONGEST_HOLD_RETRY: Duration = Duration::from_millis(50);
 /// The same of a request that has waited for long.
 const SHORTEST_RETRY: Duration = Duration::from_millis(5);
+/// The time for which a request looks for the pauses of the shortest turns, after it has begun to
+/// wait.
+const SHORT_WAIT: Duration = Duration::from_millis(200);
 /// The keys for which requests of a process can wait before each of them is asked for less often.
 /// A process checks 270 times per second for each of them, and 2,100 times for any number.
 const MAX_RETRIED: usize = 8;
@@ -40,6 +49,8 @@ struct KeyTurn {
     /// A later instant than now is the end of a pause.
     began: Instant,
     returned: Option<Instant>,
+    /// How long a turn lasts.
+    length: Duration,
     /// The last time at which a decision found no further units.
     full: Instant,
 }
@@ -51,12 +62,19 @@ struct KeyTurn {
 ///
 /// Random, between half and all: otherwise a request that began to wait when a unit was taken would
 /// check just when it is returned, before the requests of other processes.
-pub(super) fn hold_retry(waited: Duration, queues: usize) -> Duration {
+pub(super) fn hold_retry(waited: Duration, lines: usize, shortest_pause: Duration) -> Duration {
     let of_turn = TURN.as_secs_f64() / waited.as_secs_f64(); // infinite at first
     let pause = RETRY_AFTER_TURN.as_secs_f64() * of_turn;
-    let pause = pause.clamp(SHORTEST_RETRY.as_secs_f64(), LONGEST_HOLD_RETRY.as_secs_f64());
-    let factor = queues.div_ceil(MAX_RETRIED).max(1) as f64;
+    let mut pause = pause.clamp(SHORTEST_RETRY.as_secs_f64(), LONGEST_HOLD_RETRY.as_secs_f64());
+    let shortest = if waited < SHORT_WAIT { Duration::ZERO } else { SHORTEST_RETRY };
+    pause = pause.min(shortest_pause.max(shortest).as_secs_f64());
+    let factor = lines.div_ceil(MAX_RETRIED).max(1) as f64;
     Duration::from_secs_f64(pause * factor * (1.0 - random_fraction() / 2.0))
+}
+
+/// Returns the time after a turn in which the process takes nothing.
+fn pause_after(turn: Duration) -> Duration {
+    (turn / PAUSE_PART).min(PAUSE)
 }
 
 impl Turns {
@@ -70,7 +88,7 @@ impl Turns {
         if self.0.len() >= MAX_KEYS {
             self.make_room(now);
         }
-        let turn = KeyTurn { began: now, returned: None, full: now };
+        let turn = KeyTurn { began: now, returned: None, length: TURN, full: now };
         self.0.entry(key).or_insert(turn).full = now;
     }
 
@@ -81,13 +99,23 @@ impl Turns {
         let turn = self.0.get_mut(&key).filter(|turn| turn.full + PAUSE >= taken);
         let Some(turn) = turn else { return };
         // Otherwise the units of the turn before were free, or those of another process, since.
-        if turn.returned.is_none_or(|returned| taken > returned + PAUSE) {
+        if turn.returned.is_none_or(|returned| taken > returned + pause_after(turn.length)) {
             turn.began = taken;
         }
         turn.returned = Some(now);
-        if now >= turn.began + TURN {
-            turn.began = now + PAUSE;
+        turn.length = (HOLDS * (now - taken).min(TURN)).clamp(SHORTEST_TURN, TURN);
+        if now >= turn.began + turn.length {
+            turn.began = now + pause_after(turn.length);
         }
+    }
+
+    /// Returns the time between two checks that finds each pause of a key with short turns: other
+    /// processes hold its units for as long as this one.
+    pub(super) fn retry(&self, key: u64) -> Duration {
+        self.0.get(&key).map_or(LONGEST_HOLD_RETRY, |turn| match turn.length {
+            TURN => LONGEST_HOLD_RETRY,
+            length => pause_after(length) * 3 / 4,
+        })
     }
 
     /// Returns the end of the pause of a key, if there is one now.
@@ -190,7 +218,8 @@ mod tests {
     #[test]
     fn a_request_asks_more_often_the_longer_it_waits() {
         let millis = |waited, queues| {
-            let all = (0..100).map(|_| hold_retry(Duration::from_millis(waited), queues));
+            let all = (0..100)
+                .map(|_| hold_retry(Duration::from_millis(waited), queues, LONGEST_HOLD_RETRY));
             let all: Vec<u128> = all.map(|pause| pause.as_micros() / 1_000).collect();
             (*all.iter().min().unwrap(), *all.iter().max().unwrap())
         };

@@ -12,6 +12,7 @@ mod charge;
 mod concurrency;
 mod learn;
 mod limiter;
+mod lines;
 mod memory;
 mod nginx;
 mod permit;

@@ -187,9 +187,9 @@ impl<P: ProtocolBase> Shared<P> {
                 let Some(slot) = self.wait_queue.enter(self.charge(bill)) else {
                     return self.decide_now(bill);
                 };
-                if bill.charge.is_queued() {
+                if bill.charge.is_waited_for(max_wait) {
                     let charge = mem::replace(&mut bill.charge, Charge::exempt());
-                    return self.begin_wait(Waiter::begin(charge, max_wait), Some(slot));
+                    return self.begin_wait(Waiter::begin(charge, max_wait, false), Some(slot));
                 }
                 Some(slot)
             }

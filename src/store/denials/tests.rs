@@ -139,7 +139,7 @@ impl<'a> Request<'a> {
 
 #[test]
 fn a_denial_holds_until_the_denied_request_would_be_allowed_by_the_slowest_clock() {
-    let (denials, settings, start) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, start) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let request = Request::new(&settings);
     let wait = 1_000 * MILLISECOND;
     let undecided = request.send(&denials, start);
@@ -164,7 +164,8 @@ fn a_denial_holds_until_the_denied_request_would_be_allowed_by_the_slowest_clock
 
 #[test]
 fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
-    let (denials, settings, start) = (Denials::new(300 * MILLISECOND), bucket(), Instant::now());
+    let (denials, settings, start) =
+        (Denials::new(300 * MILLISECOND, Arc::default()), bucket(), Instant::now());
     let request = Request::new(&settings);
     let undecided = request.send(&denials, start);
     let _ = undecided.resolve_with(&denials, request.denial(HOUR), || start + 100 * MILLISECOND);
@@ -175,11 +176,11 @@ fn a_denial_is_remembered_for_the_ttl_since_its_check_was_sent() {
     let _ = late.resolve_with(&denials, request.denial(HOUR), || start + HOUR + 300 * MILLISECOND);
     assert!(request.find(&denials, start + HOUR + 300 * MILLISECOND).is_none());
 
-    let denials = Denials::new(Duration::ZERO);
+    let denials = Denials::new(Duration::ZERO, Arc::default());
     request.deny(&denials, HOUR, start);
     assert!(request.find(&denials, start).is_none());
 
-    let denials = Denials::new(Duration::MAX);
+    let denials = Denials::new(Duration::MAX, Arc::default());
     request.deny(&denials, 2 * HOUR, start);
     assert!(request.find(&denials, start + HOUR).is_some());
 }
@@ -188,7 +189,7 @@ const SECOND: f64 = 1e6;
 
 #[test]
 fn a_denial_holds_for_no_smaller_cost_and_until_the_wait_of_a_request_would_suffice() {
-    let (denials, settings, start) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, start) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let denied = Request { cost: 5, max_wait: 20.0 * SECOND, ..Request::new(&settings) };
     denied.deny(&denials, 10_000 * MILLISECOND, start);
     let find = |cost, max_wait, millis| {
@@ -215,7 +216,7 @@ fn a_leaky_bucket_denies_until_there_is_room_and_a_request_may_wait_as_long() {
     // Requests leave after 40 s, and there is room in 25 s. So one that may wait 20 s is denied for
     // lack of room, and one that may wait 5 s because it may not wait as long.
     let denied = |max_wait: f64, seconds: u32| {
-        let denials = Denials::new(HOUR);
+        let denials = Denials::new(HOUR, Arc::default());
         let request = Request { max_wait: max_wait * SECOND, ..Request::new(&settings) };
         let reply =
             EngineReply { reset: 40_000_000, ..request.denied(seconds * 1_000 * MILLISECOND) };
@@ -238,7 +239,7 @@ fn a_leaky_bucket_denies_until_there_is_room_and_a_request_may_wait_as_long() {
 
 #[test]
 fn denials_of_several_costs_are_remembered_and_the_longest_is_returned() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let request = |cost| Request { cost, ..Request::new(&settings) };
     let found = |millis: u32| {
         [1, 2, 3, 4, 5, 6, 7].map(|cost| {
@@ -275,7 +276,7 @@ fn denials_of_several_costs_are_remembered_and_the_longest_is_returned() {
 
 #[test]
 fn beyond_four_denials_of_a_key_the_oldest_makes_room_but_not_that_of_the_least_cost() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let request = |cost| Request { cost, ..Request::new(&settings) };
     let sent = (0..)
         .zip([1, 6, 5, 4, 3, 2])
@@ -336,7 +337,7 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
 
 #[test]
 fn a_denial_by_a_block_denies_every_cost() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let request = Request { cost: 5, max_wait: 20.0 * SECOND, ..Request::new(&settings) };
     let undecided = request.send(&denials, now);
     let _ = undecided.resolve_with(&denials, request.blocked(30_000 * MILLISECOND), || now);
@@ -372,7 +373,7 @@ fn a_block_is_forgotten_after_a_decision_that_was_sent_later_and_does_not_find_i
         (vec![Send, Blocked, Send, Free, Send, Blocked], true),
     ] {
         for is_allowed in [true, false] {
-            let denials = Denials::new(Duration::ZERO);
+            let denials = Denials::new(Duration::ZERO, Arc::default());
             let request = Request { max_wait: SECOND, ..Request::new(&settings) };
             let mut sent = std::collections::VecDeque::new();
             for event in &events {
@@ -399,7 +400,7 @@ fn of_several_limits_an_allowed_decision_ends_each_block_after_which_the_request
     let requests = [Request::new(&first), Request::new(&second)];
     let ends = Some(now + HOUR - HOUR / 1_000);
     for (delay, forgotten) in [(MILLISECOND, true), (2 * HOUR, false)] {
-        let denials = Denials::new(Duration::ZERO);
+        let denials = Denials::new(Duration::ZERO, Arc::default());
         for request in requests {
             let _ =
                 request.send(&denials, now).resolve_with(&denials, request.blocked(HOUR), || now);
@@ -418,7 +419,7 @@ fn of_several_limits_an_allowed_decision_ends_each_block_after_which_the_request
 
 #[test]
 fn a_denial_is_of_one_limiter_and_key() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let (request, other) = (Request::new(&settings), other_limiter());
     request.deny(&denials, HOUR, now);
     assert!(Request { key: "other", ..request }.find(&denials, now).is_none());
@@ -436,7 +437,7 @@ fn a_request_with_another_quota_or_algorithm_drops_the_denial() {
     ];
     for other in &others {
         for action in [Action::Check, Action::Spend] {
-            let denials = Denials::new(HOUR);
+            let denials = Denials::new(HOUR, Arc::default());
             request.deny(&denials, HOUR, now);
             let Lookup::Undecided(change) = Request::new(other).look_up(&denials, action, now)
             else {
@@ -452,7 +453,7 @@ fn a_request_with_another_quota_or_algorithm_drops_the_denial() {
 
 #[test]
 fn only_checks_get_a_remembered_denial_and_refunds_drop_it() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let request = Request::new(&settings);
     request.deny(&denials, HOUR, now);
     for action in [Action::Peek, Action::Spend] {
@@ -504,7 +505,7 @@ fn of_several_limits_the_one_that_denies_is_remembered() {
     let (first, second) = (bucket(), other_limiter());
     let now = Instant::now();
     let (one, two) = (Request::new(&first), Request { cost: 5, ..Request::new(&second) });
-    let denials = Denials::new(HOUR);
+    let denials = Denials::new(HOUR, Arc::default());
     let _ = send_all(&denials, &[one, two], now).resolve_with(&denials, two.denial(HOUR), || now);
     let find = |requests: &[_]| match look_up_all(&denials, Action::Check, requests, now) {
         Lookup::Denied(denial) => Some((denial.limiter(), denial.cost(), denial.source())),
@@ -535,7 +536,7 @@ fn of_several_limits_the_one_that_denies_is_remembered() {
 fn of_several_denials_the_longest_is_returned() {
     let (first, second, now) = (bucket(), other_limiter(), Instant::now());
     for (one, two, longest) in [(HOUR, 2 * HOUR, OTHER), (2 * HOUR, HOUR, NAME)] {
-        let denials = Denials::new(3 * HOUR);
+        let denials = Denials::new(3 * HOUR, Arc::default());
         let requests = [Request::new(&first), Request::new(&second)];
         requests[0].deny(&denials, one, now);
         requests[1].deny(&denials, two, now);
@@ -554,7 +555,7 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
     let (first, second, now) = (bucket(), other_limiter(), Instant::now());
     let requests = [Request::new(&first), Request::new(&second)];
     // Another quota of the first limit.
-    let denials = Denials::new(HOUR);
+    let denials = Denials::new(HOUR, Arc::default());
     requests[0].deny(&denials, HOUR, now);
     let larger = settings(Algorithm::token_bucket(), Quota::per_second(11));
     let changed = [Request::new(&larger), requests[1]];
@@ -563,7 +564,7 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
     let _ = undecided.resolve_with(&denials, requests[1].denial(HOUR), || now);
     assert!(requests[1].find(&denials, now).is_none());
     // A reset of the limit that denies.
-    let denials = Denials::new(HOUR);
+    let denials = Denials::new(HOUR, Arc::default());
     let undecided = send_all(&denials, &requests, now);
     drop(denials.begin_return(&second, &Key::from("key")));
     let _ = undecided.resolve_with(&denials, requests[1].denial(HOUR), || now);
@@ -572,7 +573,7 @@ fn a_change_of_any_limit_of_a_check_prevents_that_its_denial_is_remembered() {
 
 #[test]
 fn a_denial_that_names_a_limiter_of_two_limits_is_not_remembered() {
-    let (denials, settings, now) = (Denials::new(HOUR), bucket(), Instant::now());
+    let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let requests = [Request::new(&settings), Request { key: "other", ..Request::new(&settings) }];
     let _ =
         send_all(&denials, &requests, now).resolve_with(&denials, requests[0].denial(HOUR), || now);
@@ -599,7 +600,7 @@ fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
         ([Begin, Send, End, Receive], false),
         ([Begin, End, Send, Receive], true),
     ] {
-        let denials = Denials::new(HOUR);
+        let denials = Denials::new(HOUR, Arc::default());
         let (mut undecided, mut change) = (None, None);
         for event in events {
             match event {
@@ -623,7 +624,8 @@ fn count(denials: &Denials) -> usize {
 
 #[test]
 fn the_number_of_denials_is_bounded_and_expired_ones_go() {
-    let (denials, settings, start) = (Denials::new(1_000 * MILLISECOND), bucket(), Instant::now());
+    let (denials, settings, start) =
+        (Denials::new(1_000 * MILLISECOND, Arc::default()), bucket(), Instant::now());
     let deny = |key: u32, now| {
         let key = key.to_string();
         Request { key: &key, ..Request::new(&settings) }.deny(&denials, HOUR, now);
@@ -775,7 +777,7 @@ struct World {
 impl World {
     fn new(algorithm: Algorithm, speed: f64) -> Self {
         Self {
-            denials: Denials::new(HOUR),
+            denials: Denials::new(HOUR, Arc::default()),
             start: Instant::now(),
             now: 0,
             speed,
@@ -1031,7 +1033,7 @@ impl Several {
             Arc::new(Settings::new(NAMES[i], algorithm, quota, params, source))
         });
         let states = [(); LIMITS].map(|()| State::default());
-        let (denials, start) = (Denials::new(HOUR), Instant::now());
+        let (denials, start) = (Denials::new(HOUR, Arc::default()), Instant::now());
         Self { denials, start, now: 0, settings, states, remembered: 0 }
     }
 

@@ -54,8 +54,11 @@ impl CrossSlot {
     ) -> Result<Outcome, TransportError> {
         let mut charged = Charged(vec![]);
         let (mut binding, mut counts) = (None, vec![]);
-        for call in &self.calls {
-            let outcome = call.execute(deadline).await?;
+        for (index, call) in self.calls.iter().enumerate() {
+            let mut outcome = call.execute(deadline).await?;
+            let binds = (index, outcome.decision.limit_index());
+            let limit = self.call_of.iter().position(|of| *of == binds).unwrap_or_default();
+            outcome.decision = outcome.decision.of_limit(limit);
             if !outcome.decision.is_allowed() {
                 return Ok(outcome);
             }

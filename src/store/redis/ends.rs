@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::transport::{Deadline, TransportError};
-use crate::{decision::Outcome, store::RetryQueues, sync::lock};
+use crate::{decision::Outcome, store::Lines, sync::lock};
 
 /// Clones share the ends.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ struct EndsInner {
     answered: Notify,
     /// Notified when a request waits for one, which should not wait for others to be sent with it.
     needed: Notify,
-    queues: Arc<RetryQueues>,
+    lines: Arc<Lines>,
 }
 
 #[derive(Default)]
@@ -33,9 +33,9 @@ struct Unanswered {
 }
 
 impl Ends {
-    pub(super) fn new(queues: Arc<RetryQueues>) -> Self {
+    pub(super) fn new(lines: Arc<Lines>) -> Self {
         let (keys, answered, needed) = (Mutex::default(), Notify::new(), Notify::new());
-        Self(Arc::new(EndsInner { keys, answered, needed, queues }))
+        Self(Arc::new(EndsInner { keys, answered, needed, lines }))
     }
 
     /// Begins the end of a hold. It is open until the returned value is dropped.
@@ -103,11 +103,13 @@ impl OpenEnds {
             outcome = second;
         }
         let decision = &outcome.decision;
-        if decision.waits_for_holds()
-            || decision.is_allowed() && decision.remaining() < decision.cost()
-        {
+        let is_full = match decision.is_allowed() {
+            true => decision.remaining() < decision.cost(),
+            false => decision.waits_for_holds() || decision.held() > 0,
+        };
+        if is_full {
             let keys = self.keys.iter().filter(|(limiter, _)| *limiter == decision.limiter());
-            self.ends.0.queues.found_full(keys.map(|(_, key)| *key));
+            self.ends.0.lines.found_full(keys.map(|(_, key)| *key));
         }
         Ok(outcome)
     }
@@ -132,13 +134,6 @@ impl OpenEnds {
 pub(super) struct OpenEnd {
     ends: Ends,
     key: u64,
-}
-
-impl OpenEnd {
-    /// The hash of limiter and key.
-    pub(super) fn key(&self) -> u64 {
-        self.key
-    }
 }
 
 impl Drop for OpenEnd {

@@ -28,7 +28,7 @@ use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
     observe::Event,
     store::{
-        Hold, HoldGuard, LimitRequest, RetryQueues,
+        Hold, HoldGuard, LimitRequest, Lines,
         denials::{Change, Denials},
     },
     sync::lock,
@@ -75,7 +75,7 @@ struct KeeperInner {
     /// Set when a server turns out to be a cluster: then each call has one key.
     is_clustered: AtomicBool,
     /// The requests of the process that wait for units.
-    queues: Arc<RetryQueues>,
+    lines: Arc<Lines>,
 }
 
 #[derive(Default)]
@@ -114,8 +114,8 @@ struct Ended {
     expires: Instant,
     /// True once the server has executed it in time.
     is_settled: bool,
-    open: OpenEnd,
-    /// Lets later checks ask the server, as units may be returned.
+    _open: OpenEnd,
+    /// Lets later checks ask the server, as units may be returned, and calls the line of the key.
     _change: Change,
 }
 
@@ -280,9 +280,9 @@ impl Keeper {
         client: Client,
         prefix: Arc<str>,
         denials: Denials,
-        queues: Arc<RetryQueues>,
+        lines: Arc<Lines>,
     ) -> Self {
-        let (holds, ends, changed) = (Mutex::default(), Ends::new(queues.clone()), Notify::new());
+        let (holds, ends, changed) = (Mutex::default(), Ends::new(lines.clone()), Notify::new());
         let is_clustered = AtomicBool::new(false);
         Self(Arc::new(KeeperInner {
             holds,
@@ -292,7 +292,7 @@ impl Keeper {
             prefix,
             denials,
             is_clustered,
-            queues,
+            lines,
         }))
     }
 
@@ -323,22 +323,22 @@ impl Keeper {
         let known = |live: &Live| (live.hold.clone(), live.taken, live.expires);
         let known = lock(&self.0.holds).live.get(&id).map(known);
         let Some((hold, taken, expires)) = known else { return };
-        let queues = &self.0.queues;
-        queues.units_end(queues.queue_of(hold.settings.name, &hold.key), taken);
+        let lines = &self.0.lines;
+        lines.units_end(lines.line_of(hold.settings.name, &hold.key), taken);
         self.push(id, hold, used, expires);
     }
 
     fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
-        let KeeperInner { ends, denials, queues, .. } = &*self.0;
+        let KeeperInner { ends, denials, lines, .. } = &*self.0;
         let change = denials.begin_return(&hold.settings, &hold.key);
-        let key = queues.queue_of(hold.settings.name, &hold.key);
-        let open = ends.begin(key);
+        let key = lines.line_of(hold.settings.name, &hold.key);
+        let _open = ends.begin(key);
         // Units that count at a time are free when they are returned, and not before.
-        if !hold.settings.params.spends() || queues.is_waited_for(key) {
+        if !hold.settings.params.spends() || lines.is_waited_for(key) {
             ends.hurry();
         }
         let (is_renewed, is_settled, _change) = (false, false, change);
-        self.queue(Ended { id, hold, used, is_renewed, expires, is_settled, open, _change });
+        self.queue(Ended { id, hold, used, is_renewed, expires, is_settled, _open, _change });
         self.wake();
     }
 
@@ -360,9 +360,9 @@ impl Keeper {
     /// units.
     pub(super) fn open_ends(&self, limits: &[LimitRequest<'_>]) -> OpenEnds {
         let held = limits.iter().filter(|limit| limit.hold.is_some());
-        let queues = &self.0.queues;
+        let lines = &self.0.lines;
         let keys = held.map(|LimitRequest { settings, key, .. }| {
-            (settings.name, queues.queue_of(settings.name, key))
+            (settings.name, lines.line_of(settings.name, key))
         });
         self.0.ends.open(keys.collect())
     }
@@ -403,14 +403,10 @@ impl Keeper {
 
     /// Does what the answer to a change demands.
     fn answered(&self, mut sent: Sent, began: Instant, reply: HoldReply) {
-        let returned = match &mut sent {
-            Sent::Renewal(..) => None,
-            Sent::End(end) => {
-                let is_late = matches!(reply, HoldReply::Expired) && end.used < end.hold.units;
-                end.is_settled = !is_late;
-                Some(end.open.key())
-            }
-        };
+        if let Sent::End(end) = &mut sent {
+            let is_late = matches!(reply, HoldReply::Expired) && end.used < end.hold.units;
+            end.is_settled = !is_late;
+        }
         let hold = sent.hold();
         let Hold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
         let (limiter, held) = (settings.name, *held);
@@ -428,10 +424,6 @@ impl Keeper {
             }
             (_, HoldReply::Lost) => observers.report(&lost),
             _ => {}
-        }
-        if let Some(key) = returned {
-            drop(sent);
-            self.0.queues.units_returned(key);
         }
     }
 

@@ -170,9 +170,10 @@ impl RedisStore {
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
         let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
         let client = transport.client(monitor.clone())?;
-        let (names, denials) = (Names::default(), Denials::new(denial_ttl));
-        let queues = names.retry_queues().clone();
-        let holds = Keeper::new(client.clone(), prefix.clone(), denials.clone(), queues);
+        let names = Names::default();
+        let lines = names.lines().clone();
+        let denials = Denials::new(denial_ttl, lines.clone());
+        let holds = Keeper::new(client.clone(), prefix.clone(), denials.clone(), lines);
         let backend = Backend::new(client, monitor, prefix, denials, holds);
         Ok(Self {
             front: Front::new(backend.clone()),

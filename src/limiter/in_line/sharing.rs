@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::sleep};
 
 use super::*;
 use crate::{
@@ -12,8 +12,6 @@ use crate::{
 };
 
 const MEASURED: Duration = Duration::from_secs(60);
-/// How long a caller keeps its place.
-const USE: Duration = Duration::from_millis(50);
 /// The way to the server, or back.
 const WAY: Duration = Duration::from_millis(1);
 
@@ -22,43 +20,48 @@ fn places(count: u64) -> Limiter {
     Limiter::new("places", MemoryStore::new(), algorithm, quota)
 }
 
-/// A caller of a process, which has the queue of its own limiter.
+/// A caller of a process, which has the line of its own limiter.
 #[derive(Clone)]
 struct Caller {
     charge: Charge,
-    queues: Arc<RetryQueues>,
-    queue: u64,
+    lines: Arc<Lines>,
+    line: u64,
     server: Limiter,
+    /// How long the caller keeps its place.
+    time: Duration,
     end: Instant,
 }
 
 impl Caller {
-    fn new(own: &Limiter, server: &Limiter) -> Self {
-        let (charge, queues) = (Charge::new(own, "key"), queues(own));
-        let queue = queues.queue_of(own.name(), &"key".into());
-        Self { charge, queues, queue, server: server.clone(), end: Instant::now() + MEASURED }
+    fn new(own: &Limiter, server: &Limiter, time: Duration) -> Self {
+        let (charge, lines) = (Charge::new(own, "key"), own.lines().clone());
+        let line = lines.line_of(own.name(), &"key".into());
+        Self { charge, lines, line, server: server.clone(), time, end: Instant::now() + MEASURED }
     }
 
     async fn take(&self) -> Option<Permit> {
-        let (mut retry, deadline) = (Retry::default(), Some(self.end));
-        let mut is_queued = retry.join(&self.charge);
+        let deadline = Some(self.end);
+        let first_poll = (self.lines.next_number(), Instant::now());
+        let mut place = InLine::new(&self.charge, first_poll).unwrap();
+        place.is_shared = true;
+        let mut stands = place.enter(deadline).is_some();
         while Instant::now() < self.end {
-            if is_queued && !poll_fn(|cx| retry.poll(cx, deadline)).await {
+            if stands && !poll_fn(|cx| place.poll(cx, deadline)).await {
                 break;
             }
             sleep(WAY).await;
             let answer = self.server.hold("key", 1).await.unwrap();
             sleep(WAY).await;
             if answer.decision().remaining() == 0 {
-                self.queues.found_full([self.queue]);
+                self.lines.found_full([self.line]);
             }
             match answer {
                 Admission::Admitted(permit) => {
-                    retry.allowed(&self.charge, permit.decision());
+                    place.allowed(&self.charge, permit.decision());
                     return Some(permit);
                 }
                 Admission::Denied(denied) => {
-                    is_queued = retry.denied(&self.charge, &denied, deadline)
+                    stands = place.denied(&self.charge, &denied, deadline);
                 }
             }
         }
@@ -66,13 +69,13 @@ impl Caller {
     }
 
     fn give_back(&self, permit: Permit, taken: Instant) {
-        let Self { queues, queue, .. } = self.clone();
-        queues.units_end(queue, taken);
+        let Self { lines, line, .. } = self.clone();
+        lines.units_end(line, taken);
         tokio::spawn(async move {
             sleep(WAY).await;
             drop(permit);
             sleep(WAY).await;
-            queues.units_returned(queue);
+            lines.returned(line);
         });
     }
 
@@ -85,8 +88,8 @@ impl Caller {
             let taken = Instant::now();
             longest = longest.max(taken - asked);
             let Some(permit) = permit else { return (used, longest) };
-            sleep(USE).await;
-            used += USE;
+            sleep(self.time).await;
+            used += self.time;
             self.give_back(permit, taken);
         }
     }
@@ -94,18 +97,18 @@ impl Caller {
 
 /// Returns the share of the time in which the places are in use, and the longest wait, compared
 /// with the time in which each caller is served once.
-async fn share(processes: u32, callers: u32, count: u32) -> (f64, f64) {
+async fn share(processes: u32, callers: u32, count: u32, time: Duration) -> (f64, f64) {
     let (server, mut tasks) = (places(count.into()), JoinSet::new());
     for _ in 0..processes {
         let own = places(count.into());
         for _ in 0..callers {
-            tasks.spawn(Caller::new(&own, &server).use_places());
+            tasks.spawn(Caller::new(&own, &server, time).use_places());
         }
     }
     let (used, waits): (Vec<_>, Vec<_>) = tasks.join_all().await.into_iter().unzip();
     let in_use = used.iter().sum::<Duration>().as_secs_f64() / (MEASURED * count).as_secs_f64();
     let longest = waits.into_iter().max().unwrap_or_default().as_secs_f64();
-    (in_use, longest / (USE * processes * callers / count).as_secs_f64())
+    (in_use, longest / (time * processes * callers / count).as_secs_f64())
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,21 +116,28 @@ async fn processes_share_places_and_leave_few_of_them_unused() {
     // A caller that is alone in its process asks again before its end has reached the server. With
     // 2 callers, the fair share is a fourth of a turn.
     let cases = [
-        ([2, 4, 1], 5.0),
-        ([2, 1, 1], 10.0),
-        ([4, 4, 1], 6.0),
-        ([8, 1, 1], 20.0),
-        ([2, 8, 4], 5.0),
-        ([1, 8, 1], 1.5),
+        ([2, 4, 1], 50, 5.0),
+        ([2, 1, 1], 50, 10.0),
+        ([4, 4, 1], 50, 6.0),
+        ([8, 1, 1], 50, 20.0),
+        ([2, 8, 4], 50, 5.0),
+        ([1, 8, 1], 50, 1.5),
+        ([2, 1, 1], 10, 14.0),
+        ([2, 4, 1], 10, 14.0),
+        ([2, 1, 1], 1, 150.0),
     ];
-    for ([processes, callers, places], most) in cases {
-        let (in_use, longest) = share(processes, callers, places).await;
+    for ([processes, callers, places], time, most) in cases {
+        let time = Duration::from_millis(time);
+        let (in_use, longest) = share(processes, callers, places, time).await;
+        // A process alone, which has the ways to the server, too.
+        let (alone, _) = share(1, callers, places, time).await;
         println!(
-            "{processes} x {callers} callers, {places} places: in use {:.1} %, longest wait \
-             {longest:.1} x fair",
-            in_use * 100.0
+            "{processes} x {callers} callers, {places} places for {time:?}: in use {:.1} %, of one \
+             process alone {:.1} %, longest wait {longest:.1} x fair",
+            in_use * 100.0,
+            alone * 100.0
         );
-        assert!(in_use > 0.85);
+        assert!(in_use > 0.85 * alone);
         assert!(longest < most, "{longest:.1} x fair");
     }
 }

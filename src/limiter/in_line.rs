@@ -1,0 +1,255 @@
+//! `InLine`: a request that may stand in a line, because no instant can be reserved for it: it
+//! needs units that are held, or its limits are on several keys, or its leaky bucket is full. The
+//! lines are in `store/lines.rs`; waiting for a reserved instant is in `waiter.rs`.
+//!
+//! In a process, requests are served in the order of their first polls, and each checks about
+//! twice, however many wait. Between processes, no order is kept.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
+use crate::{
+    algorithm::Action,
+    decision::{Decision, Outcome},
+    quota::Quota,
+    store::{
+        Bookings, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, Store,
+        StoreFuture, after,
+    },
+    time::random_fraction,
+};
+
+/// The longest addition to a pause while other processes take the units, times 4.
+const MAX_GAP: Duration = Duration::from_secs(1);
+/// The pauses between two calls of a store that fails. The first pause is that between the probes
+/// of a circuit breaker: asking more often finds out nothing.
+const STORE_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// A request that may stand in a line.
+#[derive(Debug)]
+pub(crate) struct InLine {
+    place: LinePlace,
+    began: Instant,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// True if other processes share the units.
+    is_shared: bool,
+    /// The instant at which units are available, by the last denial.
+    expected: Option<Instant>,
+}
+
+impl Charge {
+    /// Returns the lines of the process in which its requests stand.
+    pub(crate) fn lines(&self) -> Option<Arc<Lines>> {
+        let own = || Some(self.own_parts().next()?.0.lines().clone());
+        own().or_else(|| Some(self.foreign_line()?.0))
+    }
+
+    /// Returns the reserved instants of the process.
+    pub(crate) fn bookings(&self) -> Option<Arc<Bookings>> {
+        Some(self.own_parts().next()?.0.store().names().bookings().clone())
+    }
+
+    /// Returns whether the request would look for others that wait.
+    pub(crate) fn is_waited_for(&self, max_wait: MaxWait) -> bool {
+        self.retry_deadline(max_wait).is_some() && self.lines().is_some_and(|it| !it.is_empty())
+    }
+
+    /// Asks for the denial of a request that leaves undecided.
+    pub(crate) fn denial(&self) -> StoreFuture<Outcome> {
+        let foreign = || Some((self.limiters().next()?.as_foreign()?, self.keys().next()?));
+        match foreign().zip(self.costs().next()) {
+            Some(((target, key), cost)) => target.denial(key, cost),
+            None => self.decide(Action::Peek, MaxWait::NONE),
+        }
+    }
+
+    /// Returns the line of a limiter in a foreign format, which shares no charge.
+    fn foreign_line(&self) -> Option<(Arc<Lines>, u64)> {
+        let target = self.limiters().next()?.as_foreign()?;
+        Some(target.line(self.keys().next()?))
+    }
+
+    /// Returns the hash of limits, keys and costs: requests with equal ones can share instants.
+    pub(crate) fn booking_group(&self, bookings: &Bookings) -> u64 {
+        let parts = self.own_parts().map(|(limiter, key, cost)| (limiter.name(), key, cost));
+        bookings.group_of(parts.collect::<Vec<_>>())
+    }
+
+    /// Returns the limits as lines need them; `None` if the charge is invalid.
+    fn line_limits(&self, lines: &Lines) -> Option<Vec<LineLimit>> {
+        if let Some((_, line)) = self.foreign_line() {
+            let cost = self.costs().next()?;
+            return Some(vec![LineLimit { line, limiter: 0, cost, group: line, max_units: MAX }]);
+        }
+        let group =
+            lines.hash(self.own_parts().map(|(it, key, _)| (it.name(), key)).collect::<Vec<_>>());
+        let limits = self.own_parts().map(|(limiter, key, cost)| {
+            let line = lines.line_of(limiter.name(), key);
+            let others = self.own_parts().filter(|(other, ..)| other.name() != limiter.name());
+            let requests = others.map(|(other, _, cost)| other.max_cost() / cost.max(1)).min();
+            let max_units = requests.map_or(MAX, |requests| requests.saturating_mul(cost));
+            LineLimit { line, limiter: lines.hash(limiter.name()), cost, group, max_units }
+        });
+        let limits: Vec<LineLimit> = limits.collect();
+        let is_new = |(index, limit): (usize, &LineLimit)| {
+            limits[..index].iter().all(|other| other.line != limit.line)
+        };
+        limits.iter().enumerate().all(is_new).then_some(limits)
+    }
+}
+
+const MAX: u64 = u64::MAX;
+
+fn pace(limiter: &Limiter) -> Pace {
+    Pace { quota: limiter.quota(), is_smooth: limiter.params().restores_evenly() }
+}
+
+/// Returns the time in which the quota restores the cost.
+fn gap(quota: Quota, cost: u64) -> Duration {
+    let micros = u128::from(cost) * u128::from(quota.window_us()) / u128::from(quota.limit());
+    // A cost that the quota cannot grant can have a gap that is too long for a `Duration`.
+    Duration::from_micros(micros.min(MAX_GAP.as_micros()) as u64)
+}
+
+impl InLine {
+    /// Returns a request with the number and the instant of its first poll.
+    pub(crate) fn new(charge: &Charge, (number, began): (u64, Instant)) -> Option<Self> {
+        let lines = charge.lines()?;
+        let limits = charge.line_limits(&lines)?;
+        let place = LinePlace::new(lines, number, limits);
+        let (timer, expected, is_shared) = (None, None, !charge.is_immediate());
+        Some(Self { place, began, timer, is_shared, expected })
+    }
+
+    /// Stands in the line of a limit for which others wait. Returns `None` if there is none, and
+    /// false if the request could not be served by its deadline.
+    pub(crate) fn enter(&mut self, deadline: Option<Instant>) -> Option<bool> {
+        self.place.enter(deadline)
+    }
+
+    /// Returns the index of the limit that the decision is about.
+    fn limit_of(&self, decision: &Decision) -> usize {
+        decision.limit_index().min(self.place.limits().len() - 1)
+    }
+
+    fn hold_retry(&self, limit: usize, waited: Duration) -> Duration {
+        self.place.lines().hold_retry(waited, self.place.limits()[limit].line)
+    }
+
+    /// Records a denial. Returns whether the request waits: if it can be served by `deadline`.
+    pub(crate) fn denied(
+        &mut self,
+        charge: &Charge,
+        denied: &Decision,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let now = Instant::now();
+        let limit = self.limit_of(denied);
+        // A block ends at its instant, whatever is returned.
+        let waits_for_holds = denied.waits_for_holds() || denied.held() > 0 && !denied.is_blocked();
+        let is_in_time = |at: &Instant| deadline.is_none_or(|deadline| *at <= deadline);
+        let known = denied.retry_after().map(|time| after(now, time)).filter(is_in_time);
+        if known.is_none() && (!waits_for_holds || deadline.is_some_and(|deadline| deadline <= now))
+        {
+            self.place.leave(NextCheck::Now); // now, and not at its deadline
+            return false;
+        }
+        let own = charge.own_parts().nth(limit);
+        let pace = match own {
+            Some((limiter, ..)) => pace(limiter),
+            None => Pace { quota: denied.quota(), is_smooth: false },
+        };
+        let mut due = known;
+        if self.is_shared {
+            let was_expected = self.expected.is_some_and(|at| at <= now);
+            if was_expected && let Some(at) = &mut due {
+                // Another process was faster. At random, so that none is always the first.
+                let most = gap(pace.quota, denied.cost()) / 4;
+                *at = (*at + most.mul_f64(random_fraction())).min(deadline.unwrap_or(*at + most));
+            }
+            if waits_for_holds {
+                let ask = after(now, self.hold_retry(limit, now - self.began));
+                due = Some(due.map_or(ask, |at| at.min(ask)));
+            }
+        }
+        self.expected = known;
+        let known = known.filter(|_| !waits_for_holds);
+        self.place.denied(Refusal { limit, due, known, pace: Some(pace) }, deadline)
+    }
+
+    /// Records that the store has failed. Returns whether the request asks again by `deadline`: of
+    /// the requests in a line, only the first one does, after a pause that grows with the wait.
+    pub(crate) fn store_failed(&mut self, deadline: Option<Instant>) -> bool {
+        let now = Instant::now();
+        let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
+        if left.is_zero() {
+            return false;
+        }
+        let [shortest, longest] = STORE_PAUSES;
+        // At random, so that the requests of all keys and processes do not ask at one instant.
+        let spread = 0.5 + random_fraction() / 2.0;
+        let pause = (now - self.began).clamp(shortest, longest).mul_f64(spread).min(left);
+        self.place.pause(after(now, pause));
+        self.expected = None;
+        true
+    }
+
+    /// Records that the request was allowed: requests behind it check when units are available.
+    pub(crate) fn allowed(mut self, charge: &Charge, decision: &Decision) {
+        let Some(at) = self.place.at() else { return };
+        let own = charge.own_parts().nth(at);
+        let shapes = own.is_some_and(|(limiter, ..)| limiter.params().shapes());
+        let next = match decision.remaining() {
+            // A shaper can deny even with units available, as no instant is reserved.
+            _ if shapes || charge.reserves() => NextCheck::Now,
+            0 if self.limit_of(decision) != at => NextCheck::Now,
+            0 => self.next_after(charge, decision),
+            _ if !self.is_shared => NextCheck::Now,
+            units => NextCheck::Units(units),
+        };
+        self.place.leave(next);
+    }
+
+    /// Returns when the next request checks after a decision that leaves no units.
+    fn next_after(&self, charge: &Charge, decision: &Decision) -> NextCheck {
+        let (now, replenish) = (Instant::now(), decision.replenish_after());
+        let known =
+            (!replenish.is_zero()).then(|| after(now, replenish - decision.age().min(replenish)));
+        // Another process can return units that are held.
+        let is_held = charge.holds_units() || decision.held() > 0;
+        let ask = (is_held && self.is_shared)
+            .then(|| after(now, self.hold_retry(self.limit_of(decision), Duration::ZERO)));
+        match known.into_iter().chain(ask).min() {
+            Some(at) => NextCheck::At { at, known: !is_held },
+            None => NextCheck::Called,
+        }
+    }
+
+    /// Waits until the request is to check. Returns false if the deadline comes first.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<bool> {
+        loop {
+            let instant = match self.place.poll(cx, deadline) {
+                LineStep::Check => return Poll::Ready(true),
+                LineStep::Leave => return Poll::Ready(false),
+                LineStep::Sleep(None) => return Poll::Pending,
+                LineStep::Sleep(Some(instant)) => instant,
+            };
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(instant)));
+            // Moved, not made anew: a request that checks again allocates nothing.
+            if timer.deadline() != instant {
+                timer.as_mut().reset(instant);
+            }
+            ready!(timer.as_mut().poll(cx));
+        }
+    }
+}
+
+#[cfg(test)]
+mod sharing;

@@ -1,0 +1,579 @@
+//! Requests that wait without a reservation: random histories in memory, with scripted time, whose
+//! oracle knows the promise alone, and single cases over either store.
+
+use std::{
+    env,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::{Instant, advance, sleep, timeout},
+};
+use tower_ratelimit::{Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota};
+
+use crate::support::{self, server::RedisServer};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+/// The time after which a request that was called and is not polled holds up no others.
+const STALL: Duration = Duration::from_millis(100);
+
+type Answer = Result<Option<Option<Permit>>, Error>;
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+struct Waiting {
+    number: u64,
+    charge: Charge,
+    /// The limits by name and key, each with the cost.
+    limits: Vec<(&'static str, &'static str, u64)>,
+    deadline: Instant,
+    call: Pin<Box<dyn Future<Output = Answer>>>,
+    woken: Arc<Woken>,
+    /// True if the call is kept, and not polled.
+    is_kept: bool,
+    /// Since when it could be served, if no earlier request that is polled waits.
+    since: Option<Instant>,
+}
+
+impl Waiting {
+    fn shares_key(&self, other: &Self) -> bool {
+        let is_of = |&(name, key, _): &(_, _, u64)| {
+            other.limits.iter().any(|(other, of, _)| (name, key) == (*other, *of))
+        };
+        self.limits.iter().any(is_of)
+    }
+
+    fn is_alike(&self, other: &Self) -> bool {
+        self.limits.len() == 1 && other.limits.len() == 1 && self.shares_key(other)
+    }
+
+    fn poll(&mut self) -> Option<Answer> {
+        self.woken.0.store(false, SeqCst);
+        let waker = Waker::from(self.woken.clone());
+        match self.call.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        }
+    }
+
+    fn can_be_served(&self) -> bool {
+        let mut peek = Box::pin(self.charge.peek());
+        match peek.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(state) => state.is_ok_and(|state| state.allows()),
+            Poll::Pending => unreachable!("a store in memory answers at once"),
+        }
+    }
+}
+
+struct History {
+    random: fastrand::Rng,
+    places: Limiter,
+    tokens: Limiter,
+    waiting: Vec<Waiting>,
+    /// What is in use, with its key and cost if it takes places.
+    permits: Vec<(Permit, Vec<(&'static str, u64)>)>,
+    limit: u64,
+    /// The end of the last block, which is known to those that it denies.
+    blocked_until: Instant,
+    next_number: u64,
+    log: Vec<String>,
+    served: u64,
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let store = MemoryStore::new();
+        let (random, limit) = (fastrand::Rng::with_seed(seed), 3);
+        let quota = Quota::per_second(10).burst(4);
+        let places =
+            Limiter::new("places", store.clone(), Algorithm::concurrency(), Quota::concurrent(3));
+        let tokens = Limiter::new("tokens", store, Algorithm::token_bucket(), quota);
+        let (waiting, permits, log) = (vec![], vec![], vec![]);
+        let (blocked_until, next_number, served) = (Instant::now(), 0, 0);
+        Self {
+            random,
+            places,
+            tokens,
+            waiting,
+            permits,
+            limit,
+            blocked_until,
+            next_number,
+            log,
+            served,
+        }
+    }
+
+    fn note(&mut self, what: String) {
+        self.log.push(what);
+    }
+
+    fn arrive(&mut self) {
+        let cost = self.random.u64(1..=3);
+        let user = ["u", "v"][self.random.usize(..2)];
+        let (a, b) = (("places", "a", cost), ("places", "b", 1));
+        let (u, t) = (("tokens", user, 1), ("tokens", "t", cost));
+        let (limits, holds) = match self.random.u8(..8) {
+            0..3 => (vec![a], true),
+            3 => (vec![b], true),
+            4 => (vec![a, b], true),
+            5 => (vec![t], true),
+            6 => (vec![b, t], true),
+            _ => (vec![u, t], false),
+        };
+        let charges = limits.iter().map(|&(name, key, cost)| match name {
+            "places" => Charge::new(&self.places, key).cost(cost),
+            _ if holds => Charge::new(&self.tokens, key).estimate(cost),
+            _ => Charge::new(&self.tokens, key).cost(cost),
+        });
+        let charge = charges.reduce(Charge::and).unwrap();
+        let wait = Duration::from_millis([5, 40, 300, 2_000, 60_000][self.random.usize(..5)]);
+        let own = charge.clone();
+        let call: Pin<Box<dyn Future<Output = Answer>>> = match holds {
+            true => {
+                Box::pin(async move { Ok(own.hold().max_wait(wait).await?.admitted().map(Some)) })
+            }
+            false => Box::pin(async move {
+                Ok(own.check().max_wait(wait).await?.is_allowed().then_some(None))
+            }),
+        };
+        let (number, deadline) = (self.next_number, Instant::now() + wait);
+        self.next_number += 1;
+        self.note(format!("{number} arrives: {limits:?}, {wait:?}"));
+        let (woken, is_kept, since) = (Arc::<Woken>::default(), false, None);
+        woken.0.store(true, SeqCst);
+        self.waiting.push(Waiting {
+            number,
+            charge,
+            limits,
+            deadline,
+            call,
+            woken,
+            is_kept,
+            since,
+        });
+    }
+
+    /// Polls the requests that were woken, until none is.
+    fn settle(&mut self) {
+        let is_due = |waiting: &Waiting| waiting.woken.0.load(SeqCst) && !waiting.is_kept;
+        while let Some(index) = self.waiting.iter().position(is_due) {
+            // Those that a request must not overtake.
+            let earlier = |&other: &usize| {
+                !self.waiting[other].is_kept && self.waiting[other].shares_key(&self.waiting[index])
+            };
+            let earlier: Vec<usize> = (0..index).filter(earlier).collect();
+            let could = |&other: &usize| {
+                self.waiting[other].is_alike(&self.waiting[index])
+                    || self.is_first(other, false) && self.waiting[other].can_be_served()
+            };
+            let overtaken: Vec<u64> =
+                earlier.into_iter().filter(could).map(|other| self.waiting[other].number).collect();
+            let Some(answer) = self.waiting[index].poll() else { continue };
+            let waiting = self.waiting.remove(index);
+            let (number, now) = (waiting.number, Instant::now());
+            self.note(format!("{number}: {answer:?}"));
+            match answer {
+                Ok(Some(permit)) => {
+                    self.served += 1;
+                    assert!(overtaken.is_empty(), "{number} overtakes {overtaken:?}");
+                    assert!(now <= waiting.deadline + 5 * MS, "{number} takes after its deadline");
+                    if let Some(permit) = permit {
+                        let places = waiting.limits.iter().filter(|limit| limit.0 == "places");
+                        let places: Vec<_> = places.map(|&(_, key, cost)| (key, cost)).collect();
+                        self.permits.push((permit, places.clone()));
+                        for (key, _) in places {
+                            let held = self.permits.iter().flat_map(|(_, places)| places);
+                            let held: u64 =
+                                held.filter(|(of, _)| *of == key).map(|(_, cost)| cost).sum();
+                            assert!(held <= self.limit, "{held} of {}", self.limit);
+                        }
+                    }
+                }
+                Ok(None) => {
+                    let only_places = waiting.limits.iter().all(|limit| limit.0 == "places");
+                    let is_early =
+                        now < waiting.deadline && now >= self.blocked_until && only_places;
+                    assert!(!is_early, "{number} is denied before its deadline");
+                }
+                Err(error) => {
+                    let is_above = matches!(error, Error::CostAboveQuota { .. });
+                    let costs = waiting.limits.iter().map(|limit| limit.2);
+                    assert!(is_above && costs.max() > Some(self.limit), "{error:?}");
+                }
+            }
+        }
+    }
+
+    /// Returns whether no earlier request waits for one of its keys, except for those that are
+    /// kept, which count only for some time.
+    fn is_first(&self, index: usize, except_kept: bool) -> bool {
+        let waiting = &self.waiting[index];
+        let earlier = &mut self.waiting[..index].iter();
+        earlier.all(|other| except_kept && other.is_kept || !other.shares_key(waiting))
+    }
+
+    /// Checks that no request sleeps beside free units, or beyond its deadline.
+    fn check(&mut self, slack: Duration) {
+        let now = Instant::now();
+        for index in 0..self.waiting.len() {
+            let is_asleep = !self.waiting[index].is_kept
+                && self.is_first(index, true)
+                && self.waiting[index].can_be_served();
+            let kept = self.waiting[..index].iter().filter(|other| other.is_kept).count() as u32;
+            let waiting = &mut self.waiting[index];
+            waiting.since = is_asleep.then(|| waiting.since.unwrap_or(now));
+            let slack = if kept > 0 { (2 * STALL + 50 * MS) * kept } else { slack };
+            let slept = waiting.since.map_or(Duration::ZERO, |since| now - since);
+            let number = waiting.number;
+            assert!(!is_asleep || slept < slack, "{number} sleeps for {slept:?}");
+            let is_over = !waiting.is_kept && now > waiting.deadline + 2 * MS;
+            assert!(!is_over, "{number} waits beyond its deadline");
+        }
+    }
+
+    async fn step(&mut self) {
+        let count = self.waiting.len();
+        match self.random.u8(..20) {
+            0..7 => self.arrive(),
+            7..11 if !self.permits.is_empty() => {
+                let index = self.random.usize(..self.permits.len());
+                let (permit, _) = self.permits.swap_remove(index);
+                match self.random.u8(..3) {
+                    0 => permit.cancel(),
+                    1 => permit.settle(1),
+                    _ => drop(permit),
+                }
+                self.note("a permit ends".to_owned());
+            }
+            11 if count > 0 => {
+                let index = self.random.usize(..count);
+                let waiting = self.waiting.remove(index);
+                self.note(format!("{} is dropped", waiting.number));
+            }
+            12 if count > 0 => {
+                let index = self.random.usize(..count);
+                self.waiting[index].is_kept = true;
+                self.note(format!("{} is kept", self.waiting[index].number));
+            }
+            13 => {
+                for waiting in &mut self.waiting {
+                    // It may have been woken in between.
+                    waiting.is_kept = false;
+                    waiting.woken.0.store(true, SeqCst);
+                }
+                self.note("none is kept".to_owned());
+            }
+            14 => {
+                let key = ["t", "u", "v"][self.random.usize(..3)];
+                self.tokens.refund(key, self.random.u64(1..3)).await.unwrap();
+                self.note(format!("a refund of {key}"));
+            }
+            15 => {
+                self.tokens.reset("t").await.unwrap();
+                self.note("a reset of t".to_owned());
+            }
+            16 => {
+                // A lower limit forgets nothing that is in use.
+                self.limit = self.limit.max(self.random.u64(3..6));
+                self.places.set_quota(Quota::concurrent(self.limit)).unwrap();
+                self.note(format!("{} places", self.limit));
+            }
+            17 => {
+                let key = ["a", "b"][self.random.usize(..2)];
+                self.places.block(key, 20 * MS).await.unwrap();
+                self.blocked_until = Instant::now() + 20 * MS;
+                if self.random.bool() {
+                    self.places.unblock(key).await.unwrap();
+                }
+                self.note(format!("a block of {key}"));
+            }
+            _ => {
+                let time = self.random.u32(1..60);
+                self.note(format!("{time} ms"));
+                for _ in 0..time {
+                    advance(MS).await;
+                    self.settle();
+                    self.check(3 * MS);
+                }
+                return;
+            }
+        }
+        self.settle();
+        self.check(Duration::from_micros(1));
+    }
+}
+
+/// The promise, in one process: no request is admitted while an earlier one waits for the same key
+/// and is polled; none sleeps beside free units; none takes units after its deadline; and the
+/// counts are exact.
+#[tokio::test(start_paused = true)]
+async fn no_history_overtakes_a_request_or_lets_it_sleep_beside_free_units() {
+    let number = |name| env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
+    let seeds = match number("SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("HISTORIES").unwrap_or(100),
+    };
+    let mut served = 0;
+    for seed in seeds {
+        let mut history = History::new(seed);
+        for _ in 0..80 {
+            let mut step = Box::pin(history.step());
+            let done = std::future::poll_fn(|cx| {
+                match catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx))) {
+                    Ok(Poll::Pending) => Poll::Pending,
+                    Ok(Poll::Ready(())) => Poll::Ready(None),
+                    Err(panic) => Poll::Ready(Some(panic)),
+                }
+            });
+            let failed = done.await;
+            drop(step);
+            if let Some(panic) = failed {
+                println!("SEED={seed}\n{}", history.log.join("\n"));
+                resume_unwind(panic);
+            }
+        }
+        served += history.served;
+    }
+    println!("{served} served");
+    assert!(served > 0);
+}
+
+fn places(count: u64) -> Limiter {
+    let (store, quota) = (MemoryStore::new(), Quota::concurrent(count));
+    Limiter::new("places", store, Algorithm::concurrency(), quota)
+}
+
+async fn hold(limiter: &Limiter, key: &'static str, units: u64) -> Permit {
+    limiter.hold(key, units).await.unwrap().admitted().unwrap()
+}
+
+/// Starts a request that waits, and lets it begin to.
+async fn start(charge: Charge, wait: Duration) -> JoinHandle<Result<Option<Permit>, Error>> {
+    let task = tokio::spawn(async move { Ok(charge.hold().max_wait(wait).await?.admitted()) });
+    tokio::task::yield_now().await;
+    task
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_all_places_is_served_before_later_ones_for_one() {
+    let places = places(2);
+    let permit = hold(&places, "key", 1).await;
+    let large = start(Charge::new(&places, "key").cost(2), 60 * SECOND).await;
+    for _ in 0..1_000 {
+        let small = start(Charge::new(&places, "key"), 10 * MS).await;
+        sleep(MS).await;
+        drop(small);
+    }
+    let denied = places.hold("key", 1).max_wait(10 * MS).await.unwrap();
+    let denied = denied.into_result().unwrap_err();
+    assert_eq!((denied.remaining(), denied.retry_after()), (1, None), "it may not overtake");
+    drop(permit);
+    let begin = Instant::now();
+    assert!(large.await.unwrap().unwrap().is_some());
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn units_that_come_back_in_any_way_call_the_first_request() {
+    let day = Duration::from_secs(86_400);
+    for way in ["refund", "charge", "reset", "quota", "unblock", "reservation", "acquire"] {
+        let (store, quota) = (MemoryStore::new(), Quota::per_day(10));
+        let tokens = Limiter::new("tokens", store, Algorithm::sliding_log(), quota);
+        tokens.spend("key", if way == "unblock" { 1 } else { 6 }).await.unwrap();
+        let reservation = tokens.reserve("key", 4, day).await.unwrap().admitted();
+        let own = tokens.clone();
+        // It waits for an instant that is reserved.
+        let acquire = tokio::spawn(async move { own.acquire("other", 10).await });
+        tokio::task::yield_now().await;
+        if way == "unblock" {
+            tokens.block("key", day / 2).await.unwrap();
+        }
+        let waiting = start(Charge::new(&tokens, "key").estimate(2), day).await;
+        sleep(10 * SECOND).await;
+        assert!(!waiting.is_finished(), "{way}");
+        match way {
+            "refund" => drop(tokens.refund("key", 2).await.unwrap()),
+            "charge" => drop(Charge::new(&tokens, "key").cost(2).refund().await.unwrap()),
+            "reset" => tokens.reset("key").await.unwrap(),
+            "quota" => tokens.set_quota(Quota::per_day(12)).unwrap(),
+            "unblock" => drop(tokens.unblock("key").await.unwrap()),
+            _ => drop(reservation),
+        }
+        acquire.abort();
+        let begin = Instant::now();
+        assert!(waiting.await.unwrap().unwrap().is_some(), "{way}");
+        assert!(begin.elapsed() <= MS, "{way}: {:?}", begin.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn units_that_come_back_call_the_first_request_over_redis() {
+    let server = RedisServer::start();
+    let store = support::redis_store(&server).await;
+    let tokens = Limiter::new("tokens", store, Algorithm::sliding_log(), Quota::per_day(10));
+    let day = Duration::from_secs(86_400);
+    for way in ["refund", "reset", "quota", "unblock", "reservation"] {
+        tokens.set_quota(Quota::per_day(10)).unwrap();
+        tokens.spend(way, if way == "unblock" { 1 } else { 6 }).await.unwrap();
+        let reservation = tokens.reserve(way, 4, day).await.unwrap().admitted();
+        if way == "unblock" {
+            tokens.block(way, day / 2).await.unwrap();
+        }
+        let calls = server.calls("evalsha");
+        let waiting = start(Charge::new(&tokens, way).estimate(2), day).await;
+        while server.calls("evalsha") == calls {
+            sleep(MS).await; // of a real server
+        }
+        match way {
+            "refund" => drop(tokens.refund(way, 2).await.unwrap()),
+            "reset" => tokens.reset(way).await.unwrap(),
+            "quota" => tokens.set_quota(Quota::per_day(12)).unwrap(),
+            "unblock" => drop(tokens.unblock(way).await.unwrap()),
+            _ => drop(reservation),
+        }
+        let served = timeout(60 * SECOND, waiting).await;
+        assert!(served.expect(way).unwrap().unwrap().is_some(), "{way}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_moves_to_another_line_calls_the_next_one() {
+    let places = places(1);
+    let (one, _two) = (hold(&places, "one", 1).await, hold(&places, "two", 1).await);
+    let both = Charge::new(&places, "one").and(Charge::new(&places, "two"));
+    let _first = start(both, 60 * SECOND).await;
+    let second = start(Charge::new(&places, "one"), 60 * SECOND).await;
+    sleep(SECOND).await;
+    assert!(!second.is_finished());
+    drop(one);
+    let begin = Instant::now();
+    assert!(second.await.unwrap().unwrap().is_some());
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_kept_and_not_polled_delays_others_for_a_tenth_of_a_second() {
+    let places = places(1);
+    let permit = hold(&places, "key", 1).await;
+    let mut kept = vec![];
+    for _ in 0..2 {
+        let places = places.clone();
+        let mut call = Box::pin(async move { places.hold("key", 1).max_wait(60 * SECOND).await });
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        kept.push(call);
+    }
+    let second = start(Charge::new(&places, "key"), 60 * SECOND).await;
+    drop(permit);
+    let begin = Instant::now();
+    let permit = second.await.unwrap().unwrap().unwrap();
+    assert!(begin.elapsed() <= 2 * STALL + 5 * MS, "{:?}", begin.elapsed());
+    drop(permit);
+    for call in kept {
+        assert!(call.await.unwrap().is_admitted());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_can_never_be_served_any_more_is_an_error() {
+    let places = places(2);
+    let _permit = hold(&places, "key", 1).await;
+    let waiting = start(Charge::new(&places, "key").cost(2), 60 * SECOND).await;
+    places.set_quota(Quota::concurrent(1)).unwrap();
+    assert!(matches!(waiting.await.unwrap(), Err(Error::CostAboveQuota { .. })));
+}
+
+/// Runs clients that arrive 30 times per second, where 20 are served, and leave after a second.
+/// Returns the instants at which they are served.
+async fn impatient(limiter: &Limiter, seconds: u32, random: &mut fastrand::Rng) -> Vec<Duration> {
+    let (begin, served) = (Instant::now(), Arc::<Mutex<Vec<_>>>::default());
+    let mut clients = JoinSet::new();
+    while begin.elapsed() < seconds * SECOND {
+        let (limiter, served) = (limiter.clone(), served.clone());
+        let patience = SECOND / 2 + SECOND.mul_f64(random.f64());
+        clients.spawn(timeout(patience, async move {
+            let decision = limiter.try_acquire("key", 1, 10 * SECOND).await.unwrap();
+            if decision.is_allowed() {
+                served.lock().unwrap().push(begin.elapsed());
+            }
+        }));
+        sleep(SECOND / 30).await;
+    }
+    clients.join_all().await;
+    let served = served.lock().unwrap();
+    served.clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn instants_of_requests_that_give_up_are_taken_over_and_none_is_used_twice() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let burst = 3;
+    for algorithm in [Algorithm::token_bucket(), Algorithm::SlidingLog, Algorithm::LeakyBucket] {
+        let is_bucket = algorithm == Algorithm::token_bucket();
+        let quota = match algorithm {
+            Algorithm::LeakyBucket => Quota::per_second(20).burst(200),
+            Algorithm::SlidingLog => Quota::per_second(20),
+            _ => Quota::per_second(20).burst(burst),
+        };
+        let limiter = Limiter::new("vendor", MemoryStore::new(), algorithm, quota);
+        let served = impatient(&limiter, 30, &mut random).await;
+        let steady = served.iter().filter(|at| **at >= 10 * SECOND && **at < 30 * SECOND).count();
+        println!("{algorithm}: {} per second", steady as f64 / 20.0);
+        assert!(steady >= 18 * 20, "{algorithm}: {steady} in 20 s");
+        for (first, from) in served.iter().enumerate() {
+            for (last, to) in served.iter().enumerate().skip(first) {
+                // A timer is up to a millisecond late.
+                let time = (*to - *from + 2 * MS).as_secs_f64();
+                let most = match is_bucket {
+                    true => burst + (time * 20.0) as u64,
+                    false if algorithm == Algorithm::LeakyBucket => 1 + (time * 20.0) as u64,
+                    false if time < 1.0 => 20,
+                    false => u64::MAX,
+                };
+                assert!((last - first + 1) as u64 <= most, "{algorithm}: {from:?} to {to:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reservation_that_is_dropped_lets_those_behind_it_go_earlier() {
+    let quota = Quota::per_second(1).burst(1);
+    let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    assert!(vendor.check("key").await.unwrap().is_allowed());
+    let reservation = vendor.reserve("key", 1, 60 * SECOND).await.unwrap().admitted().unwrap();
+    let begin = Instant::now();
+    let mut waiting = vec![];
+    for _ in 0..3 {
+        let vendor = vendor.clone();
+        waiting.push(tokio::spawn(async move {
+            assert!(vendor.acquire("key", 1).await.unwrap().is_allowed());
+            begin.elapsed().as_secs()
+        }));
+        tokio::task::yield_now().await;
+    }
+    drop(reservation);
+    waiting.remove(1).abort();
+    tokio::task::yield_now().await;
+    let next = vendor.reserve("key", 1, 60 * SECOND).await.unwrap().admitted().unwrap();
+    assert_eq!(next.delay(), 3 * SECOND, "two instants are given back");
+    for (number, task) in waiting.into_iter().enumerate() {
+        assert_eq!(task.await.unwrap(), 1 + number as u64);
+    }
+}
