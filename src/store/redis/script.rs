@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_of_each_algorithm_is_in_the_repo_as_it_is_sent() {
+    fn the_script_of_each_algorithm_has_the_hash_in_the_repo() {
         assert_written(SOURCES.iter().enumerate().map(|(index, source)| {
             let purpose = format!("Decides about keys of a {} limiter, one by one.", source.name);
             let files = files(source).join(", ");
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_of_several_limits_is_in_the_repo_as_it_is_sent() {
+    fn the_script_of_several_limits_has_the_hash_in_the_repo() {
         let index = SOURCES.iter().position(|source| source.name == "token_bucket").unwrap();
         let purpose = "Decides about several limits of one request, here of token buckets: the \
                        text has a\n-- function for each algorithm among the limits.";
