@@ -16,6 +16,7 @@ mod redis;
 mod report;
 mod request;
 mod retry_queue;
+mod tally;
 mod turns;
 
 use std::{fmt, future, pin::Pin, sync::Arc};
