@@ -20,6 +20,7 @@
 
 mod blocks;
 mod entry;
+mod name;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +40,7 @@ use tokio::time::Instant;
 use self::{
     blocks::Blocks,
     entry::{Denial, Question},
+    name::{LimiterKey, OwnedLimiterKey},
 };
 use super::{
     Settings, StoreRequest,
@@ -67,33 +69,16 @@ pub(crate) struct Denials {
 }
 
 struct Memory {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<DenialShard>]>,
     hasher: RandomState,
     /// When it was made: the entries count their instants from it.
     start: Instant,
 }
 
-/// A key of a limiter, borrowed for a lookup. Addresses suffice to compare limiters, because there
-/// is one copy of each name.
-#[derive(Clone, Copy)]
-struct Name<'a> {
-    hash: u64,
-    limiter: &'static str,
-    key: &'a [u8],
-}
-
-/// A key of a limiter, as it is kept.
-#[derive(Clone)]
-struct OwnedName {
-    hash: u64,
-    limiter: &'static str,
-    key: Key<'static>,
-}
-
 /// Entries in two generations. When the young one is full, or older than the TTL, it becomes the
 /// old one, and the old one is dropped. So no entry is looked at to make room.
 #[derive(Default)]
-struct Shard {
+struct DenialShard {
     young: HashTable<Denial>,
     old: HashTable<Denial>,
     /// Set by the first entry, so that a shard without denials is never rotated.
@@ -124,7 +109,7 @@ pub(crate) struct Undecided {
 }
 
 struct CheckedLimit {
-    name: OwnedName,
+    name: OwnedLimiterKey,
     question: Question,
     /// The number of changes in the shard when it was sent.
     changes: u64,
@@ -137,7 +122,7 @@ struct CheckedLimit {
 /// between may or may not be older than the change.
 pub(crate) struct Change {
     memory: Arc<Memory>,
-    name: OwnedName,
+    name: OwnedLimiterKey,
     ends_block: bool,
     _open: Open,
 }
@@ -170,7 +155,7 @@ impl Denials {
                         Some(found) if limits.len() == 1 => return Lookup::Denied(found),
                         Some(found) => denial = longest(denial, found),
                         None => undecided.checked.push(CheckedLimit {
-                            name: OwnedName::new(name, limit.key),
+                            name: OwnedLimiterKey::new(name, limit.key),
                             question: Question::new(limit),
                             changes: shard.changes,
                             block: shard.blocks.find(name).map(|block| block.found),
@@ -204,9 +189,9 @@ impl Denials {
         self.change(self.memory.name(settings, key), key, true)
     }
 
-    fn change(&self, name: Name<'_>, key: &Key<'_>, ends_block: bool) -> Change {
+    fn change(&self, name: LimiterKey<'_>, key: &Key<'_>, ends_block: bool) -> Change {
         let (memory, _open) = (self.memory.clone(), self.changes.begin());
-        let change = Change { memory, name: OwnedName::new(name, key), ends_block, _open };
+        let change = Change { memory, name: OwnedLimiterKey::new(name, key), ends_block, _open };
         change.apply();
         change
     }
@@ -220,12 +205,12 @@ impl Denials {
 }
 
 impl Memory {
-    fn name<'a>(&self, settings: &Settings, key: &'a Key<'_>) -> Name<'a> {
+    fn name<'a>(&self, settings: &Settings, key: &'a Key<'_>) -> LimiterKey<'a> {
         let (limiter, key) = (settings.name, key.as_bytes());
-        Name { hash: self.hasher.hash_one((limiter.as_ptr(), key)), limiter, key }
+        LimiterKey { hash: self.hasher.hash_one((limiter.as_ptr(), key)), limiter, key }
     }
 
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+    fn shard(&self, hash: u64) -> MutexGuard<'_, DenialShard> {
         // The table takes the lowest and the highest bits; the same ones here would put all keys of
         // a shard into few of its buckets.
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
@@ -237,22 +222,8 @@ impl Memory {
     }
 }
 
-impl OwnedName {
-    fn new(Name { hash, limiter, .. }: Name<'_>, key: &Key<'_>) -> Self {
-        Self { hash, limiter, key: key.clone().into_owned() }
-    }
-
-    fn borrowed(&self) -> Name<'_> {
-        Name { hash: self.hash, limiter: self.limiter, key: self.key.as_bytes() }
-    }
-
-    fn is(&self, name: Name<'_>) -> bool {
-        self.key.as_bytes() == name.key && ptr::eq(self.limiter, name.limiter)
-    }
-}
-
-impl Shard {
-    fn find(&self, name: Name<'_>) -> Option<&Denial> {
+impl DenialShard {
+    fn find(&self, name: LimiterKey<'_>) -> Option<&Denial> {
         if self.young.is_empty() && self.old.is_empty() {
             return None; // most services deny few requests
         }
@@ -260,7 +231,7 @@ impl Shard {
         self.young.find(name.hash, is_it).or_else(|| self.old.find(name.hash, is_it))
     }
 
-    fn remove(&mut self, name: Name<'_>) {
+    fn remove(&mut self, name: LimiterKey<'_>) {
         for table in [&mut self.young, &mut self.old] {
             if let Ok(entry) = table.find_entry(name.hash, |denial| denial.name.is(name)) {
                 entry.remove();

@@ -8,17 +8,17 @@ use std::sync::{
 use tokio::sync::Notify;
 
 #[derive(Clone, Default)]
-pub(crate) struct Tally(Arc<Inner>);
+pub(crate) struct Tally(Arc<Counted>);
 
 #[derive(Default)]
-struct Inner {
+struct Counted {
     count: AtomicUsize,
     /// Notified when there are none.
     none: Notify,
 }
 
 /// One of them. It ends when it is dropped.
-pub(crate) struct Open(Arc<Inner>);
+pub(crate) struct Open(Arc<Counted>);
 
 impl Tally {
     pub(crate) fn begin(&self) -> Open {

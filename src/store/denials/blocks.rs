@@ -6,7 +6,7 @@ use std::time::Duration;
 use hashbrown::HashTable;
 use tokio::time::Instant;
 
-use super::{Name, OwnedName};
+use super::name::{LimiterKey, OwnedLimiterKey};
 
 /// More blocks of a part of the keys are not remembered: a request that waits then finds the block
 /// by a call. With 64 parts, the process remembers up to 16,384 blocks.
@@ -26,7 +26,7 @@ pub(super) struct Blocks {
 }
 
 pub(super) struct Block {
-    name: OwnedName,
+    name: OwnedLimiterKey,
     pub(super) until: Instant,
     /// The value of `Blocks::found` when the block was last found. A decision that was sent before
     /// may be older than the block.
@@ -34,14 +34,14 @@ pub(super) struct Block {
 }
 
 impl Blocks {
-    pub(super) fn find(&self, name: Name<'_>) -> Option<&Block> {
+    pub(super) fn find(&self, name: LimiterKey<'_>) -> Option<&Block> {
         if self.table.is_empty() {
             return None;
         }
         self.table.find(name.hash, |block| block.name.is(name))
     }
 
-    pub(super) fn insert(&mut self, name: &OwnedName, until: Instant) {
+    pub(super) fn insert(&mut self, name: &OwnedLimiterKey, until: Instant) {
         let Self { table, searched, found } = self;
         *found += 1;
         let block = Block { name: name.clone(), until, found: *found };
@@ -59,7 +59,7 @@ impl Blocks {
         }
     }
 
-    pub(super) fn remove(&mut self, name: Name<'_>) {
+    pub(super) fn remove(&mut self, name: LimiterKey<'_>) {
         if let Ok(block) = self.table.find_entry(name.hash, |block| block.name.is(name)) {
             block.remove();
         }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::OwnedName;
+use super::name::OwnedLimiterKey;
 use crate::{
     algorithm::Algorithm,
     decision::Decision,
@@ -30,7 +30,7 @@ pub(super) struct Question {
 /// made: a lookup then reads them without the arithmetic of `Duration`. The other times are in
 /// microseconds after the decision.
 pub(super) struct Denial {
-    pub(super) name: OwnedName,
+    pub(super) name: OwnedLimiterKey,
     algorithm: Algorithm,
     /// Reports the count of the key.
     decision: Decision,
@@ -57,7 +57,7 @@ impl Denial {
     /// Reads the denial of a check that was sent and received at these instants. Returns `None` if
     /// it denies nothing any more.
     pub(super) fn new(
-        name: &OwnedName,
+        name: &OwnedLimiterKey,
         &Question { algorithm, shapes, max_wait }: &Question,
         denied: &Decision,
         [sent, received]: [u64; 2],
