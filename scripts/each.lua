@@ -69,7 +69,11 @@ do
     end
     reply[i + 1] = found
     if not written then
-      unknown[#unknown + 1] = {i, asked, err = err, entries = entries}
+      local item = {i, asked}
+      if err or entries then
+        item.err, item.entries = err, entries
+      end
+      unknown[#unknown + 1] = item
     end
   end
 end
@@ -88,18 +92,19 @@ if holds or with_holds then
       local i, asked = item[1], item[2]
       local value = values[i] or ''
       key = KEYS[i]
-      local found, written, used, a, b, c, d
+      local found, written, err, used, a, b, c, d
       if action == 'holds' then
-        found, written, item.err = change(key, value, asked)
+        found, written, err = change(key, value, asked)
       elseif not item.err then
         found, used, a, b, c, d = fast(key, value, asked)
         written = found and (not used or action == 'peek')
         if found and not written then
-          written, item.err = write(key, found, used, a, b, c, d)
+          written, err = write(key, found, used, a, b, c, d)
         end
       end
       reply[i + 1] = found
       if not written then
+        item.err = item.err or err
         left[#left + 1] = item
       end
     end

@@ -11,10 +11,10 @@ local function open_held(value)
   if value == '' then
     return '', {}, 0, 0, 0, 0, 0
   end
-  local count = string.byte(value, -2) or 0
-  local first = #value - 24 - 14 * count
+  local count, mark = string.byte(value, -2, -1)
+  local first = #value - 24 - 14 * (count or 0)
   local letter, counts = string.byte(value, math.max(first, 1), first + 1)
-  if first < 1 or letter ~= 72 or string.byte(value, -1) ~= 72 or counts % 16 ~= count then
+  if first < 1 or letter ~= 72 or mark ~= 72 or counts % 16 ~= count then
     return
   end
   local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', value, first)
@@ -26,7 +26,11 @@ local function open_held(value)
     local ends, units
     ends, units, position = struct.unpack('<I7I7', value, position)
     if units > 0 and ends > now + skew then
-      slots[#slots + 1], slots[#slots + 2] = ends, units
+      if sum == 0 then
+        slots = {ends, units}
+      else
+        slots[#slots + 1], slots[#slots + 2] = ends, units
+      end
       sum = sum + units
       joined = i == (counts - count) / 16 and ends or joined
     else
@@ -39,6 +43,12 @@ end
 -- Returns the value with these slots behind its state.
 local function with_held(state, slots, epoch, at, skew, joined)
   local count, last = #slots / 2, 0
+  if count == 1 then
+    local ends, units = slots[1], slots[2]
+    last = ends <= joined and 1 or 0
+    return state .. struct.pack('<BBI7I7I7I7I7BB', 72, 1 + 16 * last, epoch, at, skew, ends, units,
+      1, 72)
+  end
   while last < count and slots[2 * last + 1] <= joined do
     last = last + 1
   end
@@ -49,7 +59,11 @@ end
 
 -- Adds units to the slot of this end. Returns false if there are too many slots then.
 local function add(slots, ends, units)
-  local i = 1
+  local i, last = 1, #slots
+  if last == 0 or slots[last - 1] < ends then
+    slots[last + 1], slots[last + 2] = ends, units
+    return last < 18
+  end
   while slots[i] and slots[i] < ends do
     i = i + 2
   end

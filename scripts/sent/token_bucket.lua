@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 6c28472ac1f384c5dfd60eac0177af608ece79c9
+-- EVALSHA names the text below this line 036e4ebdc7f9c44cad38694f77c97c5839d41171
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -137,7 +137,11 @@ end
     end
     reply[i + 1] = found
     if not written then
-      unknown[#unknown + 1] = {i, asked, err = err, entries = entries}
+      local item = {i, asked}
+      if err or entries then
+        item.err, item.entries = err, entries
+      end
+      unknown[#unknown + 1] = item
     end
   end
 end
@@ -152,10 +156,10 @@ local function open_held(value)
   if value == '' then
     return '', {}, 0, 0, 0, 0, 0
   end
-  local count = string.byte(value, -2) or 0
-  local first = #value - 24 - 14 * count
+  local count, mark = string.byte(value, -2, -1)
+  local first = #value - 24 - 14 * (count or 0)
   local letter, counts = string.byte(value, math.max(first, 1), first + 1)
-  if first < 1 or letter ~= 72 or string.byte(value, -1) ~= 72 or counts % 16 ~= count then
+  if first < 1 or letter ~= 72 or mark ~= 72 or counts % 16 ~= count then
     return
   end
   local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', value, first)
@@ -167,7 +171,11 @@ local function open_held(value)
     local ends, units
     ends, units, position = struct.unpack('<I7I7', value, position)
     if units > 0 and ends > now + skew then
-      slots[#slots + 1], slots[#slots + 2] = ends, units
+      if sum == 0 then
+        slots = {ends, units}
+      else
+        slots[#slots + 1], slots[#slots + 2] = ends, units
+      end
       sum = sum + units
       joined = i == (counts - count) / 16 and ends or joined
     else
@@ -179,6 +187,12 @@ end
 
 local function with_held(state, slots, epoch, at, skew, joined)
   local count, last = #slots / 2, 0
+  if count == 1 then
+    local ends, units = slots[1], slots[2]
+    last = ends <= joined and 1 or 0
+    return state .. struct.pack('<BBI7I7I7I7I7BB', 72, 1 + 16 * last, epoch, at, skew, ends, units,
+      1, 72)
+  end
   while last < count and slots[2 * last + 1] <= joined do
     last = last + 1
   end
@@ -188,7 +202,11 @@ local function with_held(state, slots, epoch, at, skew, joined)
 end
 
 local function add(slots, ends, units)
-  local i = 1
+  local i, last = 1, #slots
+  if last == 0 or slots[last - 1] < ends then
+    slots[last + 1], slots[last + 2] = ends, units
+    return last < 18
+  end
   while slots[i] and slots[i] < ends do
     i = i + 2
   end
@@ -342,18 +360,19 @@ end
       local i, asked = item[1], item[2]
       local value = values[i] or ''
       key = KEYS[i]
-      local found, written, used, a, b, c, d
+      local found, written, err, used, a, b, c, d
       if action == 'holds' then
-        found, written, item.err = change(key, value, asked)
+        found, written, err = change(key, value, asked)
       elseif not item.err then
         found, used, a, b, c, d = fast(key, value, asked)
         written = found and (not used or action == 'peek')
         if found and not written then
-          written, item.err = write(key, found, used, a, b, c, d)
+          written, err = write(key, found, used, a, b, c, d)
         end
       end
       reply[i + 1] = found
       if not written then
+        item.err = item.err or err
         left[#left + 1] = item
       end
     end

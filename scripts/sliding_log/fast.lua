@@ -78,7 +78,7 @@ local function found_until(units, tail)
   return (total >= units or i == length - first) and condensed(cuts)
 end
 
-function fast(_, _, runs)
+local function decide(runs)
   local tail = read()
   if not tail or not find_oldest(tail) then
     return
@@ -88,6 +88,14 @@ function fast(_, _, runs)
   local state = used and found_until(math.max(live + 1 - limit, 1, missing), tail)
   if state then
     return state, used > live and used
+  end
+end
+
+-- The engine reports a log whose entries cannot be read.
+function fast(_, _, runs)
+  local ok, state, used = pcall(decide, runs)
+  if ok then
+    return state, used
   end
 end
 

@@ -400,6 +400,16 @@ pub(super) fn eval_each(
     checks: &[Limit],
     now: i64,
 ) -> Vec<EngineReply> {
+    let replies = try_each(connection, checks, now);
+    replies.into_iter().map(|reply| reply.expect("a decision")).collect()
+}
+
+/// The same, with the error of a key in place of its decisions.
+pub(super) fn try_each(
+    connection: &mut redis::Connection,
+    checks: &[Limit],
+    now: i64,
+) -> Vec<Result<EngineReply, redis::RedisError>> {
     let mut order: Vec<_> = (0..checks.len()).collect();
     order.sort_by_key(|index| &checks[*index].key);
     let mut call = CheckEach::new(checks[0].params, None, checks.len());
@@ -411,7 +421,7 @@ pub(super) fn eval_each(
     let (_, replies) = call.read(&eval_at(connection, command, script, now)).unwrap();
     let mut replies: Vec<_> = order.into_iter().zip(replies).collect();
     replies.sort_by_key(|(index, _)| *index);
-    replies.into_iter().map(|(_, reply)| reply.expect("a decision")).collect()
+    replies.into_iter().map(|(_, reply)| reply).collect()
 }
 
 /// Runs the command with the text of its script, at this time.

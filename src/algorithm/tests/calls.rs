@@ -6,9 +6,9 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, EngineRequest, Lifetime, Params, State},
+    super::{Action, Algorithm, EngineRequest, Lifetime, Params, State},
     agreement::{Step, both, goes_back, params, same_states, steps},
-    backends::{Backend, RedisServer, START, Scripted, check, eval_each},
+    backends::{Backend, RedisServer, START, Scripted, check, eval_each, try_each},
 };
 use crate::{quota::Quota, store::script::Limit};
 
@@ -132,4 +132,28 @@ fn stays(scripted: &mut Scripted, twin: &State, params: &Params, now: i64) {
         let expiry = scripted.expiry().expect("each key expires");
         assert!(expiry * 1_000 >= now + reset, "{params:?} {twin:?}: {expiry}, {}", now + reset);
     }
+}
+
+#[test]
+fn a_log_that_lost_its_entries_is_an_error_of_its_key_alone() {
+    let server = RedisServer::start();
+    let params = Params::new(Algorithm::SlidingLog, Quota::per_second(60)).unwrap();
+    let mut keys = ["{key}0", "{key}1"].map(|key| Scripted::new(&server, key));
+    keys.iter_mut().for_each(Scripted::forget);
+    for i in 0..60 {
+        assert!(keys[0].decide(&params, check(1, START + 1_000 * i)).admitted);
+    }
+    let later = START + 1_050_000;
+    assert!(keys[0].decide(&params, check(1, later)).admitted);
+    let bytes = keys[0].bytes().unwrap();
+    let end = &bytes[bytes.len() - 272..]; // what a check reads first
+    redis::cmd("SET").arg("{key}0").arg(end).exec(&mut keys[0].connection).unwrap();
+    let limits = keys.each_ref().map(|key| {
+        let key = key.key().to_owned();
+        Limit { key, params, cost: 1, max_wait: 0, lifetime: None }
+    });
+    let replies = try_each(&mut keys[0].connection, &limits, later + 5_000);
+    let error = replies[0].as_ref().unwrap_err().to_string();
+    assert!(error.contains("{key}0"), "{error}");
+    assert!(replies[1].as_ref().unwrap().admitted);
 }
