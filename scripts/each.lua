@@ -1,10 +1,10 @@
 -- Each: decides about requests to keys of one limiter, each by itself. Texts replace STATE, the
--- parameters of the algorithm; PLAIN and HELD, its fast paths for keys without and with holds, which
--- a line `HELD` parts in its file; and MODEL, its model to finish.lua. FAST is fast.lua, and ERRORS
--- errors.lua. What stands behind ENGINE in state.lua goes in front of the model.
--- Each part decides about the keys that it knows, and leaves the others to the next one. A call ends
--- where all are decided, and what stands behind that is not made: the functions of the engine alone
--- would take longer than most decisions.
+-- parameters of the algorithm; PLAIN and HELD, its fast paths for keys without and with holds,
+-- which a line `HELD` parts in its file; and MODEL, its model to finish.lua. FAST is fast.lua, and
+-- ERRORS errors.lua. What stands behind ENGINE in state.lua goes in front of the model.
+-- Each part decides about the keys that it knows, and leaves the others to the next one. A call
+-- ends where all are decided, and what stands behind that is not made: the functions of the engine
+-- alone would take longer than most decisions.
 -- lifetime  before the items, to hold: {lifetime, grid}, doubles
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last

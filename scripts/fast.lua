@@ -1,10 +1,10 @@
 -- Fast: what the fast paths of the algorithms have in common. A fast path decides about the most
--- common checks of keys without holds as the engine does, and leaves the others without a write.
--- fast   takes the key, its value if `reads` is true, and its runs. Returns the state from which the
---        replies are computed, and, if units are granted, what is used then and further values for
---        `write`; nothing if the engine must decide.
--- write  takes the key and what `fast` has returned, and stores what is used. Returns whether that was
---        done; if not, the error of the server, or none if the engine must decide.
+-- common requests as the engine does, and leaves the others to it without a write.
+-- fast   takes the key, its value if `reads` is true, and its runs. Returns the state from which
+--        the replies are computed, and, if units are granted, what is used then and further values
+--        for `write`; nothing if the engine must decide.
+-- write  takes the key and what `fast` has returned, and stores what is used. Returns whether that
+--        was done; if not, the error of the server, or none if the engine must decide.
 -- reads  is false if the fast path reads the keys itself.
 
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,

@@ -1,4 +1,4 @@
-//! A key of a limiter. Addresses suffice to compare limiters, because there is one copy of each name.
+//! A key of a limiter. Addresses suffice to compare limiters: there is one copy of each name.
 
 use std::ptr;
 

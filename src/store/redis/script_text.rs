@@ -55,8 +55,8 @@ fn comment_start(line: &str) -> usize {
 }
 
 /// Keeps the hash of a script in `scripts/sent/hashes.txt`, where a review sees that a server will
-/// run another text. Beside it is the text of `token_bucket`, to be read in one piece. `make script`
-/// prints the others from `target/scripts`. Returns the name if the script was another one.
+/// run another text. Beside it is the text of `token_bucket`, to be read in one piece. `make
+/// script` prints the others from `target/scripts`. Returns the name if the script was another one.
 #[cfg(test)]
 pub(crate) fn write(name: &str, purpose: &str, files: &str, script: &ScriptText) -> Option<String> {
     use std::{fs, path::Path, sync::Mutex};
