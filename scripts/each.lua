@@ -22,9 +22,10 @@ end
 -- Whether the fast path knows such requests; states replace this.
 local holds = action == 'hold' or action == 'holds'
 local is_common = action == 'check' or action == 'peek'
--- `unknown` has for each key that is not decided {its index, what is asked}. It has an `err` if the
--- server rejected a write, or `entries` if only these are not stored yet.
-local reply, unknown = {now}, {}
+-- `unknown` has the indexes of the keys that are not decided. By these, `asks` has what is asked,
+-- `errors` the error of the server if it rejected a write, and `pending` the entries of a leaky
+-- bucket, if only these are not stored yet.
+local reply, unknown, asks, errors, pending = {now}, {}, nil, nil, nil
 -- FAST
 -- STATE
 
@@ -69,11 +70,8 @@ do
     end
     reply[i + 1] = found
     if not written then
-      local item = {i, asked}
-      if err or entries then
-        item.err, item.entries = err, entries
-      end
-      unknown[#unknown + 1] = item
+      asks, errors, pending = asks or {}, errors or {}, pending or {}
+      unknown[#unknown + 1], asks[i], errors[i], pending[i] = i, asked, err, entries
     end
   end
 end
@@ -88,24 +86,22 @@ if holds or with_holds then
   if fast then
     local left = {}
     values = values or call('MGET', unpack(KEYS))
-    for _, item in ipairs(unknown) do
-      local i, asked = item[1], item[2]
-      local value = values[i] or ''
+    for _, i in ipairs(unknown) do
+      local asked, value = asks[i], values[i] or ''
       key = KEYS[i]
-      local found, written, err, used, a, b, c, d
+      local found, written, used, a, b, c, d
       if action == 'holds' then
-        found, written, err = change(key, value, asked)
-      elseif not item.err then
+        found, written, errors[i] = change(key, value, asked)
+      elseif not errors[i] then
         found, used, a, b, c, d = fast(key, value, asked)
         written = found and (not used or action == 'peek')
         if found and not written then
-          written, err = write(key, found, used, a, b, c, d)
+          written, errors[i] = write(key, found, used, a, b, c, d)
         end
       end
       reply[i + 1] = found
       if not written then
-        item.err = item.err or err
-        left[#left + 1] = item
+        left[#left + 1] = i
       end
     end
     unknown = left
@@ -139,28 +135,28 @@ local function make_engine()
   end
 
   -- Returns the reply about a key; none for a release.
-  return function(item)
-    if item.err then
-      error(item.err, 0)
-    elseif item.entries then
+  return function(i)
+    if errors[i] then
+      error(errors[i], 0)
+    elseif pending[i] then
       block = nil
       forget()
-      reserve_all(unpack(item.entries, 1, 3))
-      return reply[item[1] + 1]
+      reserve_all(unpack(pending[i], 1, 3))
+      return reply[i + 1]
     elseif action == 'holds' then
-      return change_holds(item[2])
+      return change_holds(asks[i])
     end
-    return decide_all(item[2])
+    return decide_all(asks[i])
   end
 end
 
 local decide = make_engine()
-for _, item in ipairs(unknown) do
-  key = KEYS[item[1]]
-  local ok, result = pcall(decide, item)
+for _, i in ipairs(unknown) do
+  key = KEYS[i]
+  local ok, result = pcall(decide, i)
   if not ok then
     result = failure(key, result)
   end
-  reply[item[1] + 1] = result or nil
+  reply[i + 1] = result or nil
 end
 return #KEYS == 1 and reply[2] and reply[2].err and reply[2] or reply

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 036e4ebdc7f9c44cad38694f77c97c5839d41171
+-- EVALSHA names the text below this line 8498508e6e07046aeaf28ac9356f9be05c184bf7
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -32,7 +32,7 @@ if action == 'hold' then
 end
 local holds = action == 'hold' or action == 'holds'
 local is_common = action == 'check' or action == 'peek'
-local reply, unknown = {now}, {}
+local reply, unknown, asks, errors, pending = {now}, {}, nil, nil, nil
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -137,11 +137,8 @@ end
     end
     reply[i + 1] = found
     if not written then
-      local item = {i, asked}
-      if err or entries then
-        item.err, item.entries = err, entries
-      end
-      unknown[#unknown + 1] = item
+      asks, errors, pending = asks or {}, errors or {}, pending or {}
+      unknown[#unknown + 1], asks[i], errors[i], pending[i] = i, asked, err, entries
     end
   end
 end
@@ -356,24 +353,22 @@ end
   if fast then
     local left = {}
     values = values or call('MGET', unpack(KEYS))
-    for _, item in ipairs(unknown) do
-      local i, asked = item[1], item[2]
-      local value = values[i] or ''
+    for _, i in ipairs(unknown) do
+      local asked, value = asks[i], values[i] or ''
       key = KEYS[i]
-      local found, written, err, used, a, b, c, d
+      local found, written, used, a, b, c, d
       if action == 'holds' then
-        found, written, err = change(key, value, asked)
-      elseif not item.err then
+        found, written, errors[i] = change(key, value, asked)
+      elseif not errors[i] then
         found, used, a, b, c, d = fast(key, value, asked)
         written = found and (not used or action == 'peek')
         if found and not written then
-          written, err = write(key, found, used, a, b, c, d)
+          written, errors[i] = write(key, found, used, a, b, c, d)
         end
       end
       reply[i + 1] = found
       if not written then
-        item.err = item.err or err
-        left[#left + 1] = item
+        left[#left + 1] = i
       end
     end
     unknown = left
@@ -1364,28 +1359,28 @@ end
     return state
   end
 
-  return function(item)
-    if item.err then
-      error(item.err, 0)
-    elseif item.entries then
+  return function(i)
+    if errors[i] then
+      error(errors[i], 0)
+    elseif pending[i] then
       block = nil
       forget()
-      reserve_all(unpack(item.entries, 1, 3))
-      return reply[item[1] + 1]
+      reserve_all(unpack(pending[i], 1, 3))
+      return reply[i + 1]
     elseif action == 'holds' then
-      return change_holds(item[2])
+      return change_holds(asks[i])
     end
-    return decide_all(item[2])
+    return decide_all(asks[i])
   end
 end
 
 local decide = make_engine()
-for _, item in ipairs(unknown) do
-  key = KEYS[item[1]]
-  local ok, result = pcall(decide, item)
+for _, i in ipairs(unknown) do
+  key = KEYS[i]
+  local ok, result = pcall(decide, i)
   if not ok then
     result = failure(key, result)
   end
-  reply[item[1] + 1] = result or nil
+  reply[i + 1] = result or nil
 end
 return #KEYS == 1 and reply[2] and reply[2].err and reply[2] or reply
