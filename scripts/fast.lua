@@ -14,7 +14,10 @@ local function use(used, size, parts, runs)
   for i = 1, #runs do
     local run = runs[i]
     local each = run.cost * parts
-    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    local granted = run.count
+    if used + granted * each > size then
+      granted = math.max(math.floor((size - used) / each), 0)
+    end
     used = used + granted * each
     if granted < run.count then
       if run.max_wait > 0 then

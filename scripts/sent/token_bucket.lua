@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 8498508e6e07046aeaf28ac9356f9be05c184bf7
+-- EVALSHA names the text below this line a0b9b15fe4ce52f5f1d136aa9da9cfa3c0e8915a
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -39,7 +39,10 @@ local function use(used, size, parts, runs)
   for i = 1, #runs do
     local run = runs[i]
     local each = run.cost * parts
-    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    local granted = run.count
+    if used + granted * each > size then
+      granted = math.max(math.floor((size - used) / each), 0)
+    end
     used = used + granted * each
     if granted < run.count then
       if run.max_wait > 0 then

@@ -400,16 +400,6 @@ pub(super) fn eval_each(
     checks: &[Limit],
     now: i64,
 ) -> Vec<EngineReply> {
-    let replies = try_each(connection, checks, now);
-    replies.into_iter().map(|reply| reply.expect("a decision")).collect()
-}
-
-/// The same, with the error of a key in place of its decisions.
-pub(super) fn try_each(
-    connection: &mut redis::Connection,
-    checks: &[Limit],
-    now: i64,
-) -> Vec<Result<EngineReply, redis::RedisError>> {
     let mut order: Vec<_> = (0..checks.len()).collect();
     order.sort_by_key(|index| &checks[*index].key);
     let mut call = CheckEach::new(checks[0].params, None, checks.len());
@@ -421,7 +411,7 @@ pub(super) fn try_each(
     let (_, replies) = call.read(&eval_at(connection, command, script, now)).unwrap();
     let mut replies: Vec<_> = order.into_iter().zip(replies).collect();
     replies.sort_by_key(|(index, _)| *index);
-    replies.into_iter().map(|(_, reply)| reply).collect()
+    replies.into_iter().map(|(_, reply)| reply.expect("a decision")).collect()
 }
 
 /// Runs the command with the text of its script, at this time.
@@ -440,13 +430,32 @@ fn eval_text(
     text: &str,
     now: i64,
 ) -> script::Reply {
+    command_at(command, text, now).query(connection).unwrap()
+}
+
+/// Returns the error of a call of checks, each of a key.
+pub(super) fn error_of_each(
+    connection: &mut redis::Connection,
+    checks: &[Limit],
+    now: i64,
+) -> redis::RedisError {
+    let mut call = CheckEach::new(checks[0].params, None, checks.len());
+    for check in checks {
+        call.add(check.key.clone(), [(check.cost, check.max_wait)].into_iter());
+    }
+    let (command, script) = call.command();
+    command_at(command, &script.text, now).query::<script::Reply>(connection).unwrap_err()
+}
+
+fn command_at(command: redis::Cmd, text: &str, now: i64) -> redis::Cmd {
     let mut eval = redis::cmd("EVAL");
     eval.arg(CLOCK.to_owned() + text);
     for arg in command.args_iter().skip(2) {
         let redis::Arg::Simple(arg) = arg else { unreachable!("no cursor") };
         eval.arg(arg);
     }
-    eval.arg(now as u64).query(connection).unwrap()
+    eval.arg(now as u64);
+    eval
 }
 
 /// The time of most tests.
