@@ -16,6 +16,7 @@ mod redis;
 mod report;
 mod request;
 mod retry_queue;
+#[cfg(feature = "redis")]
 mod tally;
 mod turns;
 
