@@ -1,6 +1,6 @@
 .PHONY: test public-api test-lua54 test-servers test-faults test-properties lint long-lines msrv \
   msrv-toolchain package features hosts nightly soak release-check bench bench-memory \
-  bench-instructions bench-peers connections request-path code-lines redis-server valgrind \
+  bench-instructions bench-peers connections request-path code-lines script redis-server valgrind \
   test-browser screenshots chromium pngquant record-dashboard prometheus
 
 test: redis-server msrv-toolchain
@@ -33,6 +33,12 @@ record-dashboard: redis-server prometheus
 # SERVERS="redis-6.2 valkey-9.0" names some of those that the script lists.
 test-servers:
 	tests/servers.sh $(SERVERS)
+
+# The text of a script as it is sent: the files of which it consists, then the text. NAME is one of
+# scripts/sent/hashes.txt. A change of a script fails here once, and writes that file.
+script:
+	@cargo test -q -p tower-ratelimit --all-features --lib the_script_of >&2
+	@cat target/scripts/$(NAME).lua
 
 # The scripts under Lua 5.1, as in Redis, and 5.4, as in Dragonfly: both print the same replies and
 # stored bytes for one stream of calls. One build can contain only one Lua.
@@ -70,7 +76,7 @@ lint: msrv long-lines
 	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
 
 # At most 100 columns: rustfmt does not break comments and strings, and does not format Lua. URLs
-# and the rows of tables cannot be broken, and a test writes the lines of scripts/sent.
+# and the rows of tables cannot be broken, and a test writes scripts/sent.
 long-lines:
 	@git ls-files '*.rs' '*.lua' ':!scripts/sent' | xargs awk 'length > 100 && !/https?:\/\// && !/^ *\/\/[\/!] \|/ { \
 	  print FILENAME ":" FNR ": " length " columns, more than 100"; found = 1 } END { exit found }'

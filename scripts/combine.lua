@@ -2,7 +2,7 @@
 -- it waits as long as the longest wait of a limit.
 -- `algorithms` has the function of each algorithm under its letter; see algorithm.lua.
 local limits, wait, too_long = {}, 0, 0
-local is_plain = action == 'check'
+local is_plain = action == 'check' or action == 'hold'
 for i = 1, #KEYS do
   local cost, max_wait, lifetime, grid = nil, nil, 0, 0
   if action == 'hold' then

@@ -1,7 +1,10 @@
--- Each: decides about requests to keys of one limiter, each by itself, in their order. Texts of the
--- algorithm replace STATE, MODEL (its model, to finish.lua) and FAST, its fast path. What stands
--- behind ENGINE in state.lua goes in front of the model. For a call that creates no engine, each
--- variable that the engine captures takes time: 15 of them took an eighth of a call about one key.
+-- Each: decides about requests to keys of one limiter, each by itself. Texts replace STATE, the
+-- parameters of the algorithm; PLAIN and HELD, its fast paths for keys without and with holds,
+-- which a line `HELD` parts in its file; and MODEL, its model to finish.lua. FAST is fast.lua, and
+-- ERRORS errors.lua. What stands behind ENGINE in state.lua goes in front of the model.
+-- Each part decides about the keys that it knows, and leaves the others to the next one. A call
+-- ends where all are decided, and what stands behind that is not made: the functions of the engine
+-- alone would take longer than most decisions.
 -- lifetime  before the items, to hold: {lifetime, grid}, doubles
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
@@ -11,22 +14,108 @@
 -- A key that the script cannot decide about, or for which the server rejects the write, has an
 -- error instead of a state; the other keys are decided.
 local params = ARGV[2]
-local key, block -- about which the engine decides; see block.lua
+local key, block -- at work; see block.lua
 local lifetime, grid = 0, 0
 if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
+-- Whether the fast path knows such requests; states replace this.
+local holds = action == 'hold' or action == 'holds'
+local is_common = action == 'check' or action == 'peek'
+-- `unknown` has the indexes of the keys that are not decided. By these, `asks` has what is asked,
+-- `errors` the error of the server if it rejected a write, and `pending` the entries of a leaky
+-- bucket, if only these are not stored yet.
+local reply, unknown, asks, errors, pending = {now}, {}, nil, nil, nil
+-- FAST
 -- STATE
 
--- Creates the functions of the engine, which takes more time than most calls need.
-local function create_engine()
+local values, with_holds
+do
+  local fast, write, reads = nil, nil, true
+  if is_common then
+-- PLAIN
+  end
+  values = is_common and reads and call('MGET', unpack(KEYS))
+  -- A block or a release has one request, of no cost; its items are read where it begins.
+  local position, asked, last = 1, {{count = 1, max_wait = 0}}, #items
+  if blocks or action == 'release' then
+    last = 0
+  end
+  for i = 1, #KEYS do
+    key = KEYS[i]
+    if position <= last then
+      local count
+      count, position = struct.unpack('<I2', items, position)
+      asked = {}
+      for j = 1, count do
+        if action == 'holds' then
+          asked[j], position = {struct.unpack('<dddddd', items, position)}, position + 48
+        else
+          local run = {}
+          run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
+          asked[j] = run
+        end
+      end
+    end
+    local found, used, a, b, c, d, e
+    local written, err, entries
+    if is_common then
+      local value = reads and values[i] or ''
+      found, used, a, b, c, d, e = fast(key, value, asked)
+      written = found and (not used or action == 'peek')
+      with_holds = with_holds or not found and string.byte(value, -1) == 72
+      if found and not written then
+        written, err, entries = write(key, found, used, a, b, c, d, e)
+      end
+    end
+    reply[i + 1] = found
+    if not written then
+      asks, errors, pending = asks or {}, errors or {}, pending or {}
+      unknown[#unknown + 1], asks[i], errors[i], pending[i] = i, asked, err, entries
+    end
+  end
+end
+if #unknown == 0 then
+  return reply
+end
+
+-- The same beside holds, for an algorithm that has a fast path of them.
+if holds or with_holds then
+  local fast, write, change
+-- HELD
+  if fast then
+    local left = {}
+    values = values or call('MGET', unpack(KEYS))
+    for _, i in ipairs(unknown) do
+      local asked, value = asks[i], values[i] or ''
+      key = KEYS[i]
+      local found, written, used, a, b, c, d
+      if action == 'holds' then
+        found, written, errors[i] = change(key, value, asked)
+      elseif not errors[i] then
+        found, used, a, b, c, d = fast(key, value, asked)
+        written = found and (not used or action == 'peek')
+        if found and not written then
+          written, errors[i] = write(key, found, used, a, b, c, d)
+        end
+      end
+      reply[i + 1] = found
+      if not written then
+        left[#left + 1] = i
+      end
+    end
+    unknown = left
+  end
+end
+if #unknown == 0 then
+  return reply
+end
+
+-- ERRORS
+-- Makes the functions of the engine. Returns one that decides about a key.
+local function make_engine()
   local cost, max_wait
 -- MODEL
-  local function decide()
-    plan()
-    return finish(too_long == 0 or not can_be_denied, wait)
-  end
-
   -- Decides about the requests one after the other. Returns the state that they have found.
   local function decide_all(runs)
     block, first_held = nil, nil
@@ -35,7 +124,8 @@ local function create_engine()
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
       for _ = 1, run.count do
-        state = decide()
+        plan()
+        state = finish(too_long == 0 or not can_be_denied, wait)
         if too_long > 0 then -- so it is for the others
           break
         end
@@ -44,83 +134,29 @@ local function create_engine()
     return state
   end
 
-  return {change_holds = change_holds, decide_all = decide_all, reserve_all = reserve_all}
-end
-
-local created
-local function engine()
-  created = created or create_engine()
-  return created
-end
-
--- Returns the states of all keys; `false` for a key without one.
-local function read_all()
-  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
-  return is_fast and call('MGET', unpack(KEYS))
-end
-
-if action == 'release' then
-  key = KEYS[1]
-  local ok, err = pcall(engine().decide_all, {{count = 1}})
-  return ok and {now} or failure(key, err)
-end
-
--- FAST
-if action == 'holds' then
-  local function change(changes, i)
-    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-  end
-  local position, reply = 1, {now}
-  for i = 1, #KEYS do
-    local count, changes = nil, {}
-    count, position = struct.unpack('<I2', items, position)
-    for j = 1, count do
-      changes[j] = {struct.unpack('<dddddd', items, position)}
-      position = position + 48
+  -- Returns the reply about a key; none for a release.
+  return function(i)
+    if errors[i] then
+      error(errors[i], 0)
+    elseif pending[i] then
+      block = nil
+      forget()
+      reserve_all(unpack(pending[i], 1, 3))
+      return reply[i + 1]
+    elseif action == 'holds' then
+      return change_holds(asks[i])
     end
-    key = KEYS[i]
-    local ok, result = pcall(change, changes, i)
-    reply[i + 1] = ok and result or failure(key, result)
-  end
-  return reply
-end
-
-local function read_runs(position)
-  local count, runs = nil, {}
-  count, position = struct.unpack('<I2', items, position)
-  for i = 1, count do
-    local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-    runs[i] = run
-  end
-  return runs, position
-end
-
--- Stores what the fast path grants. Returns the state that it has found.
-local function apply(found, used, ...)
-  return found and (not used or write(key, found, used, ...)) and found
-end
-
--- A block has one request, of no cost; its items are read where it begins.
-local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
--- Decides about the keys behind `index`, which is the key at work.
-local function decide_keys()
-  local is_fast, keys = fast and action == fast_action, KEYS
-  for i = index + 1, #keys do
-    index, key, block = i, keys[i], nil
-    if not blocks and position <= #items then
-      runs, position = read_runs(position)
-    end
-    local found = is_fast and apply(fast(key, i, runs))
-    reply[i + 1] = found or engine().decide_all(runs)
+    return decide_all(asks[i])
   end
 end
 
--- One `pcall` for all keys costs nothing per key.
-while index < #KEYS do
-  local ok, err = pcall(decide_keys)
+local decide = make_engine()
+for _, i in ipairs(unknown) do
+  key = KEYS[i]
+  local ok, result = pcall(decide, i)
   if not ok then
-    reply[index + 1] = failure(key, err)
+    result = failure(key, result)
   end
+  reply[i + 1] = result or nil
 end
-return #KEYS == 1 and reply[2].err and reply[2] or reply
+return #KEYS == 1 and reply[2] and reply[2].err and reply[2] or reply

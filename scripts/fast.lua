@@ -1,12 +1,11 @@
 -- Fast: what the fast paths of the algorithms have in common. A fast path decides about the most
--- common checks of a key, as the engine does. Its text has two functions:
--- fast   takes the key, its index and its runs. Returns the state from which the replies are
---        computed, and, if units are granted, what is used then and further values for `write`;
---        nothing if the engine must decide.
--- write  takes the key and what `fast` has returned, and stores what is used. Returns false if the
---        key holds another type of value.
-
-local change_fast -- ends and renews holds; only concurrency has it
+-- common requests as the engine does, and leaves the others to it without a write.
+-- fast   takes the key, its value if `reads` is true, and its runs. Returns the state from which
+--        the replies are computed, and, if units are granted, what is used then and further values
+--        for `write`; nothing if the engine must decide.
+-- write  takes the key and what `fast` has returned, and stores what is used. Returns whether that
+--        was done; if not, the error of the server, or none if the engine must decide.
+-- reads  is false if the fast path reads the keys itself.
 
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,
 -- and what is missing for the one that is denied longest; none if one of them has to wait.
@@ -15,7 +14,10 @@ local function use(used, size, parts, runs)
   for i = 1, #runs do
     local run = runs[i]
     local each = run.cost * parts
-    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
+    local granted = run.count
+    if used + granted * each > size then
+      granted = math.max(math.floor((size - used) / each), 0)
+    end
     used = used + granted * each
     if granted < run.count then
       if run.max_wait > 0 then
@@ -27,10 +29,18 @@ local function use(used, size, parts, runs)
   return used, missing
 end
 
--- Stores a new state. Returns false if none was found, because the key holds another type of value.
+-- Returns whether a command was executed, and its error.
+local function done(reply)
+  if type(reply) == 'table' and reply.err then
+    return false, reply.err
+  end
+  return reply
+end
+
+-- Stores a state. If none was found, it is not done if the key holds another type of value.
 local function replace(key, found, state, expires)
   if found ~= '' then
-    return call('SET', key, state, 'PXAT', expire_at(expires))
+    return done(try('SET', key, state, 'PXAT', expire_at(expires)))
   end
-  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
+  return done(try('SET', key, state, 'PXAT', expire_at(expires), 'NX'))
 end

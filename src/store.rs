@@ -17,6 +17,8 @@ mod names;
 mod redis;
 mod report;
 mod request;
+#[cfg(feature = "redis")]
+mod tally;
 mod turns;
 
 use std::{fmt, future, pin::Pin, sync::Arc};

@@ -23,6 +23,9 @@ local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
 forms = 'TQ'
+if string.byte(params) == 84 and (new_period ~= 1 or overdraft > 0) then
+  is_common, holds = false, false
+end
 -- ENGINE
 local size, size_text = 44, '44'
 local shapes = string.byte(params) == 76

@@ -1,5 +1,6 @@
 -- Fast path of the leaky bucket: a state in the long form with the same rate, and no request that
 -- waits for another limit. It decides as the engine does. state.lua stands before this text.
+reads = false
 local SIZE, unit, lump, full = 44, new_unit, new_lump, limit * new_unit
 local at, debt, last -- of the key at work; the debt in parts
 local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 10 reservations
@@ -7,7 +8,7 @@ local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up 
 -- Reads the state. Returns its bytes, with reservations if they follow it, and the exponent of its
 -- expiry; none if the engine must decide.
 local function read(key)
-  local value = redis.pcall('GETRANGE', key, '0', page_end)
+  local value = try('GETRANGE', key, '0', page_end)
   if value == '' then
     at, debt, last = now, 0, 0
     return value, exponent
@@ -78,26 +79,30 @@ local function put(key, tail, expires, old)
   end
 end
 
-local function write(key, _, _, value, newest, entries, expires, old)
-  local tail = entries[1] and behind(value, newest, entries)
+local function store(key, tail, value, entries, expires, old)
   if tail then
     local packed = {tail}
     for i, entry in ipairs(entries) do
       packed[i + 1] = struct.pack('<dd', entry[1], entry[2])
     end
     put(key, table.concat(packed), expires, old)
-  elseif entries[1] then
-    engine().reserve_all(encode(exponent), entries.before, entries)
   elseif #value == SIZE then
     put(key, '', expires, old)
   else
     local empty_at = now + math.ceil(debt / lump)
     call('SET', key, encode(exponent), 'PXAT', expire_at(round_up(empty_at, grain)))
   end
-  return true
 end
 
-local function fast(key, _, runs)
+function write(key, _, _, value, newest, entries, expires, old)
+  local tail = entries[1] and behind(value, newest, entries)
+  if entries[1] and not tail then -- the engine stores them
+    return false, nil, {encode(exponent), entries.before, entries}
+  end
+  return pcall(store, key, tail, value, entries, expires, old)
+end
+
+function fast(key, _, runs)
   local value, old = read(key)
   if not value then
     return

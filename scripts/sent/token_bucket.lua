@@ -1,20 +1,386 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, fast.lua, each.lua with bucket/state.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua, token_bucket/fast.lua
--- EVALSHA names the text below this line 381567640c987328ef2e675d52e24fc0ec3636b0
+-- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua
+-- EVALSHA names the text below this line a0b9b15fe4ce52f5f1d136aa9da9cfa3c0e8915a
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
 local blocks = action == 'block' or action == 'unblock'
 local returns = action == 'refund' or action == 'release' or blocks
 
-local fast_action = 'check'
-local call = redis.call
+local call, try = redis.call, redis.pcall
 local unpack = table.unpack or unpack
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 local forms
+local function round_up(time, grain)
+  return math.ceil(time / grain) * grain
+end
+
+local function expire_at(time)
+  if not (time > 0 and time < 2 ^ 63) then
+    error('it expires at ' .. time, 0)
+  end
+  return string.format('%.0f', math.ceil(time / 1000))
+end
+local params = ARGV[2]
+local key, block
+local lifetime, grid = 0, 0
+if action == 'hold' then
+  lifetime, grid = struct.unpack('<dd', ARGV[3])
+end
+local holds = action == 'hold' or action == 'holds'
+local is_common = action == 'check' or action == 'peek'
+local reply, unknown, asks, errors, pending = {now}, {}, nil, nil, nil
+
+local function use(used, size, parts, runs)
+  local missing = 0
+  for i = 1, #runs do
+    local run = runs[i]
+    local each = run.cost * parts
+    local granted = run.count
+    if used + granted * each > size then
+      granted = math.max(math.floor((size - used) / each), 0)
+    end
+    used = used + granted * each
+    if granted < run.count then
+      if run.max_wait > 0 then
+        return
+      end
+      missing = math.max(missing, used + each - size)
+    end
+  end
+  return used, missing
+end
+
+local function done(reply)
+  if type(reply) == 'table' and reply.err then
+    return false, reply.err
+  end
+  return reply
+end
+
+local function replace(key, found, state, expires)
+  if found ~= '' then
+    return done(try('SET', key, state, 'PXAT', expire_at(expires)))
+  end
+  return done(try('SET', key, state, 'PXAT', expire_at(expires), 'NX'))
+end
+local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
+local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
+  struct.unpack('<ddddddd', params, 2)
+local grain = 2 ^ exponent
+forms = 'TQ'
+if string.byte(params) == 84 and (new_period ~= 1 or overdraft > 0) then
+  is_common, holds = false, false
+end
+
+local values, with_holds
+do
+  local fast, write, reads = nil, nil, true
+  if is_common then
+function fast(_, found, runs)
+  local before, expires = 0, 0
+  if #found == 26 and string.byte(found) == 84 then
+    local _, at, debt, unit, lump, exponent = struct.unpack(SHORT, found)
+    if unit ~= new_unit or lump ~= new_lump or now < at then
+      return
+    end
+    before = math.max(debt - (now - at) * lump, 0)
+    expires = round_up(at + math.ceil(debt / lump), 2 ^ exponent)
+  elseif found ~= '' then
+    return
+  end
+  local debt = use(before, limit * new_unit, new_unit, runs)
+  if debt then
+    return found, debt > before and debt, expires
+  end
+end
+
+function write(key, found, debt, expires)
+  if now + debt / new_lump <= expires then
+    return done(try('SETRANGE', key, '1', struct.pack('<I7I7', now, debt)))
+  end
+  local state = struct.pack(SHORT, 84, now, debt, new_unit, new_lump, exponent)
+  return replace(key, found, state, round_up(now + math.ceil(debt / new_lump), grain))
+end
+  end
+  values = is_common and reads and call('MGET', unpack(KEYS))
+  local position, asked, last = 1, {{count = 1, max_wait = 0}}, #items
+  if blocks or action == 'release' then
+    last = 0
+  end
+  for i = 1, #KEYS do
+    key = KEYS[i]
+    if position <= last then
+      local count
+      count, position = struct.unpack('<I2', items, position)
+      asked = {}
+      for j = 1, count do
+        if action == 'holds' then
+          asked[j], position = {struct.unpack('<dddddd', items, position)}, position + 48
+        else
+          local run = {}
+          run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
+          asked[j] = run
+        end
+      end
+    end
+    local found, used, a, b, c, d, e
+    local written, err, entries
+    if is_common then
+      local value = reads and values[i] or ''
+      found, used, a, b, c, d, e = fast(key, value, asked)
+      written = found and (not used or action == 'peek')
+      with_holds = with_holds or not found and string.byte(value, -1) == 72
+      if found and not written then
+        written, err, entries = write(key, found, used, a, b, c, d, e)
+      end
+    end
+    reply[i + 1] = found
+    if not written then
+      asks, errors, pending = asks or {}, errors or {}, pending or {}
+      unknown[#unknown + 1], asks[i], errors[i], pending[i] = i, asked, err, entries
+    end
+  end
+end
+if #unknown == 0 then
+  return reply
+end
+
+if holds or with_holds then
+  local fast, write, change
+
+local function open_held(value)
+  if value == '' then
+    return '', {}, 0, 0, 0, 0, 0
+  end
+  local count, mark = string.byte(value, -2, -1)
+  local first = #value - 24 - 14 * (count or 0)
+  local letter, counts = string.byte(value, math.max(first, 1), first + 1)
+  if first < 1 or letter ~= 72 or mark ~= 72 or counts % 16 ~= count then
+    return
+  end
+  local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', value, first)
+  if now + skew < at then
+    return
+  end
+  local slots, sum, joined, has_ended = {}, 0, 0, false
+  for i = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack('<I7I7', value, position)
+    if units > 0 and ends > now + skew then
+      if sum == 0 then
+        slots = {ends, units}
+      else
+        slots[#slots + 1], slots[#slots + 2] = ends, units
+      end
+      sum = sum + units
+      joined = i == (counts - count) / 16 and ends or joined
+    else
+      has_ended = has_ended or units > 0
+    end
+  end
+  return string.sub(value, 1, first - 1), slots, sum, epoch, at, skew, joined, has_ended
+end
+
+local function with_held(state, slots, epoch, at, skew, joined)
+  local count, last = #slots / 2, 0
+  if count == 1 then
+    local ends, units = slots[1], slots[2]
+    last = ends <= joined and 1 or 0
+    return state .. struct.pack('<BBI7I7I7I7I7BB', 72, 1 + 16 * last, epoch, at, skew, ends, units,
+      1, 72)
+  end
+  while last < count and slots[2 * last + 1] <= joined do
+    last = last + 1
+  end
+  local form = '<BBI7I7I7' .. string.rep('I7', #slots) .. 'BB'
+  slots[#slots + 1], slots[#slots + 2] = count, 72
+  return state .. struct.pack(form, 72, count + 16 * last, epoch, at, skew, unpack(slots))
+end
+
+local function add(slots, ends, units)
+  local i, last = 1, #slots
+  if last == 0 or slots[last - 1] < ends then
+    slots[last + 1], slots[last + 2] = ends, units
+    return last < 18
+  end
+  while slots[i] and slots[i] < ends do
+    i = i + 2
+  end
+  if slots[i] == ends then
+    slots[i + 1] = slots[i + 1] + units
+  else
+    table.insert(slots, i, units)
+    table.insert(slots, i, ends)
+  end
+  return #slots <= 18
+end
+
+local function take(slots, ends, units, joined)
+  local left, last, still = {}, math.max(ends, joined), 0
+  for i = 1, #slots, 2 do
+    local of_slot = slots[i + 1]
+    if slots[i] >= ends and slots[i] <= last then
+      local taken = math.min(of_slot, units)
+      of_slot, units = of_slot - taken, units - taken
+    end
+    if of_slot > 0 then
+      left[#left + 1], left[#left + 2] = slots[i], of_slot
+      still = slots[i] <= joined and slots[i] or still
+    end
+  end
+  return left, still
+end
+
+local function change_slots(changes, slots, epoch, skew, joined)
+  local results, is_changed, spent, time = {}, false, 0, now + skew
+  for j, change in ipairs(changes) do
+    local of, ends, units, used, life, grid = unpack(change, 1, 6)
+    local is_known, result, renewed, over = #slots > 0 and of == epoch, 3, 0, 0
+    if ends <= time then
+      over = life > 0 and 0 or math.max(used - units, 0)
+    else
+      if is_known then
+        slots, joined = take(slots, ends, units, joined)
+        is_changed = true
+      end
+      if life > 0 then
+        if #slots == 0 and not is_known then
+          epoch, skew, joined = now, 0, 0
+        end
+        life = is_known and math.max(life, ends - time) or life
+        renewed = math.ceil((now + skew + life) / grid) * grid
+        result, is_changed = 4, true
+        if not add(slots, renewed, units) then
+          return
+        end
+      else
+        result, over = is_known and 1 or 2, used
+      end
+    end
+    spent = spent + over
+    results[j] = struct.pack('<ddd', result, epoch, renewed)
+  end
+  return table.concat(results), is_changed, spent, slots, epoch, skew, joined
+end
+local unit, lump = new_unit, new_lump
+local state, slots, sum, epoch, at, skew, joined
+
+local function read(found)
+  local last, has_ended = string.byte(found, -1), nil
+  if not last or last == 72 then
+    state, slots, sum, epoch, at, skew, joined, has_ended = open_held(found)
+  else
+    state, slots, sum, epoch, at, skew, joined = found, {}, 0, 0, 0, 0, 0
+  end
+  if not state or has_ended or last == 72 and #found ~= #state + 25 + 7 * #slots then
+    return
+  elseif state == '' then
+    return 0, grain
+  elseif #state == 26 and string.byte(state) == 84 then
+    local _, at, debt, other_unit, other_lump, exponent = struct.unpack(SHORT, state)
+    if other_unit == unit and other_lump == lump and now >= at and exponent < 64 then
+      return math.max(debt - (now - at) * lump, 0), math.max(grain, 2 ^ exponent)
+    end
+  end
+end
+
+local function store(key, found, before, grain, debt)
+  local expires = round_up(now + math.ceil((debt or before) / lump), grain)
+  state = debt and struct.pack(SHORT, 84, now, debt, unit, lump, exponent) or state
+  if #slots == 0 then
+    return replace(key, found, state, expires)
+  end
+  local held = 0
+  for i = 2, #slots, 2 do
+    held = held + slots[i] * unit
+  end
+  if held >= 2 ^ 53 then
+    return false
+  end
+  expires = math.max(expires, slots[#slots - 1] - skew) + math.min(math.ceil(held / lump), most)
+  return replace(key, found, with_held(state, slots, epoch, at, skew, joined), expires)
+end
+
+function fast(_, found, runs)
+  local before, other = read(found)
+  local used = before and use(before, limit * unit - sum * unit, unit, runs)
+  if not used then
+    return
+  end
+  found = string.sub(found, #state + 1) .. state
+  if used > before and lifetime > 0 then
+    if #slots == 0 then
+      epoch, skew, joined = now, 0, 0
+    end
+    at = now + skew
+    if not add(slots, math.ceil((at + lifetime) / grid) * grid, (used - before) / unit) then
+      return
+    end
+  end
+  return found, used > before and used, before, other
+end
+
+function write(key, found, used, before, other)
+  if lifetime > 0 then
+    return store(key, found, before, other)
+  end
+  return store(key, found, before, grain, used)
+end
+
+function change(key, found, changes)
+  local before, other = read(found)
+  if not before then
+    return
+  end
+  local results, is_changed, spent
+  results, is_changed, spent, slots, epoch, skew, joined =
+    change_slots(changes, slots, epoch, skew, joined)
+  local debt = before + (spent or 0) * unit
+  if not results or debt >= 2 ^ 53 or debt / lump >= most then
+    return
+  elseif not is_changed and spent == 0 then
+    return results, true
+  end
+  at = is_changed and now + skew or at
+  if spent > 0 then
+    return results, store(key, found, before, grain, debt)
+  elseif state == '' and #slots == 0 then
+    return results, done(try('DEL', key))
+  end
+  return results, store(key, found, before, other)
+end
+  if fast then
+    local left = {}
+    values = values or call('MGET', unpack(KEYS))
+    for _, i in ipairs(unknown) do
+      local asked, value = asks[i], values[i] or ''
+      key = KEYS[i]
+      local found, written, used, a, b, c, d
+      if action == 'holds' then
+        found, written, errors[i] = change(key, value, asked)
+      elseif not errors[i] then
+        found, used, a, b, c, d = fast(key, value, asked)
+        written = found and (not used or action == 'peek')
+        if found and not written then
+          written, errors[i] = write(key, found, used, a, b, c, d)
+        end
+      end
+      reply[i + 1] = found
+      if not written then
+        left[#left + 1] = i
+      end
+    end
+    unknown = left
+  end
+end
+if #unknown == 0 then
+  return reply
+end
+
 local UNDECIDED = ' cannot be decided about; delete it: '
 
 local function fail(key, letters)
@@ -44,56 +410,7 @@ local function failure(key, err)
   end
   return {err = text}
 end
-
-local function round_up(time, grain)
-  return math.ceil(time / grain) * grain
-end
-
-local function expire_at(time)
-  if not (time > 0 and time < 2 ^ 63) then
-    error('it expires at ' .. time, 0)
-  end
-  return string.format('%.0f', math.ceil(time / 1000))
-end
-
-local change_fast
-
-local function use(used, size, parts, runs)
-  local missing = 0
-  for i = 1, #runs do
-    local run = runs[i]
-    local each = run.cost * parts
-    local granted = math.min(run.count, math.max(math.floor((size - used) / each), 0))
-    used = used + granted * each
-    if granted < run.count then
-      if run.max_wait > 0 then
-        return
-      end
-      missing = math.max(missing, used + each - size)
-    end
-  end
-  return used, missing
-end
-
-local function replace(key, found, state, expires)
-  if found ~= '' then
-    return call('SET', key, state, 'PXAT', expire_at(expires))
-  end
-  return call('SET', key, state, 'PXAT', expire_at(expires), 'NX')
-end
-local params = ARGV[2]
-local key, block
-local lifetime, grid = 0, 0
-if action == 'hold' then
-  lifetime, grid = struct.unpack('<dd', ARGV[3])
-end
-local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
-local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
-  struct.unpack('<ddddddd', params, 2)
-local grain = 2 ^ exponent
-forms = 'TQ'
-
-local function create_engine()
+local function make_engine()
   local cost, max_wait
 local size, size_text = 44, '44'
 local shapes = string.byte(params) == 76
@@ -1028,11 +1345,6 @@ else
     return state
   end
 end
-  local function decide()
-    plan()
-    return finish(too_long == 0 or not can_be_denied, wait)
-  end
-
   local function decide_all(runs)
     block, first_held = nil, nil
     forget()
@@ -1040,7 +1352,8 @@ end
     for _, run in ipairs(runs) do
       cost, max_wait = run.cost, run.max_wait
       for _ = 1, run.count do
-        state = decide()
+        plan()
+        state = finish(too_long == 0 or not can_be_denied, wait)
         if too_long > 0 then
           break
         end
@@ -1049,116 +1362,28 @@ end
     return state
   end
 
-  return {change_holds = change_holds, decide_all = decide_all, reserve_all = reserve_all}
-end
-
-local created
-local function engine()
-  created = created or create_engine()
-  return created
-end
-
-local function read_all()
-  local is_fast = action == fast_action or action == 'holds' and fast_action == 'hold'
-  return is_fast and call('MGET', unpack(KEYS))
-end
-
-if action == 'release' then
-  key = KEYS[1]
-  local ok, err = pcall(engine().decide_all, {{count = 1}})
-  return ok and {now} or failure(key, err)
-end
-
-local unit, lump, full = new_unit, new_lump, limit * new_unit
-
-local function expiry_of(at, debt, grain)
-  return round_up(at + math.ceil(debt / lump), grain)
-end
-
-local function read(found)
-  if found == '' then
-    return 0, 0
-  elseif #found ~= 26 or string.byte(found) ~= 84 then
-    return
-  end
-  local _, at, debt, other_unit, other_lump, exponent = struct.unpack(SHORT, found)
-  if other_unit == unit and other_lump == lump and now >= at then
-    return math.max(debt - (now - at) * lump, 0), expiry_of(at, debt, 2 ^ exponent)
-  end
-end
-
-local function write(key, found, debt, expires)
-  if now + debt / lump <= expires then
-    return call('SETRANGE', key, '1', struct.pack('<I7I7', now, debt))
-  end
-  local state = struct.pack(SHORT, 84, now, debt, unit, lump, exponent)
-  return replace(key, found, state, expiry_of(now, debt, grain))
-end
-
-local states = read_all()
-local function fast(_, i, runs)
-  local found = states[i] or ''
-  local before, expires = read(found)
-  local debt = before and use(before, full, unit, runs)
-  if debt then
-    return found, debt > before and debt, expires
-  end
-end
-
-if new_period ~= 1 or overdraft > 0 then
-  fast = nil
-end
-if action == 'holds' then
-  local function change(changes, i)
-    return change_fast and change_fast(i, changes) or engine().change_holds(changes)
-  end
-  local position, reply = 1, {now}
-  for i = 1, #KEYS do
-    local count, changes = nil, {}
-    count, position = struct.unpack('<I2', items, position)
-    for j = 1, count do
-      changes[j] = {struct.unpack('<dddddd', items, position)}
-      position = position + 48
+  return function(i)
+    if errors[i] then
+      error(errors[i], 0)
+    elseif pending[i] then
+      block = nil
+      forget()
+      reserve_all(unpack(pending[i], 1, 3))
+      return reply[i + 1]
+    elseif action == 'holds' then
+      return change_holds(asks[i])
     end
-    key = KEYS[i]
-    local ok, result = pcall(change, changes, i)
-    reply[i + 1] = ok and result or failure(key, result)
-  end
-  return reply
-end
-
-local function read_runs(position)
-  local count, runs = nil, {}
-  count, position = struct.unpack('<I2', items, position)
-  for i = 1, count do
-    local run = {}
-    run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-    runs[i] = run
-  end
-  return runs, position
-end
-
-local function apply(found, used, ...)
-  return found and (not used or write(key, found, used, ...)) and found
-end
-
-local reply, runs, position, index = {now}, {{count = 1, max_wait = 0}}, 1, 0
-local function decide_keys()
-  local is_fast, keys = fast and action == fast_action, KEYS
-  for i = index + 1, #keys do
-    index, key, block = i, keys[i], nil
-    if not blocks and position <= #items then
-      runs, position = read_runs(position)
-    end
-    local found = is_fast and apply(fast(key, i, runs))
-    reply[i + 1] = found or engine().decide_all(runs)
+    return decide_all(asks[i])
   end
 end
 
-while index < #KEYS do
-  local ok, err = pcall(decide_keys)
+local decide = make_engine()
+for _, i in ipairs(unknown) do
+  key = KEYS[i]
+  local ok, result = pcall(decide, i)
   if not ok then
-    reply[index + 1] = failure(key, err)
+    result = failure(key, result)
   end
+  reply[i + 1] = result or nil
 end
-return #KEYS == 1 and reply[2].err and reply[2] or reply
+return #KEYS == 1 and reply[2] and reply[2].err and reply[2] or reply

@@ -1,11 +1,12 @@
 -- Fast path of the sliding log: checks that do not wait, and a log with the same window, by the
 -- same clock, and without reservations. It decides as the engine does, from the newest and the
 -- oldest entries. state.lua stands before this text.
+reads = false
 
 -- Reads the foot, and the newest entries. Returns the value from its first entry in it on; none if
 -- the engine must decide.
 local function read()
-  local tail = redis.pcall('GETRANGE', key, tail_text, '-1')
+  local tail = try('GETRANGE', key, tail_text, '-1')
   if tail == '' then
     found_last, window, length, last = nil, new_window, 0, 0
     return tail
@@ -77,7 +78,7 @@ local function found_until(units, tail)
   return (total >= units or i == length - first) and condensed(cuts)
 end
 
-local function fast(_, _, runs)
+local function decide(runs)
   local tail = read()
   if not tail or not find_oldest(tail) then
     return
@@ -90,7 +91,15 @@ local function fast(_, _, runs)
   end
 end
 
-local function write(_, _, used)
+-- The engine reports a log whose entries cannot be read.
+function fast(_, _, runs)
+  local ok, state, used = pcall(decide, runs)
+  if ok then
+    return state, used
+  end
+end
+
+local function store(used)
   local granted = used - live
   at, skew, live = now, 0, used
   if length == 0 or last < now or last_cost + granted > MAX_COST then
@@ -99,11 +108,14 @@ local function write(_, _, used)
   local start, bytes, expires = newest(last_cost + granted, false)
   if not start then
     call('SET', key, bytes, 'PXAT', expire_at(expires))
-    return true
+    return
   end
   call('SETRANGE', key, start, bytes)
   if expires then
     call('PEXPIREAT', key, expire_at(expires))
   end
-  return true
+end
+
+function write(_, _, used)
+  return pcall(store, used)
 end

@@ -1,6 +1,5 @@
 -- Fast path of the sliding window: checks that do not wait, and a state with the same sub-windows
 -- and without reservations. It decides as the engine does. state.lua stands before this text.
-local states = read_all()
 
 local function count_at(found, i)
   return (struct.unpack(ONE_COUNT, found, STATE_SIZE + COUNT_SIZE * (i - 1) + 1))
@@ -47,10 +46,10 @@ local function weight(slot, oldest)
   return oldest - mul_div(oldest, (now - start) * buckets - slot * window, window)
 end
 
-local function write(key, found, sum, slot, by, granted)
+function write(key, found, sum, slot, by, granted)
   local newest = by == 0 and count_at(found, 1) + granted or granted
   if newest > granted and slot < buckets then -- the expiry stays
-    return call('SETRANGE', key, '16', struct.pack(NEWEST, now, now, sum, newest))
+    return done(try('SETRANGE', key, '16', struct.pack(NEWEST, now, now, sum, newest)))
   end
   local cycles = math.floor(slot / buckets) -- `start` moves by whole windows
   start, slot = start + cycles * window, slot - cycles * buckets
@@ -65,8 +64,7 @@ local function write(key, found, sum, slot, by, granted)
   return replace(key, found, state, opening(slot + buckets + 1))
 end
 
-local function fast(_, i, runs)
-  local found = states[i] or ''
+function fast(_, found, runs)
   local sum, slot, by = read(found)
   if not sum then
     return

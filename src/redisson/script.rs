@@ -135,7 +135,7 @@ mod tests {
     use crate::store::{assert_written, write};
 
     #[test]
-    fn the_scripts_are_in_the_repo_as_they_are_sent() {
+    fn the_script_of_each_action_has_the_hash_in_the_repo() {
         let scripts = [
             ("acquire", &ACQUIRE),
             ("release", &RELEASE),

@@ -168,13 +168,16 @@ async fn a_denial_is_used_for_larger_costs_and_for_each_wait_that_does_not_suffi
     assert_eq!(check(9, 2 * minute).await, Source::Store);
     // The cost of 9 is restored after 5 minutes and 24 s, and that of 10 after 6 minutes.
     assert_eq!(check(9, 5 * minute).await, Source::Cached);
-    assert_eq!(check(10, 5 * minute + minute / 2).await, Source::Cached);
+    assert_eq!(check(10, 5 * minute).await, Source::Cached);
     let before = calls(&server);
     let peek = limiter.peek("key").await.unwrap();
     assert_eq!((peek.allows(), peek.source()), (false, Source::Store));
     limiter.spend("key", 1).await.unwrap();
     assert_eq!(calls(&server), before + 2);
     assert_eq!(check(9, 3 * minute).await, Source::Cached);
+    // The denial of the larger cost takes the place.
+    assert_eq!(check(10, 5 * minute + minute / 2).await, Source::Store);
+    assert_eq!(check(9, 3 * minute).await, Source::Store);
 }
 
 #[tokio::test]

@@ -387,7 +387,7 @@ async fn redis_decides_again_only_when_no_permission_is_missing() {
     let store = RedisStore::new(config).unwrap();
     let limiter = once_per_hour(store.clone());
     for _ in 0..5 {
-        assert!(limiter.peek("alice").await.is_err()); // a check needs another command
+        assert!(limiter.spend("alice", 1).await.is_err()); // a check needs another command
     }
     assert_eq!(store.health().status(), "rejecting");
     until("its ping has named the permission", async || log.text().contains("+getrange")).await;

@@ -1,7 +1,7 @@
 //! One interface to the twin and to the script of an algorithm. The time is part of a request. The
 //! laws are in the other files.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use super::super::{
     Action, EngineReply, EngineRequest, HoldChange, HoldReply, Params, Release, State,
@@ -68,6 +68,8 @@ pub(super) struct Scripted {
     pub(super) connection: redis::Connection,
     key: String,
     has_fast_path: bool,
+    /// Gets the same requests, and stores the same bytes.
+    engine: Option<Box<Scripted>>,
 }
 
 const CLOCK: &str = r"
@@ -96,7 +98,7 @@ local redis = (function()
       for _, key in ipairs({key, ...}) do
         real.call('DEL', key, key .. ':expiry')
       end
-      return
+      return 1
     end
     return real.pcall(name, key, ...)
   end
@@ -113,7 +115,14 @@ end)()
 
 impl Scripted {
     pub(super) fn new(server: &RedisServer, key: &str) -> Self {
-        Self { connection: server.connection(), key: key.to_owned(), has_fast_path: true }
+        let (connection, key) = (server.connection(), key.to_owned());
+        Self { connection, key, has_fast_path: true, engine: None }
+    }
+
+    /// Compares each request with what the engine alone replies and stores.
+    pub(super) fn beside_engine(server: &RedisServer, key: &str) -> Self {
+        let engine = Self::without_fast_path(server, &format!("{key}:engine"));
+        Self { engine: Some(Box::new(engine)), ..Self::new(server, key) }
     }
 
     /// Decides by the engine and the model, also about the checks that the fast path is for.
@@ -124,6 +133,22 @@ impl Scripted {
     pub(super) fn forget(&mut self) {
         let keys = [self.key.clone(), format!("{}:expiry", self.key)];
         redis::cmd("DEL").arg(&keys).exec(&mut self.connection).unwrap();
+        self.engine.iter_mut().for_each(|engine| engine.forget());
+    }
+
+    /// Runs the text of a call, with or without its fast paths.
+    fn eval(&mut self, command: redis::Cmd, script: &ScriptText, now: i64) -> script::Reply {
+        let edit = if self.has_fast_path { str::to_owned } else { cut_off_fast_path };
+        eval_text(&mut self.connection, command, &edit(&script.text), now)
+    }
+
+    /// Does the same by the engine alone.
+    fn compare<T: PartialEq + fmt::Debug>(&mut self, reply: &T, by: impl FnOnce(&mut Self) -> T) {
+        let Some(mut engine) = self.engine.take() else { return };
+        assert_eq!(reply, &by(&mut engine));
+        let [fast, slow] = [&mut *self, &mut *engine].map(Self::bytes);
+        assert_eq!(fast, slow, "{reply:?}");
+        self.engine = Some(engine);
     }
 
     pub(super) fn key(&self) -> &str {
@@ -285,14 +310,17 @@ impl Backend for Scripted {
     fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply {
         let keys = [self.key.clone()];
         let edit = if self.has_fast_path { str::to_owned } else { cut_off_fast_path };
-        eval_edited(&mut self.connection, &keys, &[*params], request, edit).0
+        let reply = eval_edited(&mut self.connection, &keys, &[*params], request, edit).0;
+        self.compare(&reply, |engine| engine.decide(params, request));
+        reply
     }
 
     fn release(&mut self, params: &Params, now: i64, releases: &[Release]) {
         let (mut command, script) = script::release_command(&self.key, params);
         command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
-        let reply = eval_at(&mut self.connection, command, script, now);
+        let reply = self.eval(command, script, now);
         assert_eq!(reply.len(), 1);
+        self.compare(&(), |engine| engine.release(params, now, releases));
     }
 }
 
@@ -304,8 +332,10 @@ impl Holds for Scripted {
         changes: &[HoldChange],
     ) -> Vec<HoldReply> {
         let (command, script) = script::change_holds(params, [(&*self.key, changes)].into_iter());
-        let reply = eval_at(&mut self.connection, command, script, now);
-        script::read_changes(&reply).unwrap().remove(0).unwrap()
+        let reply = self.eval(command, script, now);
+        let replies = script::read_changes(&reply).unwrap().remove(0).unwrap();
+        self.compare(&replies, |engine| engine.change_holds(params, now, changes));
+        replies
     }
 }
 
@@ -321,7 +351,8 @@ pub(super) fn eval(
 }
 
 fn cut_off_fast_path(text: &str) -> String {
-    let edited = text.replace("is_fast, keys = fast and ", "is_fast, keys = false and ");
+    let start = "\nlocal values, with_holds\n";
+    let edited = text.replace(start, &format!("\nis_common, holds = false, false{start}"));
     assert_ne!(edited, text, "the script has its fast path at another place");
     edited
 }
@@ -399,13 +430,32 @@ fn eval_text(
     text: &str,
     now: i64,
 ) -> script::Reply {
+    command_at(command, text, now).query(connection).unwrap()
+}
+
+/// Returns the error of a call of checks, each of a key.
+pub(super) fn error_of_each(
+    connection: &mut redis::Connection,
+    checks: &[Limit],
+    now: i64,
+) -> redis::RedisError {
+    let mut call = CheckEach::new(checks[0].params, None, checks.len());
+    for check in checks {
+        call.add(check.key.clone(), [(check.cost, check.max_wait)].into_iter());
+    }
+    let (command, script) = call.command();
+    command_at(command, &script.text, now).query::<script::Reply>(connection).unwrap_err()
+}
+
+fn command_at(command: redis::Cmd, text: &str, now: i64) -> redis::Cmd {
     let mut eval = redis::cmd("EVAL");
     eval.arg(CLOCK.to_owned() + text);
     for arg in command.args_iter().skip(2) {
         let redis::Arg::Simple(arg) = arg else { unreachable!("no cursor") };
         eval.arg(arg);
     }
-    eval.arg(now as u64).query(connection).unwrap()
+    eval.arg(now as u64);
+    eval
 }
 
 /// The time of most tests.

@@ -6,9 +6,9 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, EngineRequest, Lifetime, Params, State},
+    super::{Action, Algorithm, EngineRequest, Lifetime, Params, State},
     agreement::{Step, both, goes_back, params, same_states, steps},
-    backends::{Backend, RedisServer, START, Scripted, check, eval_each},
+    backends::{Backend, RedisServer, START, Scripted, check, error_of_each, eval_each},
 };
 use crate::{quota::Quota, store::script::Limit};
 
@@ -132,4 +132,27 @@ fn stays(scripted: &mut Scripted, twin: &State, params: &Params, now: i64) {
         let expiry = scripted.expiry().expect("each key expires");
         assert!(expiry * 1_000 >= now + reset, "{params:?} {twin:?}: {expiry}, {}", now + reset);
     }
+}
+
+#[test]
+fn a_log_that_lost_its_entries_is_an_error_of_its_key_alone() {
+    let server = RedisServer::start();
+    let params = Params::new(Algorithm::SlidingLog, Quota::per_second(60)).unwrap();
+    let mut keys = ["{key}0", "{key}1"].map(|key| Scripted::new(&server, key));
+    keys.iter_mut().for_each(Scripted::forget);
+    for i in 0..60 {
+        assert!(keys[0].decide(&params, check(1, START + 1_000 * i)).admitted);
+    }
+    let later = START + 1_020_500; // 21 entries do not count, and stay
+    assert!(keys[0].decide(&params, check(1, later)).admitted);
+    let bytes = keys[0].bytes().unwrap();
+    let end = &bytes[bytes.len() - 272..]; // what a check reads first
+    redis::cmd("SET").arg("{key}0").arg(end).exec(&mut keys[0].connection).unwrap();
+    let limits = keys.each_ref().map(|key| {
+        let key = key.key().to_owned();
+        Limit { key, params, cost: 1, max_wait: 0, lifetime: None }
+    });
+    let error = error_of_each(&mut keys[0].connection, &limits, later + 5_000).to_string();
+    assert!(error.contains("{key}0"), "{error}");
+    assert!(keys[1].bytes().is_some(), "it was decided");
 }

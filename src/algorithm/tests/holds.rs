@@ -349,7 +349,7 @@ impl Histories<'_> {
 #[test]
 fn the_script_and_the_twin_agree_about_holds() {
     let server = RedisServer::start();
-    let scripted = RefCell::new(Scripted::new(&server, "{key}"));
+    let scripted = RefCell::new(Scripted::beside_engine(&server, "{key}"));
     let config = ProptestConfig {
         cases: 1_000,
         max_shrink_iters: 300,

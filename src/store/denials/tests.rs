@@ -13,9 +13,11 @@ use tokio::task::coop;
 use super::*;
 use crate::{
     Limiter, MemoryStore, Quota,
-    algorithm::{Combined, EngineReply, EngineRequest, Params, Refill, Release, State, combine},
+    algorithm::{
+        Algorithm, Combined, EngineReply, EngineRequest, Params, Refill, Release, State, combine,
+    },
     decision::Source,
-    store::{Reporting, StoreFuture},
+    store::{LimitRequest, Reporting, StoreFuture},
 };
 
 static NAME: &str = "limiter";
@@ -238,74 +240,66 @@ fn a_leaky_bucket_denies_until_there_is_room_and_a_request_may_wait_as_long() {
 }
 
 #[test]
-fn denials_of_several_costs_are_remembered_and_the_longest_is_returned() {
+fn a_key_has_one_denial_which_denies_every_cost_at_or_above_its_own() {
     let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
     let request = |cost| Request { cost, ..Request::new(&settings) };
-    let found = |millis: u32| {
-        [1, 2, 3, 4, 5, 6, 7].map(|cost| {
-            let denial = request(cost).find(&denials, now + millis * MILLISECOND)?;
-            Some(denial.retry_after().unwrap().as_secs_f64().ceil() as u32)
-        })
-    };
-    // All are sent before the first answer.
-    let sent = [(6, 600), (5, 500), (4, 400), (2, 200), (3, 500), (1, 100)];
-    let sent = (0..).zip(sent).map(|(millis, (cost, seconds))| {
-        let sent = now + millis * MILLISECOND;
-        let denial = request(cost).denial(seconds * 1_000 * MILLISECOND);
-        (request(cost).send(&denials, sent), denial, sent)
-    });
-    let mut sent = sent.collect::<Vec<_>>().into_iter();
-    let mut receive = |count| {
-        for (undecided, denial, sent) in sent.by_ref().take(count) {
-            let _ = undecided.resolve_with(&denials, denial, || sent);
-        }
-    };
-    receive(4);
-    let four = [None, Some(200), Some(200), Some(400), Some(500), Some(600), Some(600)];
-    assert_eq!(found(5), four);
-    // Those of costs 4 and 5 make room, because they deny no more than the next one, ..
-    receive(1);
-    assert_eq!(found(5), [None, Some(200), Some(500), Some(500), Some(500), Some(600), Some(600)]);
-    // .. which there is for a further one.
-    receive(1);
-    let five = [100, 200, 500, 500, 500, 600, 600].map(Some);
-    assert_eq!(found(5), five);
-    drop(denials.begin_return(&settings, &Key::from("key")));
-    assert_eq!(found(5), [None; 7]);
-}
-
-#[test]
-fn beyond_four_denials_of_a_key_the_oldest_makes_room_but_not_that_of_the_least_cost() {
-    let (denials, settings, now) = (Denials::new(HOUR, Arc::default()), bucket(), Instant::now());
-    let request = |cost| Request { cost, ..Request::new(&settings) };
-    let sent = (0..)
-        .zip([1, 6, 5, 4, 3, 2])
-        .map(|(millis, cost)| (request(cost).send(&denials, now + millis * MILLISECOND), cost));
-    for (undecided, cost) in sent.collect::<Vec<_>>() {
-        let denial = request(cost).denial(cost * 1_000 * MILLISECOND);
+    let seconds = |denial: Decision| denial.retry_after().unwrap().as_secs();
+    let found = || [1, 2, 3, 4, 5].map(|cost| request(cost).find(&denials, now).map(seconds));
+    // Three checks are sent before the first answer.
+    let sent = [4, 2, 3].map(|cost| (cost, request(cost).send(&denials, now)));
+    let expected = [
+        [None, None, None, Some(40), Some(40)],
+        [None, Some(20), Some(20), Some(20), Some(20)], // of a smaller cost
+        [None, Some(20), Some(20), Some(20), Some(20)], // not of a larger one
+    ];
+    for ((cost, undecided), expected) in sent.into_iter().zip(expected) {
+        let denial = request(cost).denial(cost * 10_000 * MILLISECOND);
         let _ = undecided.resolve_with(&denials, denial, || now);
+        assert_eq!(found(), expected);
     }
-    let found = [1, 2, 3, 4, 5, 6]
-        .map(|cost| request(cost).find(&denials, now).unwrap().retry_after().unwrap().as_secs());
-    assert_eq!(found, [1, 2, 3, 4, 4, 4]);
-}
-
-/// Requests of an exhausted key: the cost, the wait, and the time before the request.
-fn flood() -> impl Strategy<Value = Vec<(u32, f64, u64)>> {
-    vec((1..4_u32, (0..30_000_u32).prop_map(f64::from), 0..20_u64), 500)
+    // When it is over, the one of a larger cost takes its place.
+    let later = now + 21_000 * MILLISECOND;
+    request(4).deny(&denials, 19_000 * MILLISECOND, later);
+    let found = [1, 2, 3, 4].map(|cost| request(cost).find(&denials, later).map(seconds));
+    assert_eq!(found, [None, None, None, Some(19)]);
+    drop(denials.begin_return(&settings, &Key::from("key")));
+    assert!(request(4).find(&denials, later).is_none());
 }
 
 #[test]
-fn a_flood_with_random_costs_and_waits_sends_few_commands() {
+fn of_two_denials_of_one_cost_the_one_that_was_sent_later_stays() {
+    let (settings, start) = (bucket(), Instant::now());
+    let request = Request::new(&settings);
+    for order in [[0, 1], [1, 0]] {
+        let denials = Denials::new(HOUR, Arc::default());
+        let later = start + 1_000 * MILLISECOND;
+        let mut sent = [start, later].map(|sent| Some(request.send(&denials, sent)));
+        for index in order {
+            let denial = request.denial([10_000, 20_000][index] * MILLISECOND);
+            let _ = sent[index].take().unwrap().resolve_with(&denials, denial, || later);
+        }
+        let found = request.find(&denials, later).unwrap();
+        assert_eq!(found.retry_after(), Some(20_000 * MILLISECOND), "{order:?}");
+    }
+}
+
+/// Requests of an exhausted key: their wait; the cost, and the time before each of them. With
+/// several waits and costs, denials can take the place of each other.
+fn flood() -> impl Strategy<Value = (f64, Vec<(u32, u64)>)> {
+    ((0..30_000_u32).prop_map(f64::from), vec((1..4_u32, 0..20_u64), 500))
+}
+
+#[test]
+fn a_flood_with_random_costs_sends_few_commands() {
     for algorithm in ALGORITHMS {
         let most = AtomicU64::new(0);
-        proptest!(ProptestConfig::with_cases(50), |(flood in flood())| {
+        proptest!(ProptestConfig::with_cases(50), |((max_wait, flood) in flood())| {
             let mut world = World::new(algorithm, 1.0);
             let params = world.settings().params;
             let spent = world.engine_request(Action::Spend, 5, 0.0);
             let _ = params.step(&mut world.state, &spent);
             let (mut denied, mut allowed) = (0, 0);
-            for (cost, max_wait, time) in flood {
+            for (cost, time) in flood {
                 world.now += time;
                 let settings = world.settings();
                 let max_wait = max_wait.min(params.max_reservable() as f64);
@@ -326,9 +320,7 @@ fn a_flood_with_random_costs_and_waits_sends_few_commands() {
                 }
             }
             most.fetch_max(denied, Relaxed);
-            // A leaky bucket denies for lack of room, or because a request may not wait as long.
-            let of_each_cost = if algorithm == Algorithm::LeakyBucket { 2 } else { 1 };
-            let most = 3 * of_each_cost * (1 + allowed);
+            let most = 3 * (1 + allowed);
             prop_assert!(denied <= most, "{denied} denied, {allowed} allowed");
         });
         println!("{algorithm}: at most {most:?} commands that are denied");
@@ -637,9 +629,9 @@ fn the_number_of_denials_is_bounded_and_expired_ones_go() {
     assert!((SHARDS * MAX_YOUNG..=2 * SHARDS * MAX_YOUNG).contains(&full), "{full}");
     assert_eq!(2 * SHARDS * MAX_YOUNG, 57_344, "as the documentation says");
     // Tables of 512 buckets, and keys of 128 bytes.
-    let tables = 2 * SHARDS * 512 * (size_of::<KeyDenials>() + 1);
+    let tables = 2 * SHARDS * 512 * (size_of::<Denial>() + 1);
     let keys = 57_344 * 144;
-    assert!(tables + keys <= 27_000_000, "{tables} bytes, as the documentation says");
+    assert!(tables + keys <= 23_000_000, "{tables} bytes, as the documentation says");
     let last = Request { key: "199999", ..Request::new(&settings) };
     assert!(last.find(&denials, start).is_some());
 

@@ -26,7 +26,8 @@ use crate::{
     observe::{Event, Observers},
     store::{
         Hold, LatestSettings, Settings,
-        denials::{Denials, OpenCall, Undecided},
+        denials::{Denials, Undecided},
+        tally::{Open, Tally},
     },
 };
 
@@ -52,6 +53,8 @@ pub(super) struct Backend {
     pub(super) is_clustered: AtomicBool,
     /// The calls that are awaited after their deadlines: at most [`MAX_LATE_CALLS`].
     late_calls: Arc<Semaphore>,
+    /// The calls whose answers may return units.
+    pub(super) calls: Tally,
 }
 
 impl Backend {
@@ -64,7 +67,8 @@ impl Backend {
     ) -> Arc<Self> {
         let is_clustered = AtomicBool::new(client.is_cluster());
         let late_calls = Arc::new(Semaphore::new(MAX_LATE_CALLS));
-        Arc::new(Self { client, monitor, prefix, denials, holds, is_clustered, late_calls })
+        let calls = Tally::default();
+        Arc::new(Self { client, monitor, prefix, denials, holds, is_clustered, late_calls, calls })
     }
 
     /// Returns the name of a key in Redis.
@@ -74,9 +78,9 @@ impl Backend {
 
     /// Begins a call that is awaited after its deadline, if there are not too many. A flush waits
     /// for what its answer returns.
-    pub(super) fn begin_late_call(&self) -> Option<(OwnedSemaphorePermit, OpenCall)> {
+    pub(super) fn begin_late_call(&self) -> Option<(OwnedSemaphorePermit, Open)> {
         let permit = self.late_calls.clone().try_acquire_owned().ok()?;
-        Some((permit, self.denials.begin_call()))
+        Some((permit, self.calls.begin()))
     }
 
     /// Reports the failure of a decision, or ends the changes of a request that is decided and

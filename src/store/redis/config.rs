@@ -547,8 +547,7 @@ impl RedisConfig {
     /// If this store returns units of the key, resets it, or applies another quota, it drops the
     /// denials of the key. If another process does, or if Redis loses the key, this process may
     /// deny for up to this time what Redis would allow. At most 57,344 keys with denials are
-    /// remembered, in up to 27 MB. Up to four denials of a key are remembered, of different costs;
-    /// if all keys have four, they take 40 MB.
+    /// remembered, one denial of each, in up to 23 MB.
     #[must_use]
     pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
         Self { denial_ttl, ..self }

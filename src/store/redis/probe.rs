@@ -50,7 +50,7 @@ mod tests {
     };
 
     #[test]
-    fn the_script_of_the_probe_is_in_the_repo_as_it_is_sent() {
+    fn the_script_of_the_probe_has_the_hash_in_the_repo() {
         let purpose =
             "Finds out whether a server decides: changes nothing, and needs all commands.";
         assert_written([write("probe", purpose, "probe.lua", &SCRIPT)]);

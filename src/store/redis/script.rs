@@ -13,6 +13,8 @@ use crate::algorithm::{
 
 const PRELUDE: &str = include_str!("../../../scripts/prelude.lua");
 const FAST: &str = include_str!("../../../scripts/fast.lua");
+const HELD: &str = include_str!("../../../scripts/held.lua");
+const ERRORS: &str = include_str!("../../../scripts/errors.lua");
 const EACH: &str = include_str!("../../../scripts/each.lua");
 const ALGORITHM: &str = include_str!("../../../scripts/algorithm.lua");
 const COMBINE: &str = include_str!("../../../scripts/combine.lua");
@@ -35,7 +37,8 @@ fn script(limits: impl ExactSizeIterator<Item = usize>) -> &'static ScriptText {
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
     let source = &SOURCES[index];
-    [PRELUDE, FAST, &compose(EACH, source)].concat()
+    let each = compose(EACH, source).replace("-- FAST\n", FAST).replace("-- ERRORS\n", ERRORS);
+    [PRELUDE, &each].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -46,14 +49,17 @@ fn combined(set: usize) -> String {
         functions.push_str(&compose(ALGORITHM, source).replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
-    [PRELUDE, FAST, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE].concat()
+    [PRELUDE, FAST, ERRORS, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE]
+        .concat()
 }
 
 fn compose(text: &str, source: &ScriptSource) -> String {
     let (state, of_engine) = source.state.split_once("-- ENGINE\n").unwrap_or((source.state, ""));
     let model = [of_engine, source.model].concat();
     let text = text.replace("-- STATE\n", state).replace("-- MODEL\n", &model);
-    text.replace("-- FAST\n", source.fast)
+    let (plain, held) = source.fast.split_once("-- HELD\n").unwrap_or((source.fast, ""));
+    let held = if held.is_empty() { String::new() } else { [HELD, held].concat() };
+    text.replace("-- PLAIN\n", plain).replace("-- HELD\n", &held)
 }
 
 /// A limit of a call: its key in Redis, its parameters, and its part of the request.
@@ -428,6 +434,8 @@ fn malformed() -> RedisError {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::{
         super::script_text::{assert_written, write},
         *,
@@ -440,29 +448,31 @@ mod tests {
         let folder = if is_bucket { "bucket" } else { source.name };
         let own = |file: &str| format!("{folder}/{file}.lua");
         let storage = if is_log { own("log") } else { "reservations.lua".into() };
+        let own_fast = format!("{}/fast.lua", source.name);
+        let held = source.fast.contains("-- HELD\n").then(|| "held.lua".into());
+        let fast = ["fast.lua".into(), own_fast].into_iter().chain(held);
         let shared = ["engine.lua", "holding.lua", "finish.lua"].map(String::from);
-        let before = [own("state"), "hold.lua".into(), "block.lua".into()];
-        let model = before.into_iter().chain([own("model"), storage]);
-        model.chain(shared).chain([format!("{}/fast.lua", source.name)]).collect()
+        let model = ["errors.lua".into(), "hold.lua".into(), "block.lua".into(), own("model")];
+        iter::once(own("state")).chain(fast).chain(model).chain([storage]).chain(shared).collect()
     }
 
     #[test]
-    fn the_script_of_each_algorithm_is_in_the_repo_as_it_is_sent() {
+    fn the_script_of_each_algorithm_has_the_hash_in_the_repo() {
         assert_written(SOURCES.iter().enumerate().map(|(index, source)| {
             let purpose = format!("Decides about keys of a {} limiter, one by one.", source.name);
             let files = files(source).join(", ");
-            let files = format!("prelude.lua, fast.lua, each.lua with {files}");
+            let files = format!("prelude.lua, each.lua with {files}");
             write(source.name, &purpose, &files, script([index].into_iter()))
         }));
     }
 
     #[test]
-    fn the_script_of_several_limits_is_in_the_repo_as_it_is_sent() {
+    fn the_script_of_several_limits_has_the_hash_in_the_repo() {
         let index = SOURCES.iter().position(|source| source.name == "token_bucket").unwrap();
         let purpose = "Decides about several limits of one request, here of token buckets: the \
                        text has a\n-- function for each algorithm among the limits.";
         let files = files(&SOURCES[index]).join(", ");
-        let files = format!("prelude.lua, fast.lua, algorithm.lua with {files}, combine.lua");
+        let files = format!("prelude.lua, algorithm.lua with {files}, combine.lua");
         let script = script([index, index].into_iter());
         assert_written([write("several_token_buckets", purpose, &files, script)]);
     }

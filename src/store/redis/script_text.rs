@@ -54,33 +54,51 @@ fn comment_start(line: &str) -> usize {
     line.len()
 }
 
-/// Writes the text that is sent to a file of `scripts/sent`, and returns the name if the file had
-/// another one: what a server runs can be read in one piece, and a review sees each change of it.
+/// Keeps the hash of a script in `scripts/sent/hashes.txt`, where a review sees that a server will
+/// run another text. Beside it is the text of `token_bucket`, to be read in one piece. `make
+/// script` prints the others from `target/scripts`. Returns the name if the script was another one.
 #[cfg(test)]
 pub(crate) fn write(name: &str, purpose: &str, files: &str, script: &ScriptText) -> Option<String> {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/sent");
-    let path = folder.join(name).with_extension("lua");
+    use std::{fs, path::Path, sync::Mutex};
+
+    static FILES: Mutex<()> = Mutex::new(()); // other tests write to the file of hashes
+    let _files = crate::sync::lock(&FILES);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (kept, printed) = (root.join("scripts/sent"), root.join("target/scripts"));
     let text = format!(
         "-- {purpose}\n-- Written by a test: edit the files that it consists of, whose comments \
          are not sent:\n-- {files}\n-- EVALSHA names the text below this line {}\n{}",
         script.hash, script.text
     );
-    if std::fs::read_to_string(&path).ok().as_ref() == Some(&text) {
-        return None;
+    let (file, hashes) = (format!("{name}.lua"), kept.join("hashes.txt"));
+    fs::create_dir_all(&printed).unwrap();
+    fs::write(printed.join(&file), &text).unwrap();
+    let mut is_kept = true;
+    if name == "token_bucket" && fs::read_to_string(kept.join(&file)).ok() != Some(text.clone()) {
+        fs::write(kept.join(&file), text).unwrap();
+        is_kept = false;
     }
-    std::fs::create_dir_all(folder).unwrap();
-    std::fs::write(path, text).unwrap();
-    Some(name.to_owned())
+    let line = format!("{} {name}", script.hash);
+    let known = fs::read_to_string(&hashes).unwrap();
+    if !known.lines().any(|known| known == line) {
+        let others =
+            known.lines().filter(|known| known.split_once(' ').map(|it| it.1) != Some(name));
+        let mut lines: Vec<_> = others.chain([&*line]).collect();
+        lines.sort_unstable_by_key(|line| line.split_once(' ').map(|it| it.1));
+        fs::write(hashes, lines.join("\n") + "\n").unwrap();
+        is_kept = false;
+    }
+    (!is_kept).then(|| name.to_owned())
 }
 
-/// Fails if texts were not what is sent.
+/// Fails if scripts were not what is sent.
 #[cfg(test)]
 pub(crate) fn assert_written(changed: impl IntoIterator<Item = Option<String>>) {
     let changed: Vec<_> = changed.into_iter().flatten().collect();
     assert!(
         changed.is_empty(),
-        "these files of scripts/sent were not what is sent: commit them as they are written now: \
-         {changed:?}"
+        "scripts/sent had other scripts than are sent: commit it as it is written now; `make \
+         script NAME=..` prints a text: {changed:?}"
     );
 }
 

@@ -294,13 +294,14 @@ impl RedisStore {
     /// # }
     /// ```
     pub async fn flush(&self) {
-        let (denials, deadline) = (&self.backend.denials, self.start_deadline().shared(true));
-        let mut calls = pin!(denials.calls_done());
+        let (Backend { calls, denials, .. }, deadline) =
+            (&*self.backend, self.start_deadline().shared(true));
+        let mut calls = pin!(calls.done());
         // In a runtime that is not driven, a call does not end.
         if deadline.wait_for(calls.as_mut()).await.is_none() {
             deadline.linger(calls).await;
         }
-        denials.changes_done().await;
+        denials.changes.done().await;
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
@@ -522,7 +523,7 @@ impl Store for RedisStore {
     }
 
     fn spawn_background(&self, task: BackgroundTask) {
-        let open = self.backend.denials.begin_call();
+        let open = self.backend.calls.begin();
         let task = async move {
             task.await;
             drop(open);
