@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line a0b9b15fe4ce52f5f1d136aa9da9cfa3c0e8915a
+-- EVALSHA names the text below this line 16148f681022c9a637783c358d0d4ecf1c3e3c8a
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -83,12 +83,14 @@ do
 function fast(_, found, runs)
   local before, expires = 0, 0
   if #found == 26 and string.byte(found) == 84 then
-    local _, at, debt, unit, lump, exponent = struct.unpack(SHORT, found)
+    local _, at, debt, unit, lump, stored = struct.unpack(SHORT, found)
     if unit ~= new_unit or lump ~= new_lump or now < at then
       return
     end
     before = math.max(debt - (now - at) * lump, 0)
-    expires = round_up(at + math.ceil(debt / lump), 2 ^ exponent)
+    if stored == exponent then
+      expires = round_up(at + math.ceil(debt / lump), grain)
+    end
   elseif found ~= '' then
     return
   end

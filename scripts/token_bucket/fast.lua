@@ -3,12 +3,14 @@
 function fast(_, found, runs)
   local before, expires = 0, 0
   if #found == 26 and string.byte(found) == 84 then
-    local _, at, debt, unit, lump, exponent = struct.unpack(SHORT, found)
+    local _, at, debt, unit, lump, stored = struct.unpack(SHORT, found)
     if unit ~= new_unit or lump ~= new_lump or now < at then
       return
     end
     before = math.max(debt - (now - at) * lump, 0)
-    expires = round_up(at + math.ceil(debt / lump), 2 ^ exponent)
+    if stored == exponent then -- else the whole state is written
+      expires = round_up(at + math.ceil(debt / lump), grain)
+    end
   elseif found ~= '' then
     return
   end

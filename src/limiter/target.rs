@@ -127,8 +127,15 @@ impl AnyLimiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
-        let action = if self.only_holds() { Action::HOLD } else { Action::Check };
-        self.decide(action, key, cost, max_wait)
+        match &self.0 {
+            // With a constant action, most of a decision is left out.
+            Kind::Own(limiter) if !limiter.only_holds() => {
+                let action = Action::Check;
+                limiter.decide_then(action, key, cost, max_wait, StoreFuture::from, |it| it)
+            }
+            Kind::Own(_) => self.decide(Action::HOLD, key, cost, max_wait),
+            Kind::Foreign(_) => self.decide(Action::Check, key, cost, max_wait),
+        }
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if

@@ -151,13 +151,13 @@ pub(super) struct LockedShard<'a> {
 }
 
 /// What [`MemoryStore::decide_in_place`] does not decide.
-pub(super) enum Undecided<'a> {
+pub(super) enum NotInPlace<'a> {
     Several,
     Locked(LockedShard<'a>),
     Failed(StoreError),
 }
 
-impl From<StoreError> for Undecided<'_> {
+impl From<StoreError> for NotInPlace<'_> {
     fn from(error: StoreError) -> Self {
         Self::Failed(error)
     }
@@ -257,9 +257,9 @@ impl MemoryStore {
     pub(super) fn decide_in_place(
         &self,
         request: &StoreRequest<'_>,
-    ) -> Result<Outcome, Undecided<'_>> {
+    ) -> Result<Outcome, NotInPlace<'_>> {
         let [limit @ LimitRequest { settings, key, .. }] = request.limits else {
-            return Err(Undecided::Several);
+            return Err(NotInPlace::Several);
         };
         let key = key.as_bytes();
         let LockedShard { mut shard, hash, mut now, mut is_new } = self.locked_shard(settings, key);
@@ -288,7 +288,7 @@ impl MemoryStore {
             }
             break;
         }
-        Err(Undecided::Locked(LockedShard { shard, hash, now, is_new }))
+        Err(NotInPlace::Locked(LockedShard { shard, hash, now, is_new }))
     }
 
     /// Goes on where [`decide_in_place`](Self::decide_in_place) has not decided.
@@ -296,12 +296,12 @@ impl MemoryStore {
     pub(super) fn decide_in_shard(
         &self,
         request: &StoreRequest<'_>,
-        undecided: Undecided<'_>,
+        undecided: NotInPlace<'_>,
     ) -> StoreFuture<Outcome> {
         let outcome = match undecided {
-            Undecided::Several => self.decide_combined(request),
-            Undecided::Locked(locked) => self.decide_locked(request, locked),
-            Undecided::Failed(error) => Err(error),
+            NotInPlace::Several => self.decide_combined(request),
+            NotInPlace::Locked(locked) => self.decide_locked(request, locked),
+            NotInPlace::Failed(error) => Err(error),
         };
         StoreFuture::ready(outcome.map_err(Into::into))
     }
@@ -315,7 +315,7 @@ impl MemoryStore {
         let limit = &request.limits[0];
         let LimitRequest { settings, key, .. } = *limit;
         let key = key.as_bytes();
-        let inserts = request.action.commits() || matches!(request.action, Action::Block { .. });
+        let inserts = matches!(request.action, Action::Block { duration } if duration > 0);
         let mut bucket = locked.shard.find_bucket(locked.hash, settings, key);
         if bucket.is_none() && inserts {
             let new;
