@@ -1,5 +1,5 @@
 //! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The
-//! public calls are in `check.rs`, `change.rs` and `acquire.rs`.
+//! public calls are in `check.rs`, `acquire.rs`, `reservation.rs`, `hold.rs` and `change.rs`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -498,8 +498,11 @@ impl Limiter {
         }
         let version = self.current();
         let release = version.release_of(receipt, units)?;
+        let released = self.0.store.as_dyn();
+        let released = released.release_in_background(&version.settings, key, release);
+        // Last: an observer can panic.
         report_released(&self.0.observers, self.0.taken.text, key, units);
-        self.0.store.as_dyn().release_in_background(&version.settings, key, release)
+        released
     }
 
     /// Keeps the units that an admitted request holds, by the algorithm of the decision: the

@@ -134,6 +134,7 @@ where
             match this.inner.poll_ready(cx) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => {
+                    this.stage.set(Stage::Done);
                     shared.release(bill);
                     return Poll::Ready(Err(error));
                 }

@@ -78,8 +78,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// * in a sliding log 128 bytes, and 16 to 32 for each request in the log
 /// * with another algorithm nothing, and 190 to 225 bytes while requests wait
 ///
-/// Where nothing is listed, a key costs 128 bytes while it is blocked, and with a limit on a rate
-/// from its first hold on.
+/// Where nothing is listed, a key costs 128 bytes from its first block, wait or hold of units of a
+/// rate on, until it is removed.
 ///
 /// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
 /// in a log, costs 64, which are enough for four. What the allocator adds is not included.
@@ -280,10 +280,10 @@ impl MemoryStore {
                     drop(shard);
                     return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                 }
-            } else if action.commits() {
+            } else if action.commits() || matches!(action, Action::Block { duration: 1.. }) {
                 let locked = LockedShard { shard, hash, now, is_new };
-                let (inserted, _) = self.with_new_key(locked, settings, key)?;
-                LockedShard { shard, now, is_new, .. } = inserted;
+                LockedShard { shard, now, is_new, .. } =
+                    self.with_new_key(locked, settings, key)?;
                 continue;
             }
             break;
@@ -300,39 +300,32 @@ impl MemoryStore {
     ) -> StoreFuture<Outcome> {
         let outcome = match undecided {
             NotInPlace::Several => self.decide_combined(request),
-            NotInPlace::Locked(locked) => self.decide_locked(request, locked),
+            NotInPlace::Locked(locked) => Ok(self.decide_locked(request, locked)),
             NotInPlace::Failed(error) => Err(error),
         };
         StoreFuture::ready(outcome.map_err(Into::into))
     }
 
     /// Decides about a request to one limit.
-    fn decide_locked<'a>(
-        &'a self,
+    fn decide_locked(
+        &self,
         request: &StoreRequest<'_>,
-        mut locked: LockedShard<'a>,
-    ) -> Result<Outcome, StoreError> {
+        LockedShard { mut shard, hash, now, is_new }: LockedShard<'_>,
+    ) -> Outcome {
         let limit = &request.limits[0];
         let LimitRequest { settings, key, .. } = *limit;
         let key = key.as_bytes();
-        let inserts = matches!(request.action, Action::Block { duration } if duration > 0);
-        let mut bucket = locked.shard.find_bucket(locked.hash, settings, key);
-        if bucket.is_none() && inserts {
-            let new;
-            (locked, new) = self.with_new_key(locked, settings, key)?;
-            bucket = Some(new);
-        }
-        let LockedShard { mut shard, now, is_new, .. } = locked;
         let engine_request = shard.request(request, limit, now);
-        let reply = match bucket {
-            Some(bucket) => shard.entry(bucket).decide(settings, &engine_request),
+        let reply = match shard.find(hash, settings, key) {
+            Some(entry) => entry.decide(settings, &engine_request),
+            // Nothing of the key is stored: the request changes nothing.
             None => Entry::new(settings, key).decide(settings, &engine_request),
         };
         drop(shard);
         if is_new {
             self.report_keys(); // not while the shard is locked
         }
-        Ok(Outcome::new(limit.policy(), reply, request.action, 0.0))
+        Outcome::new(limit.policy(), reply, request.action, 0.0)
     }
 
     /// Inserts a key that is not in its shard.
@@ -342,7 +335,7 @@ impl MemoryStore {
         mut locked: LockedShard<'a>,
         settings: &Arc<Settings>,
         key: &[u8],
-    ) -> Result<(LockedShard<'a>, usize), StoreError> {
+    ) -> Result<LockedShard<'a>, StoreError> {
         let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
         let LockedShard { shard, hash, now, .. } = &mut locked;
         let (hash, mut search) = (*hash, self.search(*now, &[]));
@@ -359,15 +352,16 @@ impl MemoryStore {
                 drop(locked);
                 let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
                 locked = self.lock_shard(hash);
-                if let Some(bucket) = locked.shard.find_bucket(hash, settings, key) {
-                    return Ok((locked, bucket)); // another thread has inserted it
+                if locked.shard.find(hash, settings, key).is_some() {
+                    locked.is_new = true; // another thread has inserted it: a slot is free
+                    return Ok(locked);
                 }
                 slot
             }
         };
         locked.is_new = true;
-        let bucket = locked.shard.insert(locked.hash, Entry::new(settings, key), hasher, slot);
-        Ok((locked, bucket))
+        locked.shard.insert(locked.hash, Entry::new(settings, key), hasher, slot);
+        Ok(locked)
     }
 
     /// Returns units to a key.
@@ -397,10 +391,11 @@ impl MemoryStore {
         if found.is_none() {
             self.spend_of_lost(hold);
         }
+        self.0.names.lines().key_returned(settings.name, key);
+        // Last: an observer can panic.
         if found != Some(true) {
             observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
         }
-        self.0.names.lines().key_returned(settings.name, key);
     }
 
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys

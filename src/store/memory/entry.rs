@@ -49,7 +49,7 @@ enum Counts {
     Boxed { denied_until: u32, boxed: Box<Boxed> },
 }
 
-/// A state that no core represents.
+/// A state that no core represents, or that units were held beside.
 struct Boxed {
     state: State,
     /// The instant of the last request with a reservation that a change of the quota has removed
@@ -229,11 +229,16 @@ impl Entry {
                 *forgotten_until = waited_until.unwrap_or(0).max(*forgotten_until);
             }
         }
-        if let Some(opened) = opened {
-            let denied_until = *counts.denied_until();
-            *counts = Counts::Boxed { denied_until, boxed: Box::new(opened) };
+        match opened {
+            None => self.close(now),
+            Some(opened) => {
+                let denied_until = *counts.denied_until();
+                *counts = match counted.params.close(&opened.state, now) {
+                    Some(core) => Counts::Core { denied_until, core },
+                    None => Counts::Boxed { denied_until, boxed: Box::new(opened) },
+                };
+            }
         }
-        self.close(now);
         result
     }
 

@@ -1,5 +1,5 @@
 //! The epochs of what is held: the evidence that the units of a hold are still its own. The units
-//! themselves are in `entry`.
+//! themselves are in `algorithm/hold.rs`.
 
 /// The epochs of a shard. Each is new, as a `reset` may take no time, and must not confuse the
 /// holds before it with later ones.

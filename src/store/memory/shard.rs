@@ -161,16 +161,9 @@ impl Shard {
         request.at(limit, now, action)
     }
 
-    /// Returns the bucket of the key.
-    pub(super) fn insert(
-        &mut self,
-        hash: u64,
-        entry: Entry,
-        hasher: &RandomState,
-        slot: Slot<'_>,
-    ) -> usize {
+    pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {
+        self.table.insert_unique(hash, entry, |entry| entry.hash(hasher));
         slot.fill();
-        self.table.insert_unique(hash, entry, |entry| entry.hash(hasher)).bucket_index()
     }
 
     /// Removes a key, and returns its slot.
