@@ -332,6 +332,11 @@ impl Decision {
         }
     }
 
+    /// Shortens the delay of an allowed request, which has taken over an earlier instant.
+    pub(crate) fn shorten_delay(&mut self, by: Duration) {
+        self.wait = self.wait.saturating_sub(by.as_micros() as u64);
+    }
+
     /// Returns whether the request was denied until units that are held are returned.
     pub(crate) const fn waits_for_holds(&self) -> bool {
         !self.is_allowed() && self.wait == UNKNOWN

@@ -93,6 +93,11 @@ impl Booking {
         Self { bookings, group, number, due, timer }
     }
 
+    /// Returns the instant that was reserved for the request itself.
+    pub(crate) fn due(&self) -> Instant {
+        self.due
+    }
+
     /// Changes the group, without groups that are empty. Wakers are called without the lock.
     fn change<R>(&self, change: impl FnOnce(&mut Group) -> (R, Option<Waker>)) -> Option<R> {
         let (result, waker) = {

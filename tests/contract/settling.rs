@@ -190,6 +190,8 @@ struct Entry {
     indices: [Vec<usize>; 2],
     arrival: f64,
     is_admitted: bool,
+    /// True if it was dropped or denied while it waited.
+    has_left: bool,
     /// The limits whose holds have ended.
     has_ended: [bool; 2],
     permit: Option<Permit>,
@@ -353,8 +355,9 @@ impl Harness {
     /// Forgets the uses of a request that seemed to wait, and was denied.
     fn rejected(&self, id: usize) {
         let Ledger { accounts, entries, .. } = &mut *self.ledger();
-        let Entry { is_admitted, indices, .. } = &entries[id];
-        for (account, indices) in zip(accounts, indices).filter(|_| !is_admitted) {
+        let Entry { is_admitted, has_left, indices, .. } = &mut entries[id];
+        *has_left = !*is_admitted;
+        for (account, indices) in zip(accounts, indices).filter(|_| !*is_admitted) {
             for index in indices {
                 account.uses[*index].used = 0.0;
             }
@@ -439,8 +442,34 @@ impl Harness {
         }
     }
 
+    /// Gives the waiting requests of one cost their instants in the order of their arrival, and the
+    /// last instant to a request that leaves.
+    fn take_over(&self, id: usize, leaves: bool) {
+        if self.setup.shape != Shape::One || self.is_real {
+            return;
+        }
+        let Ledger { accounts, entries, .. } = &mut *self.ledger();
+        let (uses, costs) = (&mut accounts[0].uses, entries[id].costs);
+        let waits = |it: &&Entry| !it.is_admitted && !it.has_left && it.costs[0] == costs[0];
+        let waiting = entries.iter().filter(waits).flat_map(|it| it.indices[0].first());
+        let mut waiting: Vec<usize> = waiting.copied().collect();
+        let of_instant =
+            |index: &usize| (uses[*index].at, uses[*index].losses, uses[*index].window);
+        let mut instants: Vec<_> = waiting.iter().map(of_instant).collect();
+        instants.sort_by(|a, b| a.0.total_cmp(&b.0));
+        if leaves {
+            let own = entries[id].indices[0].first();
+            waiting.sort_by_key(|index| Some(index) == own);
+            entries[id].has_left = true;
+        }
+        for (index, instant) in zip(waiting, instants) {
+            (uses[index].at, uses[index].losses, uses[index].window) = instant;
+        }
+    }
+
     /// Records that a request was dropped before it proceeded.
     async fn dropped(&self, id: usize) {
+        self.take_over(id, true);
         for limit in 0..self.limiters.len() {
             self.used(id, limit, 0, true).await;
         }
@@ -636,6 +665,7 @@ impl Player {
         if waits && !is_admitted && reserves {
             assert!(harness.setup.shape != Shape::One || harness.is_real || at > now);
             harness.add(id, at).await;
+            harness.take_over(id, false);
         }
     }
 

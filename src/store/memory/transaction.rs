@@ -72,12 +72,12 @@ struct LockedKey<'a> {
     hash: u64,
     /// The index of its shard, among the locked shards.
     shard: usize,
-    place: Place,
+    place: KeyPlace,
 }
 
-/// The place of an entry.
+/// Where the entry of a key is.
 #[derive(Clone, Copy)]
-enum Place {
+enum KeyPlace {
     /// The bucket in the table of its shard.
     Bucket(usize),
     /// The index among the entries that are not in the store.
@@ -95,7 +95,7 @@ impl<'a> Transaction<'a> {
         for limit in limits {
             let hash = self.store.hash(limit.settings, limit.key.as_bytes());
             let shard = self.store.shard_index(hash);
-            self.keys.push(LockedKey { limit, hash, shard, place: Place::Fresh(0) });
+            self.keys.push(LockedKey { limit, hash, shard, place: KeyPlace::Fresh(0) });
             indices.push(shard);
         }
         indices.sort_unstable();
@@ -107,10 +107,10 @@ impl<'a> Transaction<'a> {
             let (settings, key) = (limit.settings, limit.key.as_bytes());
             *shard = indices.partition_point(|index| index < shard);
             *place = match self.shards[*shard].1.find_bucket(*hash, settings, key) {
-                Some(bucket) => Place::Bucket(bucket),
+                Some(bucket) => KeyPlace::Bucket(bucket),
                 None => {
                     self.fresh.push(Entry::new(settings, key));
-                    Place::Fresh(self.fresh.len() - 1)
+                    KeyPlace::Fresh(self.fresh.len() - 1)
                 }
             };
         }
@@ -144,8 +144,8 @@ impl<'a> Transaction<'a> {
     fn step(&mut self, limit: usize, request: &EngineRequest, notes: bool) -> EngineReply {
         let LockedKey { limit, shard, place, .. } = self.keys[limit];
         let entry = match place {
-            Place::Bucket(bucket) => self.shards[shard].1.entry(bucket),
-            Place::Fresh(index) => &mut self.fresh[index],
+            KeyPlace::Bucket(bucket) => self.shards[shard].1.entry(bucket),
+            KeyPlace::Fresh(index) => &mut self.fresh[index],
         };
         let reply = entry.decide(limit.settings, request);
         if notes && request.admission.is_none() && !reply.admitted {
@@ -201,7 +201,7 @@ impl<'a> Transaction<'a> {
             return;
         }
         let MemoryStore(inner) = self.store;
-        let keys = self.keys.iter().filter(|key| matches!(key.place, Place::Fresh(_)));
+        let keys = self.keys.iter().filter(|key| matches!(key.place, KeyPlace::Fresh(_)));
         for (LockedKey { hash, shard, .. }, entry) in keys.zip(self.fresh.drain(..)) {
             if !entry.is_initial()
                 && let Some(slot) = slots.pop()
