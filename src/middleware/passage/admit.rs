@@ -203,7 +203,7 @@ impl<P: ProtocolBase> Shared<P> {
         }
     }
 
-    /// Decides about a request that could wait if there were room. It overtakes no other that waits.
+    /// Decides about a request that could wait if there were room. It overtakes none that waits.
     fn decide_without_room(&self, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
         if !self.charge(bill).is_waited_for(max_wait) {
             return self.decide_now(bill);
