@@ -219,7 +219,8 @@ impl Limiter {
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply. If the
-    /// settings differ, the caller calls [`settings_changed`](Self::settings_changed), without a lock.
+    /// settings differ, the caller calls [`settings_changed`](Self::settings_changed), and holds no
+    /// lock then.
     #[cfg(feature = "serde")]
     pub(crate) fn set(
         &self,
