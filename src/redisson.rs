@@ -429,9 +429,10 @@ impl RateLimiter {
         let keep_alive = keep_alive.map_or(String::new(), |time| millis(time).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
         let (args, deadline) = (args.map(str::as_bytes), self.store.start_deadline());
-        let (_, is_set) = self.execute_in_steps(deadline, &SET_RATE, &args, "").await?;
+        let result = self.execute_in_steps(deadline, &SET_RATE, &args, "").await;
         *lock(&self.cached_rate) = None;
-        Ok(is_set == 1)
+        self.call_lines();
+        result.map(|(_, is_set)| is_set == 1)
     }
 
     /// Returns the rate, or `None` if none is set or the stored fields are invalid. Rate and
@@ -508,8 +509,21 @@ impl RateLimiter {
     }
 
     /// Releases `permits` of the `taken` permits of the acquire with this id, or the oldest permits
-    /// if the id is empty.
+    /// if the id is empty. Then calls the line of the limiter, whose permits may be released even
+    /// after an error.
     async fn release_taken(
+        &self,
+        deadline: Deadline,
+        permits: u64,
+        taken: u64,
+        id: &[u8],
+    ) -> Result<(), Error> {
+        let result = self.release_in_steps(deadline, permits, taken, id).await;
+        self.call_line();
+        result
+    }
+
+    async fn release_in_steps(
         &self,
         deadline: Deadline,
         permits: u64,
@@ -561,8 +575,9 @@ impl RateLimiter {
 
     async fn expire_in(&self, ms: &str) -> Result<bool, Error> {
         let deadline = self.store.start_deadline();
-        let done: i64 = self.execute(deadline, &EXPIRE, &[ms.as_bytes()], "", b"").await?;
-        Ok(done == 1)
+        let done: Result<i64, _> = self.execute(deadline, &EXPIRE, &[ms.as_bytes()], "", b"").await;
+        self.call_lines();
+        done.map(|done| done == 1)
     }
 
     /// Returns the time until the limiter expires, in whole milliseconds, or `None` if it does not
@@ -595,9 +610,10 @@ impl RateLimiter {
     pub async fn delete(&self) -> Result<bool, Error> {
         let mut command = redis::cmd("DEL");
         command.arg(&self.keys.all);
-        let deleted: i64 =
-            self.store.run(self.label, self.store.start_deadline(), command, "").await?;
-        Ok(deleted > 0)
+        let deleted: Result<i64, _> =
+            self.store.run(self.label, self.store.start_deadline(), command, "").await;
+        self.call_lines();
+        deleted.map(|deleted| deleted > 0)
     }
 
     /// Returns the name.

@@ -93,7 +93,7 @@ impl Limit {
     /// ```
     pub fn apply_to(&self, limiter: &Limiter) {
         if let Some(change) = self.set(limiter) {
-            limiter.report_settings(change);
+            limiter.settings_changed(change);
         }
     }
 
@@ -158,8 +158,8 @@ impl Limiters {
 
     fn reload_with(&self, limits: &Limits, removed: Removed) -> Result<(), ConfigError> {
         let result = self.apply(limits, removed).map(|changes| {
-            // Without the lock: an observer may get a limiter.
-            changes.into_iter().for_each(|(limiter, change)| limiter.report_settings(change));
+            // Without the lock: an observer or a waker may get a limiter.
+            changes.into_iter().for_each(|(limiter, change)| limiter.settings_changed(change));
         });
         let error = result.as_ref().err();
         self.store.observers().report(&Event::Reloaded { error });
@@ -202,5 +202,47 @@ impl Limiters {
         let changes = changes.collect();
         by_name.extend(added);
         Ok(changes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::{Weak, atomic::AtomicBool, atomic::Ordering::Relaxed},
+        task::{Context, Wake, Waker},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::store::MemoryStore;
+
+    struct GetsLimiter(Weak<Mutex<BTreeMap<String, Limiter>>>, AtomicBool);
+
+    impl Wake for GetsLimiter {
+        fn wake(self: Arc<Self>) {
+            let by_name = self.0.upgrade().unwrap();
+            self.1.store(by_name.try_lock().is_ok(), Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waker_that_a_reload_calls_can_get_a_limiter() {
+        let limits = |count| {
+            let text =
+                format!("places = {{ algorithm = 'concurrency', quota = '{count} concurrent' }}");
+            toml::from_str::<Limits>(&text).unwrap()
+        };
+        let limiters = limits(1).limiters(&MemoryStore::new()).unwrap();
+        let places = limiters.get("places").unwrap();
+        let _first = places.hold("key", 1).await.unwrap().admitted().unwrap();
+        let mut waiting = pin!(places.hold("key", 1).max_wait(Duration::from_secs(1)));
+        let woken = GetsLimiter(Arc::downgrade(&limiters.by_name), AtomicBool::new(false));
+        let woken = Arc::new(woken);
+        let waker = Waker::from(woken.clone());
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        limiters.reload(&limits(2)).unwrap();
+        assert!(woken.1.load(Relaxed), "it was called, without the lock");
+        assert!(waiting.await.unwrap().is_admitted());
     }
 }

@@ -302,8 +302,7 @@ impl Charge {
         let mut charge = self.clone().without_free_limits();
         if !charge.is_exempt() {
             let changed = charge.decide(action, MaxWait::NONE).await?;
-            let parts = charge.own_parts();
-            parts.for_each(|(limiter, key, _)| limiter.lines().key_returned(limiter.name(), key));
+            charge.own_parts().for_each(|(limiter, key, _)| limiter.call_line_after(action, key));
             return Ok(Some(KeyState::changed(changed.decision)));
         }
         charge = self.clone();

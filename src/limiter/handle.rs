@@ -213,27 +213,27 @@ impl Limiter {
     /// ```
     pub fn set_quota(&self, quota: Quota) -> Result<(), ConfigError> {
         if let Some(change) = self.0.versions.update(None, quota)? {
-            self.lines().limiter_changed(self.name());
-            self.report_settings(change);
+            self.settings_changed(change);
         }
         Ok(())
     }
 
     /// Changes the algorithm and the quota. The counts of another algorithm do not apply. If the
-    /// settings differ, the caller reports them, without a lock: observers can call anything.
+    /// settings differ, the caller calls [`settings_changed`](Self::settings_changed), and holds no
+    /// lock then.
     #[cfg(feature = "serde")]
     pub(crate) fn set(
         &self,
         algorithm: Algorithm,
         quota: Quota,
     ) -> Result<Option<[Arc<Settings>; 2]>, ConfigError> {
-        let changed = self.0.versions.update(Some(algorithm), quota);
-        self.lines().limiter_changed(self.name());
-        changed
+        self.0.versions.update(Some(algorithm), quota)
     }
 
-    /// Reports the old and the new settings.
-    pub(crate) fn report_settings(&self, change: [Arc<Settings>; 2]) {
+    /// Calls the requests that wait, and reports the old and the new settings. Wakers and observers
+    /// can call anything.
+    pub(crate) fn settings_changed(&self, change: [Arc<Settings>; 2]) {
+        self.lines().limiter_changed(self.name());
         let [from, to] = change.map(|settings| (settings.algorithm, settings.quota));
         report_settings(self.observers(), self.name(), from, to);
     }

@@ -86,7 +86,8 @@ impl Charge {
     fn line_limits(&self, lines: &Lines) -> Option<Vec<LineLimit>> {
         if let Some((_, line)) = self.foreign_line() {
             let cost = self.costs().next()?;
-            return Some(vec![LineLimit { line, limiter: 0, cost, group: line, max_units: MAX }]);
+            let limiter = lines.hash(self.limiters().next()?.name());
+            return Some(vec![LineLimit { line, limiter, cost, group: line, max_units: MAX }]);
         }
         let group =
             lines.hash(self.own_parts().map(|(it, key, _)| (it.name(), key)).collect::<Vec<_>>());

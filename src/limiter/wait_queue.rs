@@ -1,5 +1,5 @@
 //! `WaitQueue`: bounds the number of waiting requests, in total and per key. It keeps no order:
-//! that is in `retry_queue.rs`, and in the reservations of the store.
+//! that is in the lines of `in_line.rs`, and in the reservations of the store.
 
 use std::{
     collections::HashMap,

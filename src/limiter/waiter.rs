@@ -98,8 +98,8 @@ enum Phase {
     /// The request stands in a line, after this denial or failure of the store, if it was decided.
     Waiting(Option<Result<Decision, Error>>),
     Deciding(StoreFuture<Outcome>),
-    /// The wait of a request has ended that others have kept from a check.
-    Leaving(StoreFuture<Outcome>),
+    /// The wait of a request has ended in a line, after this denial, if it was decided.
+    Leaving(StoreFuture<Outcome>, Option<Decision>),
     /// Until its instant, the receipts are in the booking.
     Admitted(Outcome, Option<Box<Booking>>),
     /// The reservation of a late request is being released.
@@ -134,12 +134,24 @@ impl Waiter {
         let mut waiter = Self::new(charge, StoreFuture::Ready(None), max_wait);
         waiter.retries |= is_endless;
         let entered = if waiter.retries { waiter.enter() } else { None };
-        waiter.phase = match entered {
-            None => Phase::Deciding(waiter.charge.decide(Action::Check, max_wait)),
+        waiter.start(entered)
+    }
+
+    /// Begins a request that may not wait: if others wait before it, it is denied.
+    pub(crate) fn begin_without_room(charge: Charge) -> Self {
+        let mut waiter = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
+        waiter.deadline = Some(Instant::now());
+        let entered = waiter.enter();
+        waiter.start(entered)
+    }
+
+    fn start(mut self, entered: Option<bool>) -> Self {
+        self.phase = match entered {
+            None => Phase::Deciding(self.charge.decide(Action::Check, self.max_wait)),
             Some(true) => Phase::Waiting(None),
-            Some(false) => Phase::Leaving(waiter.charge.denial()),
+            Some(false) => Phase::Leaving(self.charge.denial(), None),
         };
-        waiter
+        self
     }
 
     /// Takes a number, and stands in a line if others wait there.
@@ -206,9 +218,10 @@ impl Waiter {
                         return Poll::Ready(last);
                     }
                 }
-                Phase::Leaving(answer) => {
+                Phase::Leaving(answer, last) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
-                    return Poll::Ready(self.left(answer));
+                    let last = last.take();
+                    return Poll::Ready(self.left(answer, last));
                 }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
@@ -254,7 +267,7 @@ impl Waiter {
         }
     }
 
-    /// Waits to check. Returns the last answer if the deadline comes first.
+    /// Waits to check. Returns the last failure if the deadline comes first.
     fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
         let polled = self.with_line(|line, _, deadline| line.poll(cx, deadline));
         if ready!(polled.unwrap_or(Poll::Ready(true))) {
@@ -264,26 +277,33 @@ impl Waiter {
         // The last answer of a request that waits behind others can be older than a block.
         let is_blocked = self.is_blocked();
         (self.line, self.wait) = (None, None);
-        match mem::replace(&mut self.phase, Phase::Done) {
-            Phase::Waiting(Some(last)) if !is_blocked => {
-                if let Ok(denied) = &last {
-                    self.report_final(denied);
-                }
-                Poll::Ready(Some(last))
+        let last = match mem::replace(&mut self.phase, Phase::Done) {
+            Phase::Waiting(Some(Err(error))) if !is_blocked => {
+                return Poll::Ready(Some(Err(error)));
             }
-            _ => {
-                self.phase = Phase::Leaving(self.charge.denial());
-                Poll::Ready(None)
-            }
-        }
+            Phase::Waiting(Some(Ok(denied))) => Some(denied),
+            _ => None,
+        };
+        self.phase = Phase::Leaving(self.charge.denial(), last);
+        Poll::Ready(None)
     }
 
-    /// Returns the denial of a request that leaves.
-    fn left(&mut self, answer: Result<Outcome, Error>) -> Result<Decision, Error> {
+    /// Returns the denial of a request that leaves: the last one can be as old as its wait.
+    fn left(
+        &mut self,
+        answer: Result<Outcome, Error>,
+        last: Option<Decision>,
+    ) -> Result<Decision, Error> {
         self.phase = Phase::Done;
-        let decision = answer.map_err(|error| self.charge.name_failure(error))?.decision;
-        let denied = decision.out_of_line();
-        self.charge.report(&denied);
+        let is_reported = last.as_ref().is_some_and(|last| self.is_reported(last));
+        let denied = match (answer, last) {
+            (Ok(outcome), _) => outcome.decision.out_of_line(),
+            (Err(_), Some(last)) => last,
+            (Err(error), None) => return Err(self.charge.name_failure(error)),
+        };
+        if !is_reported {
+            self.charge.report(&denied);
+        }
         Ok(denied)
     }
 
@@ -376,10 +396,15 @@ impl Waiter {
 
     /// Reports a final denial, unless its check has reported it: the request could wait then.
     fn report_final(&self, denied: &Decision) {
-        let could_wait = self.charge.can_wait_for_holds(self.last_max_wait);
-        if !Reporting::of_waiting(could_wait).includes(denied) {
+        if !self.is_reported(denied) {
             self.charge.report(denied);
         }
+    }
+
+    /// Returns whether the last check has reported its denial.
+    fn is_reported(&self, denied: &Decision) -> bool {
+        let could_wait = self.charge.can_wait_for_holds(self.last_max_wait);
+        Reporting::of_waiting(could_wait).includes(denied)
     }
 
     fn begin_wait(&mut self, decision: &Decision) {
@@ -469,9 +494,10 @@ impl Waiter {
                         return Poll::Ready(last);
                     }
                 }
-                Phase::Leaving(answer) => {
+                Phase::Leaving(answer, last) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
-                    return Poll::Ready(self.left(answer));
+                    let last = last.take();
+                    return Poll::Ready(self.left(answer, last));
                 }
                 _ => panic!("polled after completion"),
             }
@@ -516,11 +542,12 @@ impl Waiter {
             Ok(decision) => return Ok(self.outcome(decision)),
             Err(error) => error,
         };
-        let (rest, retries) = (self.max_wait.at_most(self.remaining_wait()), self.retries);
+        let rest = self.max_wait.at_most(self.remaining_wait());
+        let is_endless = self.retries && matches!(self.max_wait, MaxWait::UpTo(ENDLESS));
         match self.disarm().0.recover_by_limiter(error)? {
             Recovered::Uncounted(decision) => Ok((Charge::exempt(), Outcome::of_nothing(decision))),
             Recovered::Fallback(charge) => {
-                let mut waiter = Self::begin(charge, rest, retries);
+                let mut waiter = Self::begin(charge, rest, is_endless);
                 let decision = poll_fn(|cx| waiter.poll(cx)).await?;
                 Ok(waiter.outcome(decision))
             }
@@ -565,7 +592,7 @@ impl Drop for Waiter {
                 let receipts = booking.map_or(outcome.receipts, |booking| booking.leave());
                 charge.release_in_background(&receipts);
             }
-            Phase::Waiting(_) | Phase::Leaving(_) | Phase::Releasing(..) | Phase::Done => {}
+            Phase::Waiting(_) | Phase::Leaving(..) | Phase::Releasing(..) | Phase::Done => {}
         }
     }
 }

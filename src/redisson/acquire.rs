@@ -32,8 +32,9 @@ impl RateLimiter {
     /// processes the order is not defined: if another process takes the permits first, a random
     /// addition of up to a quarter of the time in which the permits return (at most 250 ms) spreads
     /// the retries. Java retries 3 ms after the permits have returned, and this crate at once: of
-    /// calls that wait for the same permits, those of this crate get most. If the rate changes
-    /// during a sleep, the call notices this at its next attempt.
+    /// calls that wait for the same permits, those of this crate get most. If this process releases
+    /// permits or changes the rate, the first call attempts at once. A change of another process is
+    /// noticed at the next attempt.
     ///
     /// Poll the future until it is ready, or drop it. A first call that is not polled delays the
     /// calls behind it for a tenth of a second, and during an attempt for a second.

@@ -64,6 +64,20 @@ impl ChargeTarget for RateLimiter {
     }
 }
 
+impl RateLimiter {
+    /// Calls the first of the calls that wait for permits of this limiter.
+    pub(super) fn call_line(&self) {
+        let (lines, line) = self.line(&self.key());
+        lines.returned(line);
+    }
+
+    /// Calls the first of each line with the label of this limiter: a rate applies to all clients,
+    /// and that of a template to all keys.
+    pub(super) fn call_lines(&self) {
+        self.store.names().lines().limiter_changed(self.label);
+    }
+}
+
 impl IntoLimiter for RateLimiter {
     fn into_limiter(self) -> AnyLimiter {
         AnyLimiter::foreign(self)

@@ -437,7 +437,7 @@ async fn units_that_come_back_call_the_first_request_over_redis() {
             tokens.block(way, day / 2).await.unwrap();
         }
         let calls = server.calls("evalsha");
-        let waiting = start(Charge::new(&tokens, way).estimate(2), day).await;
+        let waiting = start(Charge::new(&tokens, way).estimate(2), 2 * day).await;
         while server.calls("evalsha") == calls {
             sleep(MS).await; // of a real server
         }

@@ -4,8 +4,11 @@ use std::{
     convert::Infallible,
     future::ready,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, atomic::AtomicUsize, atomic::Ordering},
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
@@ -16,7 +19,8 @@ use tokio::{
 };
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation, key,
+    Algorithm, Charge, Decision, Limiter, MemoryStore, Quota, RateLimitLayer, Reservation,
+    config::Limit, key,
 };
 
 use crate::support::{self, ALGORITHMS, counting, get, server::RedisServer};
@@ -1326,4 +1330,76 @@ async fn requests_that_check_again_over_redis_call_it_about_twice() {
     waiting.join_all().await;
     let calls = server.calls("evalsha") - before;
     assert!(calls <= 250, "{calls} calls for 100 requests");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_denial_at_the_end_of_a_wait_describes_that_instant() {
+    let limiter = in_memory(Algorithm::token_bucket(), Quota::per_minute(1).burst(2));
+    let _held = limiter.hold("key", 1).await.unwrap().admitted().unwrap();
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    let start = Instant::now();
+    let hold = async |wait| {
+        let admission = limiter.hold("key", 1).max_wait(wait).await.unwrap();
+        admission.into_result().unwrap_err()
+    };
+    let denied = hold(10 * SECOND).await;
+    assert_eq!(start.elapsed(), 10 * SECOND);
+    let now = hold(Duration::ZERO).await;
+    assert_eq!(now.retry_after(), Some(50 * SECOND));
+    let of = |it: &Decision| (it.retry_after(), it.remaining(), it.reset_after());
+    assert_eq!(of(&denied), of(&now));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_room_to_wait_does_not_overtake_those_that_wait() {
+    let limiter =
+        Limiter::new("places", MemoryStore::new(), Algorithm::concurrency(), Quota::concurrent(2));
+    let users = key::header("user");
+    let charge = Charge::new(&limiter, users.key("ada"));
+    let _place = charge.hold().await.unwrap().admitted().unwrap();
+    for max in [0, 1] {
+        let layer = RateLimitLayer::new(limiter.clone(), users.clone())
+            .max_wait(SECOND)
+            .max_waiting_per_key(max);
+        let service = layer.layer(counting(&Arc::default()));
+        let large = charge.clone().cost(2);
+        let mut large = Box::pin(large.hold().max_wait(HOUR));
+        assert!(poll_once(large.as_mut()).is_pending());
+        let mut inside = Box::pin(call(&service, "ada"));
+        assert_eq!(poll_once(inside.as_mut()).is_pending(), max == 1, "it takes the slot");
+        assert_eq!(call(&service, "ada").await, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(call(&service, "ben").await, StatusCode::OK, "of another line");
+        drop((inside, large));
+        assert_eq!(call(&service, "ada").await, StatusCode::OK, "no other waits");
+    }
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_returns_no_units_calls_no_request() {
+    let limit = |quota| {
+        let text = format!("algorithm = 'sliding-log'\nquota = '{quota}'");
+        toml::from_str::<Limit>(&text).unwrap()
+    };
+    let limiter = limit("10/day").limiter("tokens", MemoryStore::new()).unwrap();
+    let _held = limiter.hold("key", 10).await.unwrap().admitted().unwrap();
+    let mut waiting = Box::pin(limiter.hold("key", 1).max_wait(HOUR));
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    limiter.spend("key", 1).await.unwrap();
+    Charge::new(&limiter, "key").spend().await.unwrap();
+    limiter.block("key", SECOND).await.unwrap();
+    limit("10/day").apply_to(&limiter);
+    assert!(!woken.0.load(Ordering::Relaxed));
+    limit("12/day").apply_to(&limiter);
+    assert!(woken.0.load(Ordering::Relaxed));
 }

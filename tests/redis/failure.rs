@@ -364,6 +364,56 @@ async fn a_request_that_waits_when_redis_fails_proceeds_by_the_policy() {
     assert_eq!(waits_when_redis_fails(local).await, Source::Local);
 }
 
+#[tokio::test]
+async fn a_wait_that_goes_on_in_the_fallback_ends_at_its_deadline() {
+    let (long, short) = (Duration::from_secs(60), Duration::from_millis(500));
+    let mut server = RedisServer::start();
+    let store = RedisStore::connect(&format!("{}?deadline=2s", server.url())).await.unwrap();
+    let limiter = |name, algorithm, quota| {
+        Limiter::new(name, store.clone(), algorithm, quota).on_failure(FailurePolicy::local(1.0))
+    };
+    let places = limiter("places", Algorithm::concurrency(), Quota::concurrent(1));
+    let tokens = limiter("tokens", Algorithm::token_bucket(), Quota::per_day(10));
+    server.kill();
+    let _local = places.hold("key", 1).await.unwrap().admitted().unwrap();
+    assert_eq!(tokens.check("key").cost(10).await.unwrap().source(), Source::Local);
+    server.restart();
+    let mut held = vec![];
+    for (limiter, units) in [(&places, 1), (&tokens, 10)] {
+        let from_redis = async || {
+            let permit = limiter.hold("key", units).await.unwrap().admitted()?;
+            (permit.decision().source() == Source::Store).then_some(permit)
+        };
+        held.push(loop {
+            match from_redis().await {
+                Some(permit) => break permit,
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        });
+    }
+    let hold = |time| {
+        let places = places.clone();
+        tokio::spawn(async move { places.hold("key", 1).max_wait(time).await.unwrap() })
+    };
+    let before = server.calls("evalsha");
+    let first = hold(long);
+    while server.calls("evalsha") == before {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let behind = hold(short);
+    let acquire = tokio::spawn(async move { tokens.try_acquire("key", 1, short).await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(100)).await; // Redis denies it because of a hold
+    server.freeze();
+    let ends = tokio::time::timeout(long / 4, async { (behind.await, acquire.await) }).await;
+    server.thaw();
+    let (behind, acquire) = ends.expect("both end");
+    let denied = [behind.unwrap().into_result().unwrap_err(), acquire.unwrap()];
+    for denied in denied {
+        assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Local));
+    }
+    first.abort();
+}
+
 proptest! {
     #[test]
     fn every_quota_has_a_fraction(

@@ -10,7 +10,7 @@ use std::{
 use tokio::{task::JoinSet, time::Instant};
 use tower_ratelimit::store::ErrorKind;
 use tower_ratelimit::{
-    Error, RedisStore,
+    Charge, Error, RedisStore,
     redisson::{RateLimiter, RateLimiterConfig, RateLimiterError},
 };
 
@@ -376,6 +376,57 @@ async fn an_acquire_dropped_while_waiting_takes_nothing() {
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
     assert_eq!(limiter.available_permits().await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn permits_that_come_back_in_any_way_call_the_first_acquire() {
+    let server = RedisServer::start();
+    let store = store(&server).await;
+    let rate = |rate| RateLimiterConfig::overall(rate, HOUR);
+    for way in ["release", "refund", "set", "update", "template", "client", "delete", "dropped"] {
+        let name = format!("{way}:{{key}}");
+        let template = RateLimiter::new(store.clone(), &name);
+        assert!(template.try_set_rate(rate(2)).await.unwrap());
+        let limiter = template.for_key("key").unwrap();
+        assert!(take(&limiter, 1).await);
+        limiter.release(1).await.unwrap(); // loads the scripts
+        let mut taken = Box::pin(limiter.try_acquire(2, Duration::ZERO));
+        if way == "dropped" {
+            let calls = server.calls("evalsha");
+            server.freeze();
+            for _ in 0..10 {
+                assert!(poll_once(taken.as_mut()).is_pending());
+                tokio::task::yield_now().await;
+            }
+            server.thaw();
+            until(async || server.calls("evalsha") > calls).await;
+        } else {
+            assert!(taken.as_mut().await.unwrap().is_allowed());
+        }
+        let calls = server.calls("evalsha");
+        let waiting = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.try_acquire(2, 2 * HOUR).await }
+        });
+        until(async || server.calls("evalsha") > calls).await;
+        tokio::time::sleep(Duration::from_millis(20)).await; // the reply of a real server
+        assert!(!waiting.is_finished(), "{way}");
+        match way {
+            "release" => limiter.release(2).await.unwrap(),
+            "refund" => drop(Charge::new(&template, "key").cost(2).refund().await.unwrap()),
+            "set" => limiter.set_rate(rate(3)).await.unwrap(),
+            "update" => assert!(limiter.update_rate(rate(4)).await.unwrap()),
+            "template" => assert!(template.update_rate(rate(4)).await.unwrap()),
+            "client" => {
+                assert!(limiter.clone().client_id("other").update_rate(rate(4)).await.unwrap());
+            }
+            "delete" => assert!(limiter.delete().await.unwrap()),
+            _ => {}
+        }
+        drop(taken);
+        let served = tokio::time::timeout(60 * SECOND, waiting).await;
+        assert!(served.expect(way).unwrap().unwrap().is_allowed(), "{way}");
+    }
 }
 
 #[tokio::test]

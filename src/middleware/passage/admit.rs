@@ -185,7 +185,7 @@ impl<P: ProtocolBase> Shared<P> {
             }
             _ => {
                 let Some(slot) = self.wait_queue.enter(self.charge(bill)) else {
-                    return self.decide_now(bill);
+                    return self.decide_without_room(max_wait, bill);
                 };
                 if bill.charge.is_waited_for(max_wait) {
                     let charge = mem::replace(&mut bill.charge, Charge::exempt());
@@ -201,6 +201,15 @@ impl<P: ProtocolBase> Shared<P> {
             None => Ok(None),
             Some(outcome) => self.wait_in_slot(bill, outcome, max_wait, slot),
         }
+    }
+
+    /// Decides about a request that could wait if there were room. It overtakes none that waits.
+    fn decide_without_room(&self, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
+        if !self.charge(bill).is_waited_for(max_wait) {
+            return self.decide_now(bill);
+        }
+        let charge = mem::replace(&mut bill.charge, Charge::exempt());
+        self.begin_wait(Waiter::begin_without_room(charge), None)
     }
 
     /// Lets a request wait for its reservation, or for the end of holds or of a block, if there is
@@ -227,7 +236,7 @@ impl<P: ProtocolBase> Shared<P> {
         }
         // Other requests have taken the last slots since.
         bill.charge.release_in_background(&outcome.receipts);
-        self.decide_now(bill)
+        self.decide_without_room(max_wait, bill)
     }
 
     #[inline(never)]

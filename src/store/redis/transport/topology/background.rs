@@ -120,19 +120,22 @@ enum Next {
 /// The common arguments of batches that are merged, in the form in which they are sent.
 type GroupHead = Arc<[u8]>;
 
+/// What is given up, to drop without the lock: a value that is dropped can call wakers.
+#[derive(Default)]
+struct GivenUp(Vec<JobTask>, VecDeque<(Item, Instant)>);
+
 impl QueuedJobs {
     /// Adds as much as there is room for.
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Job, given_up: &mut GivenUp) {
         let room = MAX_QUEUED - self.count;
         match job {
+            Job::Task(task) if room == 0 => given_up.0.push(task),
             Job::Task(task) => {
-                if room > 0 {
-                    self.count += 1;
-                    self.order.push_back(Next::Task(task));
-                }
+                self.count += 1;
+                self.order.push_back(Next::Task(task));
             }
             Job::Batch(mut batch) => {
-                batch.items.truncate(room);
+                given_up.1.extend(batch.items.drain(room.min(batch.items.len())..));
                 self.count += batch.items.len();
                 match self.groups.entry(batch.group()) {
                     Entry::Occupied(mut known) => known.get_mut().items.append(&mut batch.items),
@@ -147,7 +150,7 @@ impl QueuedJobs {
     }
 
     /// Takes the next job that is not too old.
-    fn pop(&mut self) -> Option<Job> {
+    fn pop(&mut self, given_up: &mut GivenUp) -> Option<Job> {
         let now = Instant::now();
         let is_young = |since: Instant| now.saturating_duration_since(since) < MAX_AGE;
         loop {
@@ -157,13 +160,15 @@ impl QueuedJobs {
                     if is_young(task.since) {
                         return Some(Job::Task(task));
                     }
+                    given_up.0.push(task);
                 }
                 Next::Group(group) => {
                     let mut rest = self.groups.remove(&group)?;
                     let some = rest.items.len().min(MAX_PER_CALL);
                     self.count -= some;
-                    let mut items: VecDeque<_> = rest.items.drain(..some).collect();
-                    items.retain(|(_, since)| is_young(*since));
+                    let (items, old): (VecDeque<_>, VecDeque<_>) =
+                        rest.items.drain(..some).partition(|(_, since)| is_young(*since));
+                    given_up.1.extend(old);
                     let batch = Batch { head: rest.head.clone(), text: rest.text, items };
                     if !rest.items.is_empty() {
                         self.order.push_back(Next::Group(group.clone()));
@@ -182,8 +187,9 @@ impl JobQueue {
     /// Adds a job. Returns whether the caller is to start a worker, which takes jobs until there
     /// are none.
     pub(crate) fn push(&self, job: Job) -> bool {
+        let mut given_up = GivenUp::default();
         let queued = &mut *lock(&self.queued);
-        queued.push(job);
+        queued.push(job, &mut given_up);
         let needs_worker = queued.workers < queued.order.len().min(MAX_WORKERS);
         queued.workers += usize::from(needs_worker);
         needs_worker
@@ -201,8 +207,9 @@ impl JobQueue {
 
     /// Returns the next job for a worker. Without one, the worker has ended.
     pub(crate) fn next(&self) -> Option<Job> {
+        let mut given_up = GivenUp::default();
         let queued = &mut *lock(&self.queued);
-        let job = queued.pop();
+        let job = queued.pop(&mut given_up);
         // Under the same lock: a job that is pushed now starts a worker.
         queued.workers -= usize::from(job.is_none());
         job
@@ -217,6 +224,8 @@ impl fmt::Debug for JobQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
@@ -256,7 +265,7 @@ mod tests {
 
     impl QueuedJobs {
         fn pop_into(&mut self, popped: &mut Numbers) -> bool {
-            match self.pop() {
+            match self.pop(&mut GivenUp::default()) {
                 Some(Job::Task(_)) => popped.entry(of_tasks()).or_default().push(0),
                 Some(Job::Batch(batch)) => {
                     assert!((1..=MAX_PER_CALL).contains(&batch.items.len()));
@@ -282,6 +291,40 @@ mod tests {
         }
     }
 
+    /// A value that is dropped with a job, and counts whether it could use the queue then.
+    struct Held(Arc<JobQueue>, Arc<[AtomicUsize; 2]>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let is_free = self.0.queued.try_lock().is_ok();
+            self.1[usize::from(is_free)].fetch_add(1, Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_is_dropped_with_a_job_can_use_the_queue() {
+        let (queue, dropped) = (Arc::new(JobQueue::default()), Arc::<[AtomicUsize; 2]>::default());
+        let held = || Held(queue.clone(), dropped.clone());
+        let batch = |since, items: usize| {
+            let items = (0..items).map(|_| (Item::new([0; 8], held()), since)).collect();
+            Job::Batch(Batch { head: redis::cmd("EVALSHA"), text: "", items })
+        };
+        let task = |since| {
+            let held = held();
+            let run = move || -> Run {
+                let _held = &held;
+                Box::pin(async { true })
+            };
+            Job::Task(JobTask { key: String::new(), run: Box::new(run), since })
+        };
+        queue.push(task(since(true)));
+        queue.push(batch(since(true), MAX_QUEUED)); // one more than there is room for
+        queue.push(task(since(true)));
+        assert!(queue.next().is_none());
+        let dropped = [0, 1].map(|index: usize| dropped[index].load(Relaxed));
+        assert_eq!(dropped, [0, MAX_QUEUED + 2]);
+    }
+
     proptest! {
         #[test]
         fn a_queue_is_bounded_and_returns_each_job_once_and_in_order_unless_it_is_too_old(
@@ -302,7 +345,7 @@ mod tests {
                         let items_of_key = numbers.iter().map(item).collect();
                         let batch = Batch { head, text: "", items: items_of_key };
                         let group = batch.group();
-                        queued.push(Job::Batch(batch));
+                        queued.push(Job::Batch(batch), &mut GivenUp::default());
                         let took = queued.count - before;
                         prop_assert_eq!(took, items.min(MAX_QUEUED - before));
                         if !is_old && took > 0 {
@@ -310,7 +353,7 @@ mod tests {
                         }
                     }
                     Step::PushTask { is_old } => {
-                        queued.push(task(is_old));
+                        queued.push(task(is_old), &mut GivenUp::default());
                         if !is_old && queued.count > before {
                             taken.entry(of_tasks()).or_default().push(0);
                         }
