@@ -86,7 +86,9 @@ impl Charge {
     fn line_limits(&self, lines: &Lines) -> Option<Vec<LineLimit>> {
         if let Some((_, line)) = self.foreign_line() {
             let cost = self.costs().next()?;
-            return Some(vec![LineLimit { line, limiter: 0, cost, group: line, max_units: MAX }]);
+            let (group, is_spent) = (line, !self.holds_units());
+            let limit = LineLimit { line, limiter: 0, cost, is_spent, group, max_units: MAX };
+            return Some(vec![limit]);
         }
         let group =
             lines.hash(self.own_parts().map(|(it, key, _)| (it.name(), key)).collect::<Vec<_>>());
@@ -95,7 +97,8 @@ impl Charge {
             let others = self.own_parts().filter(|(other, ..)| other.name() != limiter.name());
             let requests = others.map(|(other, _, cost)| other.max_cost() / cost.max(1)).min();
             let max_units = requests.map_or(MAX, |requests| requests.saturating_mul(cost));
-            LineLimit { line, limiter: lines.hash(limiter.name()), cost, group, max_units }
+            let (limiter, is_spent) = (lines.hash(limiter.name()), !self.holds_units());
+            LineLimit { line, limiter, cost, is_spent, group, max_units }
         });
         let limits: Vec<LineLimit> = limits.collect();
         let is_new = |(index, limit): (usize, &LineLimit)| {
@@ -180,7 +183,9 @@ impl InLine {
             }
         }
         self.expected = known;
-        let known = known.filter(|_| !waits_for_holds);
+        // At the end of a block, any number of units can be available.
+        let units = if denied.is_blocked() { MAX } else { self.place.limits()[limit].cost };
+        let known = known.filter(|_| !waits_for_holds).map(|at| (at, units));
         self.place.denied(Refusal { limit, due, known, pace: Some(pace) }, deadline)
     }
 
@@ -227,7 +232,7 @@ impl InLine {
         let ask = (is_held && self.is_shared)
             .then(|| after(now, self.hold_retry(self.limit_of(decision), Duration::ZERO)));
         match known.into_iter().chain(ask).min() {
-            Some(at) => NextCheck::At { at, known: !is_held },
+            Some(at) => NextCheck::At { at, known: (!is_held).then_some(1) },
             None => NextCheck::Called,
         }
     }

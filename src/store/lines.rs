@@ -72,6 +72,8 @@ pub(crate) struct LineLimit {
     /// The hash of the limiter.
     pub(crate) limiter: u64,
     pub(crate) cost: u64,
+    /// True if none of the units can return before the end of a wait.
+    pub(crate) is_spent: bool,
     /// The hash of all limits of the request.
     pub(crate) group: u64,
     /// The units that the other limits of the group admit at once.
@@ -102,10 +104,10 @@ impl Pace {
 /// What a request that leaves knows about the next check.
 pub(crate) enum NextCheck {
     Now,
-    /// At this instant, which is `known` if nothing can change it.
+    /// At this instant, at which so many units are `known` to be available.
     At {
         at: Instant,
-        known: bool,
+        known: Option<u64>,
     },
     /// When the line is called.
     Called,
@@ -128,8 +130,8 @@ struct KeyLine {
     groups: HashMap<u64, LineGroup>,
     /// The sum of the units of the groups, each up to its maximum.
     units: u64,
-    /// The instant at which units are available, if nothing can change it.
-    known: Option<Instant>,
+    /// The instant at which so many units are available, if nothing can change it.
+    known: Option<(Instant, u64)>,
     pace: Option<Pace>,
 }
 
@@ -314,10 +316,13 @@ impl KeyLine {
     }
 
     fn update_group(&mut self, limit: &LineLimit, change: impl Fn(u64) -> u64) {
+        if !limit.is_spent {
+            return;
+        }
         let group = self.groups.entry(limit.group).or_default();
         let before = group.units.min(group.max);
         *group = LineGroup { units: change(group.units), max: limit.max_units };
-        self.units = self.units - before + group.units.min(group.max);
+        self.units = (self.units - before).saturating_add(group.units.min(group.max));
         if group.units == 0 {
             self.groups.remove(&limit.group);
         }
@@ -337,22 +342,23 @@ impl KeyLine {
         number: u64,
         limit: &LineLimit,
         deadline: Option<Instant>,
-        known: Option<Instant>,
+        known: Option<(Instant, u64)>,
         now: Instant,
     ) -> bool {
-        let (Some(deadline), Some(known), Some(pace)) =
-            (deadline, known.max(self.known), self.pace)
-        else {
-            return self.waiting.len() < MAX_LENGTH;
-        };
+        let has_room = self.waiting.len() < MAX_LENGTH;
+        let (Some(deadline), Some(pace)) = (deadline, self.pace) else { return has_room };
         // If it came before some of them, how much is before it would take a scan, and the answer
         // is a lower bound anyway.
         let is_last = self.waiting.last_key_value().is_none_or(|(last, _)| *last < number);
         // A limit that holds up an earlier request of the group holds up this one, too.
         let held_up = self.groups.get(&limit.group);
         let held_up = held_up.map_or(0, |group| group.units - group.units.min(group.max));
-        let units = if is_last { self.units.saturating_add(held_up) } else { 0 };
-        after(known.max(now), pace.time_of(units)) <= deadline && self.waiting.len() < MAX_LENGTH
+        let before = if is_last { self.units.saturating_add(held_up) } else { 0 };
+        let units = before.saturating_add(limit.cost);
+        let is_in_time = |(at, available): (Instant, u64)| {
+            after(at.max(now), pace.time_of(units.saturating_sub(available))) <= deadline
+        };
+        has_room && known.into_iter().chain(self.known).all(is_in_time)
     }
 
     /// Lets the first requests check at this instant: up to the first one that is not absent. Wakes
@@ -405,10 +411,13 @@ impl KeyLine {
         let known = self.known.take();
         let cost = self.waiting.first_key_value().map_or(0, |(_, waiting)| waiting.limit.cost);
         let next = match (next, left.stage) {
-            (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: false },
+            (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: None },
             // What it waited for is known, and the next one needs no less.
             (NextCheck::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
-                Some(at) => NextCheck::At { at, known: known == Some(at) },
+                Some(at) => {
+                    let known = known.filter(|known| known.0 == at);
+                    NextCheck::At { at, known: known.map(|(_, units)| units) }
+                }
                 None => NextCheck::Called,
             },
             (next, _) => next,
@@ -417,7 +426,7 @@ impl KeyLine {
             NextCheck::Now => self.call(now, now, wakers),
             NextCheck::At { at, known } => {
                 self.call(at, now, wakers);
-                self.known = known.then_some(at);
+                self.known = known.map(|units| (at, units));
             }
             NextCheck::Called => {
                 let first = self.waiting.values_mut().find(|waiting| !waiting.is_absent(now));
@@ -483,8 +492,8 @@ pub(crate) struct Refusal {
     pub(crate) limit: usize,
     /// When the request checks again; `None` when it is called.
     pub(crate) due: Option<Instant>,
-    /// The instant at which units are available, if nothing can change it.
-    pub(crate) known: Option<Instant>,
+    /// The instant at which so many units are available, if nothing can change it.
+    pub(crate) known: Option<(Instant, u64)>,
     pub(crate) pace: Option<Pace>,
 }
 
