@@ -8,7 +8,8 @@
 //! of the key calls it, and so does the request before it that leaves.
 //!
 //! A request that was called and is not polled counts as absent after a while. The second and the
-//! third one of a line have timers for that.
+//! third one of a line have timers for that, and the last one, which wakes others if all of them
+//! are absent.
 //!
 //! One lock for all lines, which is not held while a store decides. Wakers are called without it.
 
@@ -39,6 +40,8 @@ const CHECK: Duration = Duration::from_millis(900);
 const LATENESS: Duration = Duration::from_millis(5);
 /// The requests that watch the first one of a line. All of them can be kept, too.
 const WATCHING: usize = 2;
+/// The first request, and those that watch it.
+const WATCHED: u32 = 1 + WATCHING as u32;
 /// The requests that are woken if none watches.
 const MAX_TENDED: usize = 8;
 /// The most requests of a line.
@@ -295,24 +298,34 @@ impl LineSet {
 }
 
 impl KeyLine {
-    /// Returns whether an earlier request stands in the line, which is polled.
-    fn is_behind(&self, number: u64, now: Instant) -> bool {
-        let is_first = self.waiting.first_key_value().is_none_or(|(first, _)| *first >= number);
-        !is_first && self.absent_at(number).is_none_or(|at| now < at)
+    /// Returns for each earlier request the instant at which it and those before it are absent, up
+    /// to the first one that is polled. The instants grow.
+    fn absences(&self, number: u64) -> impl Iterator<Item = Option<Instant>> {
+        self.waiting.range(..number).scan(None, |absent_at, (_, waiting)| {
+            *absent_at = match (*absent_at, waiting.due, &waiting.stage) {
+                (at, Some(due), _) => at.max(Some(due + STALL)),
+                // It would have checked when those before it were absent.
+                (Some(at), None, Stage::Undecided) => Some(at + STALL),
+                _ => None,
+            };
+            Some(*absent_at)
+        })
     }
 
-    /// Returns the instant at which all earlier requests are absent, if none of them is polled.
-    fn absent_at(&self, number: u64) -> Option<Instant> {
-        let mut absent_at = None;
-        for (_, waiting) in self.waiting.range(..number) {
-            absent_at = Some(match (absent_at, waiting.due, &waiting.stage) {
-                (at, Some(due), _) => at.max(Some(due + STALL))?,
-                // It would have checked when those before it were absent.
-                (Some(at), None, Stage::Undecided) => at + STALL,
-                _ => return None,
-            });
-        }
-        absent_at
+    /// Returns whether an earlier request stands in the line, which is polled.
+    fn is_behind(&self, number: u64, now: Instant) -> bool {
+        self.absences(number).any(|at| at.is_none_or(|at| now < at))
+    }
+
+    /// Returns when a request looks after those before it, if it is to.
+    fn watches_at(&self, number: u64, now: Instant) -> Option<Instant> {
+        let is_last = self.waiting.last_key_value().is_some_and(|(last, _)| *last == number);
+        let first = self.waiting.first_key_value().and_then(|(_, first)| first.due);
+        let tends_at =
+            first.filter(|_| is_last).map(|due| (due + WATCHED * STALL).max(now + STALL));
+        let mut absences = self.absences(number).skip_while(|at| at.is_some_and(|at| at <= now));
+        let watched = absences.by_ref().take(WATCHING).try_fold(None, |_, at| at.map(Some));
+        watched.flatten().filter(|_| absences.next().is_none()).into_iter().chain(tends_at).min()
     }
 
     fn update_group(&mut self, limit: &LineLimit, change: impl Fn(u64) -> u64) {
@@ -381,18 +394,22 @@ impl KeyLine {
                 Some(count) => Some(count + 1),
             };
             if watching == Some(WATCHING) {
-                return;
+                break;
             }
         }
+        self.wake_last(wakers);
     }
 
-    /// Wakes the first requests, if none of them checks: more of them are kept than are watched.
-    fn tend(&mut self, now: Instant, wakers: &mut Wakers) {
-        let is_absent = |(_, first): (_, &Waiting)| first.is_absent(now);
-        if self.waiting.first_key_value().is_some_and(is_absent) {
-            wakers.0.extend(
-                self.waiting.values_mut().filter_map(|it| it.waker.take()).take(MAX_TENDED),
-            );
+    fn wake_last(&mut self, wakers: &mut Wakers) {
+        wakers.0.extend(self.waiting.last_entry().and_then(|mut last| last.get_mut().waker.take()));
+    }
+
+    /// Wakes the first requests before this one, if none of them checks: more of them are kept than
+    /// are watched.
+    fn tend(&mut self, number: u64, now: Instant, wakers: &mut Wakers) {
+        if self.waiting.first_key_value().is_some_and(|(_, first)| first.is_absent(now)) {
+            let before = self.waiting.range_mut(..number);
+            wakers.0.extend(before.filter_map(|(_, it)| it.waker.take()).take(MAX_TENDED));
         }
     }
 
@@ -406,7 +423,8 @@ impl KeyLine {
             // It may have watched the first one.
             let mut after = self.waiting.range_mut(number..);
             wakers.0.extend(after.next().and_then(|(_, waiting)| waiting.waker.take()));
-            return self.tend(now, wakers);
+            self.wake_last(wakers);
+            return self.tend(number, now, wakers);
         }
         let known = self.known.take();
         let cost = self.waiting.first_key_value().map_or(0, |(_, waiting)| waiting.limit.cost);
@@ -451,8 +469,19 @@ impl KeyLine {
     }
 
     /// Returns what a request does now.
-    fn step(&mut self, number: u64, deadline: Option<Instant>, now: Instant) -> LineStep {
-        let (is_behind, absent_at) = (self.is_behind(number, now), self.absent_at(number));
+    fn step(
+        &mut self,
+        number: u64,
+        deadline: Option<Instant>,
+        now: Instant,
+        wakers: &mut Wakers,
+    ) -> LineStep {
+        let (is_behind, watches_at) = (self.is_behind(number, now), self.watches_at(number, now));
+        let tends_at = self.waiting.first_key_value().and_then(|(_, first)| first.due);
+        let is_last = self.waiting.last_key_value().is_some_and(|(last, _)| *last == number);
+        if is_last && tends_at.is_some_and(|due| now >= due + WATCHED * STALL) {
+            self.tend(number, now, wakers);
+        }
         let Some(waiting) = self.waiting.get_mut(&number) else { return LineStep::Check };
         let is_over = deadline.is_some_and(|deadline| now >= deadline);
         let until = |at: Option<Instant>| match deadline {
@@ -461,7 +490,7 @@ impl KeyLine {
         };
         if is_behind && waiting.stage != Stage::Called {
             (waiting.due, waiting.stage) = (None, Stage::Undecided);
-            return if is_over { LineStep::Leave } else { until(absent_at) };
+            return if is_over { LineStep::Leave } else { until(watches_at) };
         }
         if waiting.due.is_none() && waiting.stage == Stage::Undecided {
             waiting.due = Some(now); // those before it are absent
@@ -529,7 +558,7 @@ impl LinePlace {
             let limit = self.limits[index];
             let due = pause_end(&limit).unwrap_or(now);
             let line = state.line(&limit);
-            line.tend(now, wakers);
+            line.tend(self.number, now, wakers);
             let admits = line.admits(self.number, &limit, deadline, None, now);
             if admits {
                 line.insert(self.number, limit, due, now);
@@ -545,7 +574,7 @@ impl LinePlace {
             loop {
                 let Some(index) = self.at else { return LineStep::Check };
                 let (number, limit) = (self.number, self.limits[index]);
-                let step = state.line(&limit).step(number, deadline, now);
+                let step = state.line(&limit).step(number, deadline, now, wakers);
                 if let LineStep::Check = step
                     && let Some(other) = state.obstacle(self, now)
                 {
