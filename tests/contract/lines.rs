@@ -437,7 +437,7 @@ async fn units_that_come_back_call_the_first_request_over_redis() {
             tokens.block(way, day / 2).await.unwrap();
         }
         let calls = server.calls("evalsha");
-        let waiting = start(Charge::new(&tokens, way).estimate(2), day).await;
+        let waiting = start(Charge::new(&tokens, way).estimate(2), 2 * day).await;
         while server.calls("evalsha") == calls {
             sleep(MS).await; // of a real server
         }
@@ -637,4 +637,60 @@ async fn requests_that_a_block_has_kept_waiting_are_served_together_at_its_end()
     for task in waiting {
         assert!(task.await.unwrap().is_some_and(|after| after >= 10 * SECOND));
     }
+}
+
+/// Begins a call for a place that is kept, and not polled again.
+fn kept(places: &Limiter) -> Pin<Box<dyn Future<Output = Result<Option<Permit>, Error>>>> {
+    let places = places.clone();
+    let mut call: Pin<Box<dyn Future<Output = _>>> =
+        Box::pin(
+            async move { Ok(places.hold("key", 1).max_wait(3_600 * SECOND).await?.admitted()) },
+        );
+    assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    call
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_number_of_kept_calls_delays_those_behind_them_for_some_time_alone() {
+    for count in [3, 4, 10, 30] {
+        for behind in [1, 2, 5] {
+            let places = places(1);
+            let permit = hold(&places, "key", 1).await;
+            let _kept: Vec<_> = (0..count).map(|_| kept(&places)).collect();
+            let mut waiting = vec![];
+            for _ in 0..behind {
+                waiting.push(start(Charge::new(&places, "key"), 3_600 * SECOND).await);
+            }
+            sleep(10 * SECOND).await;
+            drop(permit);
+            let begin = Instant::now();
+            for task in waiting {
+                drop(task.await.unwrap().unwrap().expect("a place is free"));
+            }
+            let most = 4 * STALL * (count + behind);
+            assert!(begin.elapsed() <= most, "{count}, {behind}: {:?}", begin.elapsed());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instant_before_the_first_one_is_for_the_request_that_waits_for_longest() {
+    let quota = Quota::per_second(1).burst(1);
+    let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let begin = Instant::now();
+    let start = || {
+        let vendor = vendor.clone();
+        tokio::spawn(async move {
+            assert!(vendor.acquire("key", 1).await.unwrap().is_allowed());
+            begin.elapsed().as_secs()
+        })
+    };
+    vendor.spend("key", 10).await.unwrap();
+    let first = start();
+    tokio::task::yield_now().await;
+    vendor.reset("key").await.unwrap();
+    assert!(vendor.check("key").await.unwrap().is_allowed());
+    let second = start();
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert!(first == 1 && second > 1, "{first}, {second}");
 }
