@@ -201,9 +201,8 @@ impl InLine {
         // At random, so that the requests of all keys and processes do not ask at one instant.
         let spread = 0.5 + random_fraction() / 2.0;
         let pause = (now - self.began).clamp(shortest, longest).mul_f64(spread).min(left);
-        self.place.pause(after(now, pause));
         self.expected = None;
-        true
+        self.place.pause(after(now, pause))
     }
 
     /// Records that the request was allowed: requests behind it check when units are available.

@@ -223,9 +223,8 @@ impl Lines {
             return; // without a look at the clock
         }
         self.change(|state, now, wakers| {
-            let at = state.turns.pause_end(line, now).unwrap_or(now);
             if let Some(line) = state.lines.get_mut(&line) {
-                line.call(at, now, wakers);
+                line.call(now, now, wakers);
             }
         });
     }
@@ -278,6 +277,12 @@ impl LineSet {
             line.is_some_and(|line| line.is_behind(place.number, now)).then_some(index)
         };
         place.limits.iter().enumerate().find_map(is_before)
+    }
+
+    /// Returns until when this process leaves the units of a key to others: not beyond a deadline.
+    fn pause_end(&self, line: u64, deadline: Option<Instant>, now: Instant) -> Option<Instant> {
+        let is_before = |end: &Instant| deadline.is_none_or(|deadline| *end < deadline);
+        self.turns.pause_end(line, now).filter(is_before)
     }
 
     fn line(&mut self, limit: &LineLimit) -> &mut KeyLine {
@@ -473,6 +478,7 @@ impl KeyLine {
         &mut self,
         number: u64,
         deadline: Option<Instant>,
+        pause_end: Option<Instant>,
         now: Instant,
         wakers: &mut Wakers,
     ) -> LineStep {
@@ -497,7 +503,7 @@ impl KeyLine {
         }
         let is_in_time =
             |due| deadline.is_none_or(|deadline| due <= deadline && now <= deadline + LATENESS);
-        match waiting.due {
+        match waiting.due.map(|due| pause_end.map_or(due, |end| due.max(end))) {
             Some(due) if due <= now && is_in_time(due) => LineStep::Check,
             _ if is_over => LineStep::Leave,
             due => until(due),
@@ -549,19 +555,16 @@ impl LinePlace {
     /// the request could not be served by its deadline.
     pub(crate) fn enter(&mut self, deadline: Option<Instant>) -> Option<bool> {
         self.lines.clone().change(|state, now, wakers| {
-            let pause_end = |limit: &LineLimit| {
-                let end = state.turns.pause_end(limit.line, now)?;
-                deadline.is_none_or(|deadline| end < deadline).then_some(end)
-            };
-            let pauses = || self.limits.iter().position(|limit| pause_end(limit).is_some());
+            let is_paused =
+                |limit: &LineLimit| state.pause_end(limit.line, deadline, now).is_some();
+            let pauses = || self.limits.iter().position(is_paused);
             let index = state.obstacle(self, now).or_else(pauses)?;
             let limit = self.limits[index];
-            let due = pause_end(&limit).unwrap_or(now);
             let line = state.line(&limit);
             line.tend(self.number, now, wakers);
             let admits = line.admits(self.number, &limit, deadline, None, now);
             if admits {
-                line.insert(self.number, limit, due, now);
+                line.insert(self.number, limit, now, now);
                 self.at = Some(index);
             }
             Some(admits)
@@ -574,7 +577,8 @@ impl LinePlace {
             loop {
                 let Some(index) = self.at else { return LineStep::Check };
                 let (number, limit) = (self.number, self.limits[index]);
-                let step = state.line(&limit).step(number, deadline, now, wakers);
+                let pause_end = state.pause_end(limit.line, deadline, now);
+                let step = state.line(&limit).step(number, deadline, pause_end, now, wakers);
                 if let LineStep::Check = step
                     && let Some(other) = state.obstacle(self, now)
                 {
@@ -645,13 +649,11 @@ impl LinePlace {
     }
 
     /// Stands in the line of this limit until an instant, if it stands in none.
-    pub(crate) fn pause(&mut self, until: Instant) {
+    /// Returns false if there is no room.
+    pub(crate) fn pause(&mut self, until: Instant) -> bool {
         let limit = self.at.unwrap_or(0);
         let refusal = || Refusal { limit, due: Some(until), known: None, pace: None };
-        if self.at.is_none() {
-            self.denied(refusal(), None);
-        }
-        self.denied(refusal(), None);
+        (self.at.is_some() || self.denied(refusal(), None)) && self.denied(refusal(), None)
     }
 
     pub(crate) fn leave(&mut self, next: NextCheck) {
