@@ -340,7 +340,7 @@ impl KeyLine {
         let group = self.groups.entry(limit.group).or_default();
         let before = group.units.min(group.max);
         *group = LineGroup { units: change(group.units), max: limit.max_units };
-        self.units = (self.units - before).saturating_add(group.units.min(group.max));
+        self.units = self.units.saturating_sub(before).saturating_add(group.units.min(group.max));
         if group.units == 0 {
             self.groups.remove(&limit.group);
         }
