@@ -86,8 +86,10 @@ impl Charge {
     fn line_limits(&self, lines: &Lines) -> Option<Vec<LineLimit>> {
         if let Some((_, line)) = self.foreign_line() {
             let cost = self.costs().next()?;
+            let (group, is_spent) = (line, !self.holds_units());
             let limiter = lines.hash(self.limiters().next()?.name());
-            return Some(vec![LineLimit { line, limiter, cost, group: line, max_units: MAX }]);
+            let limit = LineLimit { line, limiter, cost, is_spent, group, max_units: MAX };
+            return Some(vec![limit]);
         }
         let group =
             lines.hash(self.own_parts().map(|(it, key, _)| (it.name(), key)).collect::<Vec<_>>());
@@ -96,7 +98,8 @@ impl Charge {
             let others = self.own_parts().filter(|(other, ..)| other.name() != limiter.name());
             let requests = others.map(|(other, _, cost)| other.max_cost() / cost.max(1)).min();
             let max_units = requests.map_or(MAX, |requests| requests.saturating_mul(cost));
-            LineLimit { line, limiter: lines.hash(limiter.name()), cost, group, max_units }
+            let (limiter, is_spent) = (lines.hash(limiter.name()), !self.holds_units());
+            LineLimit { line, limiter, cost, is_spent, group, max_units }
         });
         let limits: Vec<LineLimit> = limits.collect();
         let is_new = |(index, limit): (usize, &LineLimit)| {
@@ -181,7 +184,9 @@ impl InLine {
             }
         }
         self.expected = known;
-        let known = known.filter(|_| !waits_for_holds);
+        // At the end of a block, any number of units can be available.
+        let units = if denied.is_blocked() { MAX } else { self.place.limits()[limit].cost };
+        let known = known.filter(|_| !waits_for_holds).map(|at| (at, units));
         self.place.denied(Refusal { limit, due, known, pace: Some(pace) }, deadline)
     }
 
@@ -197,9 +202,8 @@ impl InLine {
         // At random, so that the requests of all keys and processes do not ask at one instant.
         let spread = 0.5 + random_fraction() / 2.0;
         let pause = (now - self.began).clamp(shortest, longest).mul_f64(spread).min(left);
-        self.place.pause(after(now, pause));
         self.expected = None;
-        true
+        self.place.pause(after(now, pause))
     }
 
     /// Records that the request was allowed: requests behind it check when units are available.
@@ -228,7 +232,7 @@ impl InLine {
         let ask = (is_held && self.is_shared)
             .then(|| after(now, self.hold_retry(self.limit_of(decision), Duration::ZERO)));
         match known.into_iter().chain(ask).min() {
-            Some(at) => NextCheck::At { at, known: !is_held },
+            Some(at) => NextCheck::At { at, known: (!is_held).then_some(1) },
             None => NextCheck::Called,
         }
     }

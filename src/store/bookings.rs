@@ -66,10 +66,10 @@ impl Group {
         self.waiting.first_entry().and_then(|mut first| first.get_mut().take())
     }
 
-    /// Removes a request, and returns the waker of the new first one.
-    fn remove(&mut self, number: u64) -> Option<Waker> {
+    /// Removes a request, with its waker. Returns the waker of the new first one.
+    fn remove(&mut self, number: u64, own: &mut Option<Waker>) -> Option<Waker> {
         let is_first = self.waiting.first_key_value().is_some_and(|(first, _)| *first == number);
-        self.waiting.remove(&number);
+        *own = self.waiting.remove(&number).flatten();
         if is_first { self.first_waker() } else { None }
     }
 }
@@ -82,14 +82,19 @@ impl Booking {
         receipts: Receipts,
     ) -> Self {
         let timer = Box::pin(sleep_until(due)); // panics without a runtime
-        let number = {
+        let (number, due, waker) = {
             let state = &mut *lock(&bookings.state);
             state.next_number += 1;
             let of_group = state.groups.entry(group).or_default();
             of_group.instants.insert((due, state.next_number), receipts);
             of_group.waiting.insert(state.next_number, None);
-            state.next_number
+            // After a reset, for example, it can be before the first one.
+            let is_first = of_group.instants.first_key_value().is_some_and(|it| it.0.0 == due);
+            let waker = if is_first { of_group.first_waker() } else { None };
+            let last = of_group.instants.last_key_value().map_or(due, |it| it.0.0);
+            (state.next_number, last, waker)
         };
+        waker.into_iter().for_each(Waker::wake);
         Self { bookings, group, number, due, timer }
     }
 
@@ -98,7 +103,8 @@ impl Booking {
         self.due
     }
 
-    /// Changes the group, without groups that are empty. Wakers are called without the lock.
+    /// Changes the group, without groups that are empty. Wakers are called without the lock, and
+    /// cloned and dropped, too: each can run foreign code.
     fn change<R>(&self, change: impl FnOnce(&mut Group) -> (R, Option<Waker>)) -> Option<R> {
         let (result, waker) = {
             let groups = &mut lock(&self.bookings.state).groups;
@@ -117,14 +123,15 @@ impl Booking {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Instant, Receipts)> {
         loop {
             let (number, due, now) = (self.number, self.due, Instant::now());
+            let mut own = Some(cx.waker().clone());
             let polled = self.change(|group| {
                 let first = group.instants.first_key_value().map_or(due, |((first, _), _)| *first);
                 let is_first = group.waiting.first_key_value().is_some_and(|it| *it.0 == number);
                 let at = if is_first { first } else { first.max(due) };
                 match (at <= now).then(|| group.take(now)).flatten() {
-                    Some(taken) => (Ok(taken), group.remove(number)),
+                    Some(taken) => (Ok(taken), group.remove(number, &mut own)),
                     None => {
-                        group.waiting.insert(number, Some(cx.waker().clone()));
+                        own = group.waiting.insert(number, own.take()).flatten();
                         (Err(at), None)
                     }
                 }
@@ -140,9 +147,9 @@ impl Booking {
 
     /// Gives up. Returns what is to be given back to the store.
     pub(crate) fn leave(self) -> Receipts {
-        let (number, now) = (self.number, Instant::now());
+        let (number, now, mut own) = (self.number, Instant::now(), None);
         let left = self.change(|group| {
-            let waker = group.remove(number);
+            let waker = group.remove(number, &mut own);
             let passed = if self.due + LATENESS < now { group.take(now) } else { None };
             let last = || Some(group.instants.pop_last()?.1);
             (passed.map(|(_, receipts)| receipts).or_else(last), waker)

@@ -8,7 +8,8 @@
 //! of the key calls it, and so does the request before it that leaves.
 //!
 //! A request that was called and is not polled counts as absent after a while. The second and the
-//! third one of a line have timers for that.
+//! third one of a line have timers for that, and the last one, which wakes others if all of them
+//! are absent.
 //!
 //! One lock for all lines, which is not held while a store decides. Wakers are called without it.
 
@@ -39,6 +40,8 @@ const CHECK: Duration = Duration::from_millis(900);
 const LATENESS: Duration = Duration::from_millis(5);
 /// The requests that watch the first one of a line. All of them can be kept, too.
 const WATCHING: usize = 2;
+/// The first request, and those that watch it.
+const WATCHED: u32 = 1 + WATCHING as u32;
 /// The requests that are woken if none watches.
 const MAX_TENDED: usize = 8;
 /// The most requests of a line.
@@ -72,6 +75,8 @@ pub(crate) struct LineLimit {
     /// The hash of the limiter.
     pub(crate) limiter: u64,
     pub(crate) cost: u64,
+    /// True if none of the units can return before the end of a wait.
+    pub(crate) is_spent: bool,
     /// The hash of all limits of the request.
     pub(crate) group: u64,
     /// The units that the other limits of the group admit at once.
@@ -102,10 +107,10 @@ impl Pace {
 /// What a request that leaves knows about the next check.
 pub(crate) enum NextCheck {
     Now,
-    /// At this instant, which is `known` if nothing can change it.
+    /// At this instant, at which so many units are `known` to be available.
     At {
         at: Instant,
-        known: bool,
+        known: Option<u64>,
     },
     /// When the line is called.
     Called,
@@ -128,8 +133,8 @@ struct KeyLine {
     groups: HashMap<u64, LineGroup>,
     /// The sum of the units of the groups, each up to its maximum.
     units: u64,
-    /// The instant at which units are available, if nothing can change it.
-    known: Option<Instant>,
+    /// The instant at which so many units are available, if nothing can change it.
+    known: Option<(Instant, u64)>,
     pace: Option<Pace>,
 }
 
@@ -218,9 +223,8 @@ impl Lines {
             return; // without a look at the clock
         }
         self.change(|state, now, wakers| {
-            let at = state.turns.pause_end(line, now).unwrap_or(now);
             if let Some(line) = state.lines.get_mut(&line) {
-                line.call(at, now, wakers);
+                line.call(now, now, wakers);
             }
         });
     }
@@ -275,6 +279,12 @@ impl LineSet {
         place.limits.iter().enumerate().find_map(is_before)
     }
 
+    /// Returns until when this process leaves the units of a key to others: not beyond a deadline.
+    fn pause_end(&self, line: u64, deadline: Option<Instant>, now: Instant) -> Option<Instant> {
+        let is_before = |end: &Instant| deadline.is_none_or(|deadline| *end < deadline);
+        self.turns.pause_end(line, now).filter(is_before)
+    }
+
     fn line(&mut self, limit: &LineLimit) -> &mut KeyLine {
         let new = || KeyLine { limiter: limit.limiter, ..KeyLine::default() };
         self.lines.entry(limit.line).or_insert_with(new)
@@ -293,31 +303,44 @@ impl LineSet {
 }
 
 impl KeyLine {
-    /// Returns whether an earlier request stands in the line, which is polled.
-    fn is_behind(&self, number: u64, now: Instant) -> bool {
-        let is_first = self.waiting.first_key_value().is_none_or(|(first, _)| *first >= number);
-        !is_first && self.absent_at(number).is_none_or(|at| now < at)
+    /// Returns for each earlier request the instant at which it and those before it are absent, up
+    /// to the first one that is polled. The instants grow.
+    fn absences(&self, number: u64) -> impl Iterator<Item = Option<Instant>> {
+        self.waiting.range(..number).scan(None, |absent_at, (_, waiting)| {
+            *absent_at = match (*absent_at, waiting.due, &waiting.stage) {
+                (at, Some(due), _) => at.max(Some(due + STALL)),
+                // It would have checked when those before it were absent.
+                (Some(at), None, Stage::Undecided) => Some(at + STALL),
+                _ => None,
+            };
+            Some(*absent_at)
+        })
     }
 
-    /// Returns the instant at which all earlier requests are absent, if none of them is polled.
-    fn absent_at(&self, number: u64) -> Option<Instant> {
-        let mut absent_at = None;
-        for (_, waiting) in self.waiting.range(..number) {
-            absent_at = Some(match (absent_at, waiting.due, &waiting.stage) {
-                (at, Some(due), _) => at.max(Some(due + STALL))?,
-                // It would have checked when those before it were absent.
-                (Some(at), None, Stage::Undecided) => at + STALL,
-                _ => return None,
-            });
-        }
-        absent_at
+    /// Returns whether an earlier request stands in the line, which is polled.
+    fn is_behind(&self, number: u64, now: Instant) -> bool {
+        self.absences(number).any(|at| at.is_none_or(|at| now < at))
+    }
+
+    /// Returns when a request looks after those before it, if it is to.
+    fn watches_at(&self, number: u64, now: Instant) -> Option<Instant> {
+        let is_last = self.waiting.last_key_value().is_some_and(|(last, _)| *last == number);
+        let first = self.waiting.first_key_value().and_then(|(_, first)| first.due);
+        let tends_at =
+            first.filter(|_| is_last).map(|due| (due + WATCHED * STALL).max(now + STALL));
+        let mut absences = self.absences(number).skip_while(|at| at.is_some_and(|at| at <= now));
+        let watched = absences.by_ref().take(WATCHING).try_fold(None, |_, at| at.map(Some));
+        watched.flatten().filter(|_| absences.next().is_none()).into_iter().chain(tends_at).min()
     }
 
     fn update_group(&mut self, limit: &LineLimit, change: impl Fn(u64) -> u64) {
+        if !limit.is_spent {
+            return;
+        }
         let group = self.groups.entry(limit.group).or_default();
         let before = group.units.min(group.max);
         *group = LineGroup { units: change(group.units), max: limit.max_units };
-        self.units = self.units - before + group.units.min(group.max);
+        self.units = self.units.saturating_sub(before).saturating_add(group.units.min(group.max));
         if group.units == 0 {
             self.groups.remove(&limit.group);
         }
@@ -337,22 +360,23 @@ impl KeyLine {
         number: u64,
         limit: &LineLimit,
         deadline: Option<Instant>,
-        known: Option<Instant>,
+        known: Option<(Instant, u64)>,
         now: Instant,
     ) -> bool {
-        let (Some(deadline), Some(known), Some(pace)) =
-            (deadline, known.max(self.known), self.pace)
-        else {
-            return self.waiting.len() < MAX_LENGTH;
-        };
+        let has_room = self.waiting.len() < MAX_LENGTH;
+        let (Some(deadline), Some(pace)) = (deadline, self.pace) else { return has_room };
         // If it came before some of them, how much is before it would take a scan, and the answer
         // is a lower bound anyway.
         let is_last = self.waiting.last_key_value().is_none_or(|(last, _)| *last < number);
         // A limit that holds up an earlier request of the group holds up this one, too.
         let held_up = self.groups.get(&limit.group);
         let held_up = held_up.map_or(0, |group| group.units - group.units.min(group.max));
-        let units = if is_last { self.units.saturating_add(held_up) } else { 0 };
-        after(known.max(now), pace.time_of(units)) <= deadline && self.waiting.len() < MAX_LENGTH
+        let before = if is_last { self.units.saturating_add(held_up) } else { 0 };
+        let units = before.saturating_add(limit.cost);
+        let is_in_time = |(at, available): (Instant, u64)| {
+            after(at.max(now), pace.time_of(units.saturating_sub(available))) <= deadline
+        };
+        has_room && known.into_iter().chain(self.known).all(is_in_time)
     }
 
     /// Lets the first requests check at this instant: up to the first one that is not absent. Wakes
@@ -375,18 +399,22 @@ impl KeyLine {
                 Some(count) => Some(count + 1),
             };
             if watching == Some(WATCHING) {
-                return;
+                break;
             }
         }
+        self.wake_last(wakers);
     }
 
-    /// Wakes the first requests, if none of them checks: more of them are kept than are watched.
-    fn tend(&mut self, now: Instant, wakers: &mut Wakers) {
-        let is_absent = |(_, first): (_, &Waiting)| first.is_absent(now);
-        if self.waiting.first_key_value().is_some_and(is_absent) {
-            wakers.0.extend(
-                self.waiting.values_mut().filter_map(|it| it.waker.take()).take(MAX_TENDED),
-            );
+    fn wake_last(&mut self, wakers: &mut Wakers) {
+        wakers.0.extend(self.waiting.last_entry().and_then(|mut last| last.get_mut().waker.take()));
+    }
+
+    /// Wakes the first requests before this one, if none of them checks: more of them are kept than
+    /// are watched.
+    fn tend(&mut self, number: u64, now: Instant, wakers: &mut Wakers) {
+        if self.waiting.first_key_value().is_some_and(|(_, first)| first.is_absent(now)) {
+            let before = self.waiting.range_mut(..number);
+            wakers.0.extend(before.filter_map(|(_, it)| it.waker.take()).take(MAX_TENDED));
         }
     }
 
@@ -400,15 +428,19 @@ impl KeyLine {
             // It may have watched the first one.
             let mut after = self.waiting.range_mut(number..);
             wakers.0.extend(after.next().and_then(|(_, waiting)| waiting.waker.take()));
-            return self.tend(now, wakers);
+            self.wake_last(wakers);
+            return self.tend(number, now, wakers);
         }
         let known = self.known.take();
         let cost = self.waiting.first_key_value().map_or(0, |(_, waiting)| waiting.limit.cost);
         let next = match (next, left.stage) {
-            (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: false },
+            (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: None },
             // What it waited for is known, and the next one needs no less.
             (NextCheck::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
-                Some(at) => NextCheck::At { at, known: known == Some(at) },
+                Some(at) => {
+                    let known = known.filter(|known| known.0 == at);
+                    NextCheck::At { at, known: known.map(|(_, units)| units) }
+                }
                 None => NextCheck::Called,
             },
             (next, _) => next,
@@ -417,7 +449,7 @@ impl KeyLine {
             NextCheck::Now => self.call(now, now, wakers),
             NextCheck::At { at, known } => {
                 self.call(at, now, wakers);
-                self.known = known.then_some(at);
+                self.known = known.map(|units| (at, units));
             }
             NextCheck::Called => {
                 let first = self.waiting.values_mut().find(|waiting| !waiting.is_absent(now));
@@ -442,8 +474,20 @@ impl KeyLine {
     }
 
     /// Returns what a request does now.
-    fn step(&mut self, number: u64, deadline: Option<Instant>, now: Instant) -> LineStep {
-        let (is_behind, absent_at) = (self.is_behind(number, now), self.absent_at(number));
+    fn step(
+        &mut self,
+        number: u64,
+        deadline: Option<Instant>,
+        pause_end: Option<Instant>,
+        now: Instant,
+        wakers: &mut Wakers,
+    ) -> LineStep {
+        let (is_behind, watches_at) = (self.is_behind(number, now), self.watches_at(number, now));
+        let tends_at = self.waiting.first_key_value().and_then(|(_, first)| first.due);
+        let is_last = self.waiting.last_key_value().is_some_and(|(last, _)| *last == number);
+        if is_last && tends_at.is_some_and(|due| now >= due + WATCHED * STALL) {
+            self.tend(number, now, wakers);
+        }
         let Some(waiting) = self.waiting.get_mut(&number) else { return LineStep::Check };
         let is_over = deadline.is_some_and(|deadline| now >= deadline);
         let until = |at: Option<Instant>| match deadline {
@@ -452,14 +496,14 @@ impl KeyLine {
         };
         if is_behind && waiting.stage != Stage::Called {
             (waiting.due, waiting.stage) = (None, Stage::Undecided);
-            return if is_over { LineStep::Leave } else { until(absent_at) };
+            return if is_over { LineStep::Leave } else { until(watches_at) };
         }
         if waiting.due.is_none() && waiting.stage == Stage::Undecided {
             waiting.due = Some(now); // those before it are absent
         }
         let is_in_time =
             |due| deadline.is_none_or(|deadline| due <= deadline && now <= deadline + LATENESS);
-        match waiting.due {
+        match waiting.due.map(|due| pause_end.map_or(due, |end| due.max(end))) {
             Some(due) if due <= now && is_in_time(due) => LineStep::Check,
             _ if is_over => LineStep::Leave,
             due => until(due),
@@ -483,8 +527,8 @@ pub(crate) struct Refusal {
     pub(crate) limit: usize,
     /// When the request checks again; `None` when it is called.
     pub(crate) due: Option<Instant>,
-    /// The instant at which units are available, if nothing can change it.
-    pub(crate) known: Option<Instant>,
+    /// The instant at which so many units are available, if nothing can change it.
+    pub(crate) known: Option<(Instant, u64)>,
     pub(crate) pace: Option<Pace>,
 }
 
@@ -511,19 +555,16 @@ impl LinePlace {
     /// the request could not be served by its deadline.
     pub(crate) fn enter(&mut self, deadline: Option<Instant>) -> Option<bool> {
         self.lines.clone().change(|state, now, wakers| {
-            let pause_end = |limit: &LineLimit| {
-                let end = state.turns.pause_end(limit.line, now)?;
-                deadline.is_none_or(|deadline| end < deadline).then_some(end)
-            };
-            let pauses = || self.limits.iter().position(|limit| pause_end(limit).is_some());
+            let is_paused =
+                |limit: &LineLimit| state.pause_end(limit.line, deadline, now).is_some();
+            let pauses = || self.limits.iter().position(is_paused);
             let index = state.obstacle(self, now).or_else(pauses)?;
             let limit = self.limits[index];
-            let due = pause_end(&limit).unwrap_or(now);
             let line = state.line(&limit);
-            line.tend(now, wakers);
+            line.tend(self.number, now, wakers);
             let admits = line.admits(self.number, &limit, deadline, None, now);
             if admits {
-                line.insert(self.number, limit, due, now);
+                line.insert(self.number, limit, now, now);
                 self.at = Some(index);
             }
             Some(admits)
@@ -536,7 +577,8 @@ impl LinePlace {
             loop {
                 let Some(index) = self.at else { return LineStep::Check };
                 let (number, limit) = (self.number, self.limits[index]);
-                let step = state.line(&limit).step(number, deadline, now);
+                let pause_end = state.pause_end(limit.line, deadline, now);
+                let step = state.line(&limit).step(number, deadline, pause_end, now, wakers);
                 if let LineStep::Check = step
                     && let Some(other) = state.obstacle(self, now)
                 {
@@ -607,13 +649,11 @@ impl LinePlace {
     }
 
     /// Stands in the line of this limit until an instant, if it stands in none.
-    pub(crate) fn pause(&mut self, until: Instant) {
+    /// Returns false if there is no room.
+    pub(crate) fn pause(&mut self, until: Instant) -> bool {
         let limit = self.at.unwrap_or(0);
         let refusal = || Refusal { limit, due: Some(until), known: None, pace: None };
-        if self.at.is_none() {
-            self.denied(refusal(), None);
-        }
-        self.denied(refusal(), None);
+        (self.at.is_some() || self.denied(refusal(), None)) && self.denied(refusal(), None)
     }
 
     pub(crate) fn leave(&mut self, next: NextCheck) {

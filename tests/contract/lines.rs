@@ -577,3 +577,120 @@ async fn a_reservation_that_is_dropped_lets_those_behind_it_go_earlier() {
         assert_eq!(task.await.unwrap(), 1 + number as u64);
     }
 }
+
+/// Returns a bucket of this size that is empty, and restores 10 units per second.
+async fn empty_bucket(burst: u64) -> Limiter {
+    let quota = Quota::per_second(10).burst(burst);
+    let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    assert!(tokens.try_acquire("key", burst, SECOND).await.unwrap().is_allowed());
+    tokens
+}
+
+/// Starts a request for units of a key and one of another, for which no instant is reserved.
+async fn start_check(tokens: &Limiter, cost: u64, wait: Duration) -> JoinHandle<Option<Duration>> {
+    let charge = Charge::new(tokens, "key").cost(cost).and(Charge::new(tokens, "other"));
+    let begin = Instant::now();
+    let task = tokio::spawn(async move {
+        let decision = charge.check().max_wait(wait).await.unwrap();
+        decision.is_allowed().then(|| begin.elapsed())
+    });
+    tokio::task::yield_now().await;
+    task
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cost_of_the_first_request_counts_once_for_those_behind_it() {
+    let tokens = empty_bucket(100).await;
+    let large = start_check(&tokens, 100, 60 * SECOND).await;
+    let small = start_check(&tokens, 1, 11 * SECOND).await;
+    let too_late = start_check(&tokens, 10, 11 * SECOND).await;
+    sleep(MS).await;
+    assert!(too_late.is_finished(), "11.1 s");
+    assert_eq!(too_late.await.unwrap(), None);
+    assert!(large.await.unwrap().unwrap() >= 10 * SECOND);
+    let served = small.await.unwrap().expect("it is served in time");
+    assert!(served >= 10 * SECOND + 100 * MS && served <= 10 * SECOND + 105 * MS, "{served:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn estimates_of_earlier_requests_deny_no_later_one() {
+    let tokens = empty_bucket(100).await;
+    let estimate = || Charge::new(&tokens, "key").estimate(100);
+    let mut waiting = vec![];
+    for _ in 0..3 {
+        waiting.push(start(estimate(), 11 * SECOND).await);
+    }
+    for task in waiting {
+        task.await.unwrap().unwrap().expect("the one before it has cancelled").cancel();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_a_block_has_kept_waiting_are_served_together_at_its_end() {
+    let quota = Quota::per_second(10).burst(5);
+    let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    tokens.block("key", 10 * SECOND).await.unwrap();
+    let mut waiting = vec![];
+    for _ in 0..5 {
+        waiting.push(start_check(&tokens, 1, 10 * SECOND + 50 * MS).await);
+    }
+    for task in waiting {
+        assert!(task.await.unwrap().is_some_and(|after| after >= 10 * SECOND));
+    }
+}
+
+/// Begins a call for a place that is kept, and not polled again.
+fn kept(places: &Limiter) -> Pin<Box<dyn Future<Output = Result<Option<Permit>, Error>>>> {
+    let places = places.clone();
+    let mut call: Pin<Box<dyn Future<Output = _>>> =
+        Box::pin(
+            async move { Ok(places.hold("key", 1).max_wait(3_600 * SECOND).await?.admitted()) },
+        );
+    assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    call
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_number_of_kept_calls_delays_those_behind_them_for_some_time_alone() {
+    for count in [3, 4, 10, 30] {
+        for behind in [1, 2, 5] {
+            let places = places(1);
+            let permit = hold(&places, "key", 1).await;
+            let _kept: Vec<_> = (0..count).map(|_| kept(&places)).collect();
+            let mut waiting = vec![];
+            for _ in 0..behind {
+                waiting.push(start(Charge::new(&places, "key"), 3_600 * SECOND).await);
+            }
+            sleep(10 * SECOND).await;
+            drop(permit);
+            let begin = Instant::now();
+            for task in waiting {
+                drop(task.await.unwrap().unwrap().expect("a place is free"));
+            }
+            let most = 4 * STALL * (count + behind);
+            assert!(begin.elapsed() <= most, "{count}, {behind}: {:?}", begin.elapsed());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instant_before_the_first_one_is_for_the_request_that_waits_for_longest() {
+    let quota = Quota::per_second(1).burst(1);
+    let vendor = Limiter::new("vendor", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    let begin = Instant::now();
+    let start = || {
+        let vendor = vendor.clone();
+        tokio::spawn(async move {
+            assert!(vendor.acquire("key", 1).await.unwrap().is_allowed());
+            begin.elapsed().as_secs()
+        })
+    };
+    vendor.spend("key", 10).await.unwrap();
+    let first = start();
+    tokio::task::yield_now().await;
+    vendor.reset("key").await.unwrap();
+    assert!(vendor.check("key").await.unwrap().is_allowed());
+    let second = start();
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert!(first == 1 && second > 1, "{first}, {second}");
+}

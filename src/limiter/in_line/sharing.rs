@@ -141,3 +141,37 @@ async fn processes_share_places_and_leave_few_of_them_unused() {
         assert!(longest < most, "{longest:.1} x fair");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_after_a_turn_holds_for_requests_in_line() {
+    let (own, server) = (places(1), places(1));
+    let caller = Caller::new(&own, &server, WAY);
+    let first_poll = (caller.lines.next_number(), Instant::now());
+    let mut place = InLine::new(&caller.charge, first_poll).unwrap();
+    place.is_shared = true;
+    sleep(Duration::from_secs(2)).await;
+    let _held = server.hold("key", 1).await.unwrap().admitted().unwrap();
+    let Admission::Denied(denied) = server.hold("key", 1).await.unwrap() else { panic!("it fits") };
+    let taken = Instant::now();
+    for _ in 0..2 {
+        assert!(place.denied(&caller.charge, &denied, Some(caller.end)));
+        assert!(poll_fn(|cx| place.poll(cx, Some(caller.end))).await);
+        caller.lines.found_full([caller.line]);
+    }
+    assert!(place.denied(&caller.charge, &denied, Some(caller.end)));
+    caller.lines.units_end(caller.line, taken - Duration::from_secs(1));
+    caller.lines.returned(caller.line);
+    let begin = Instant::now();
+    assert!(poll_fn(|cx| place.poll(cx, Some(caller.end))).await);
+    assert!(begin.elapsed() >= Duration::from_millis(20), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_beyond_the_longest_line_does_not_wait_for_a_store_that_fails() {
+    let own = places(1);
+    let charge = Charge::new(&own, "key");
+    let new = || InLine::new(&charge, (own.lines().next_number(), Instant::now())).unwrap();
+    let mut waiting: Vec<_> = (0..10_000).map(|_| new()).collect();
+    assert!(waiting.iter_mut().all(|request| request.store_failed(None)));
+    assert!(!new().store_failed(None));
+}
