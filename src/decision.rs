@@ -9,6 +9,8 @@ mod ser;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 pub(crate) use self::limit::Limit;
 pub use self::{
     key_state::KeyState,
@@ -332,9 +334,10 @@ impl Decision {
         }
     }
 
-    /// Shortens the delay of an allowed request, which has taken over an earlier instant.
-    pub(crate) fn shorten_delay(&mut self, by: Duration) {
-        self.wait = self.wait.saturating_sub(by.as_micros() as u64);
+    /// Changes the delay of an allowed request, which has exchanged its instant for another one.
+    pub(crate) fn move_delay(&mut self, from: Instant, to: Instant) {
+        let micros = |from, to: Instant| to.saturating_duration_since(from).as_micros() as u64;
+        self.wait = (self.wait + micros(from, to)).saturating_sub(micros(to, from));
     }
 
     /// Returns whether the request was denied until units that are held are returned.

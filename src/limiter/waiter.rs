@@ -241,8 +241,7 @@ impl Waiter {
                 }
                 Phase::Admitted(outcome, Some(booking)) => {
                     let (due, receipts) = ready!(booking.poll(cx));
-                    let sooner = booking.due().saturating_duration_since(due);
-                    outcome.decision.shorten_delay(sooner);
+                    outcome.decision.move_delay(booking.reserved(), due);
                     outcome.receipts = receipts;
                     let outcome = outcome.clone();
                     self.phase = Phase::Admitted(outcome, None);

@@ -49,6 +49,9 @@ pub(crate) struct Booking {
     bookings: Arc<Bookings>,
     group: u64,
     number: u64,
+    /// The instant that was reserved for the request itself.
+    reserved: Instant,
+    /// The last instant of the group then.
     due: Instant,
     timer: Pin<Box<Sleep>>,
 }
@@ -78,29 +81,29 @@ impl Booking {
     pub(crate) fn new(
         bookings: Arc<Bookings>,
         group: u64,
-        due: Instant,
+        reserved: Instant,
         receipts: Receipts,
     ) -> Self {
-        let timer = Box::pin(sleep_until(due)); // panics without a runtime
+        let timer = Box::pin(sleep_until(reserved)); // panics without a runtime
         let (number, due, waker) = {
             let state = &mut *lock(&bookings.state);
             state.next_number += 1;
             let of_group = state.groups.entry(group).or_default();
-            of_group.instants.insert((due, state.next_number), receipts);
+            of_group.instants.insert((reserved, state.next_number), receipts);
             of_group.waiting.insert(state.next_number, None);
             // After a reset, for example, it can be before the first one.
-            let is_first = of_group.instants.first_key_value().is_some_and(|it| it.0.0 == due);
+            let is_first = of_group.instants.first_key_value().is_some_and(|it| it.0.0 == reserved);
             let waker = if is_first { of_group.first_waker() } else { None };
-            let last = of_group.instants.last_key_value().map_or(due, |it| it.0.0);
+            let last = of_group.instants.last_key_value().map_or(reserved, |it| it.0.0);
             (state.next_number, last, waker)
         };
         waker.into_iter().for_each(Waker::wake);
-        Self { bookings, group, number, due, timer }
+        Self { bookings, group, number, reserved, due, timer }
     }
 
     /// Returns the instant that was reserved for the request itself.
-    pub(crate) fn due(&self) -> Instant {
-        self.due
+    pub(crate) fn reserved(&self) -> Instant {
+        self.reserved
     }
 
     /// Changes the group, without groups that are empty. Wakers are called without the lock, and
