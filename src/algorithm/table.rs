@@ -306,7 +306,7 @@ impl State {
 
 impl Params {
     /// Decides, and changes the state, which is one of this algorithm, where it lies.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         if state.blocked_until > 0 || request.action.blocks() {
             self.step_blocked(state, request)
