@@ -213,15 +213,10 @@ impl Waiter {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
             match &mut self.phase {
-                Phase::Waiting(_) => {
+                Phase::Waiting(_) | Phase::Leaving(..) => {
                     if let Some(last) = ready!(self.poll_line(cx)) {
                         return Poll::Ready(last);
                     }
-                }
-                Phase::Leaving(answer, last) => {
-                    let answer = ready!(Pin::new(answer).poll(cx));
-                    let last = last.take();
-                    return Poll::Ready(self.left(answer, last));
                 }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
@@ -266,8 +261,13 @@ impl Waiter {
         }
     }
 
-    /// Waits to check. Returns the last failure if the deadline comes first.
+    /// Waits in a line to check. Returns the last answer of a request that leaves at its deadline.
     fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
+        if let Phase::Leaving(answer, last) = &mut self.phase {
+            let answer = ready!(Pin::new(answer).poll(cx));
+            let last = last.take();
+            return Poll::Ready(Some(self.left(answer, last)));
+        }
         let polled = self.with_line(|line, _, deadline| line.poll(cx, deadline));
         if ready!(polled.unwrap_or(Poll::Ready(true))) {
             self.check_again();
@@ -488,15 +488,10 @@ impl Waiter {
                         }
                     }
                 }
-                Phase::Waiting(_) => {
+                Phase::Waiting(_) | Phase::Leaving(..) => {
                     if let Some(last) = ready!(self.poll_line(cx)) {
                         return Poll::Ready(last);
                     }
-                }
-                Phase::Leaving(answer, last) => {
-                    let answer = ready!(Pin::new(answer).poll(cx));
-                    let last = last.take();
-                    return Poll::Ready(self.left(answer, last));
                 }
                 _ => panic!("polled after completion"),
             }
