@@ -22,7 +22,8 @@ pub(crate) mod script;
 mod script_text;
 mod single_hold;
 mod store;
-mod transport;
+
+use tower_ratelimit_connections as transport;
 
 #[cfg(feature = "redisson")]
 pub(crate) use self::script_text::ScriptText;

@@ -26,8 +26,12 @@ const GATHER: Duration = Duration::from_millis(20);
 /// workers of a dead node make 80 calls per second, and then none.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The servers of a store, and the connections to them.
 #[derive(Clone)]
-pub(crate) enum Client {
+pub struct Client(Servers);
+
+#[derive(Clone)]
+enum Servers {
     Node(Arc<Node>),
     Cluster(Arc<Cluster>),
 }
@@ -35,71 +39,76 @@ pub(crate) enum Client {
 impl Client {
     /// Makes a client of one server, with a number of connections.
     pub(crate) fn of(server: Server, common: Common) -> Self {
-        Self::Node(Arc::new(Node::new(server, common)))
+        Self(Servers::Node(Arc::new(Node::new(server, common))))
     }
 
-    pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self, Self::Cluster(_))
+    /// Makes a client of a cluster.
+    pub(crate) fn of_cluster(cluster: Cluster) -> Self {
+        Self(Servers::Cluster(Arc::new(cluster)))
     }
 
-    pub(crate) fn health(&self, deadline: Duration) -> NodeHealth {
-        match self {
-            Self::Node(node) => node.health(deadline),
-            Self::Cluster(cluster) => cluster.health(deadline),
+    pub fn is_cluster(&self) -> bool {
+        matches!(self.0, Servers::Cluster(_))
+    }
+
+    pub fn health(&self, deadline: Duration) -> NodeHealth {
+        match &self.0 {
+            Servers::Node(node) => node.health(deadline),
+            Servers::Cluster(cluster) => cluster.health(deadline),
         }
     }
 
     /// Tells the states of all breakers, each in order with its changes.
-    pub(crate) fn tell_breakers(&self, tell: &Arc<Tell>) {
-        match self {
-            Self::Node(node) => node.tell_breaker(tell),
-            Self::Cluster(cluster) => cluster.tell_breakers(tell),
+    pub fn tell_breakers(&self, tell: &Arc<Tell>) {
+        match &self.0 {
+            Servers::Node(node) => node.tell_breaker(tell),
+            Servers::Cluster(cluster) => cluster.tell_breakers(tell),
         }
     }
 
     /// Returns the slot of a key in a cluster; on one server 0.
-    pub(crate) fn slot_of(&self, key: &str) -> u16 {
-        match self {
-            Self::Node(_) => 0,
-            Self::Cluster(_) => slot_of(key.as_bytes()) as u16,
+    pub fn slot_of(&self, key: &str) -> u16 {
+        match &self.0 {
+            Servers::Node(_) => 0,
+            Servers::Cluster(_) => slot_of(key.as_bytes()) as u16,
         }
     }
 
     /// Returns the node of the keys in a slot.
     fn node_of(&self, slot: u16) -> Arc<Node> {
-        match self {
-            Self::Node(node) => node.clone(),
-            Self::Cluster(cluster) => cluster.node_of(slot.into()),
+        match &self.0 {
+            Servers::Node(node) => node.clone(),
+            Servers::Cluster(cluster) => cluster.node_of(slot.into()),
         }
     }
 
     /// Returns a number that tells the node of a slot from others.
-    pub(crate) fn node_id(&self, slot: u16) -> usize {
+    pub fn node_id(&self, slot: u16) -> usize {
         Arc::as_ptr(&self.node_of(slot)).addr()
     }
 
     /// Returns whether the breaker of the node is closed for calls with this deadline.
-    pub(crate) fn is_available_for(&self, slot: u16, deadline: Deadline) -> bool {
+    pub fn is_available_for(&self, slot: u16, deadline: Deadline) -> bool {
         self.node_of(slot).is_available_for(deadline.within())
     }
 
-    pub(crate) fn has_several_connections(&self) -> bool {
+    pub fn has_several_connections(&self) -> bool {
         self.node_of(0).connections() > 1
     }
 
     /// Returns the index of the connection for a key in the slot.
-    pub(crate) fn channel_of(&self, slot: u16, key: &str) -> usize {
+    pub fn channel_of(&self, slot: u16, key: &str) -> usize {
         self.node_of(slot).channel_of(key.as_bytes())
     }
 
     /// Returns whether a command for the slot that is sent now can be written without a pause.
-    pub(crate) fn is_ready(&self, slot: u16, channel: usize) -> bool {
+    pub fn is_ready(&self, slot: u16, channel: usize) -> bool {
         self.node_of(slot).is_ready(channel)
     }
 
     /// Waits until the next command for the slot can be sent immediately, or fails.
-    pub(crate) async fn ready(&self, slot: u16, channel: usize) {
-        if let Self::Cluster(cluster) = self
+    pub async fn ready(&self, slot: u16, channel: usize) {
+        if let Servers::Cluster(cluster) = &self.0
             && !cluster.knows_slots()
         {
             return; // the call waits for them
@@ -108,13 +117,13 @@ impl Client {
     }
 
     /// Names the server in an error.
-    pub(crate) fn at_server(&self, slot: u16, error: TransportError) -> TransportError {
+    pub fn at_server(&self, slot: u16, error: TransportError) -> TransportError {
         self.node_of(slot).named(error)
     }
 
     /// Records that a caller has no reply at its deadline. `claim` is that of its call, if there is
     /// one. Returns the error of the caller.
-    pub(crate) fn record_timeout(
+    pub fn record_timeout(
         &self,
         slot: u16,
         deadline: Deadline,
@@ -124,7 +133,7 @@ impl Client {
     }
 
     /// Records that another caller of a call has failed. Returns its error.
-    pub(crate) fn record_failure(
+    pub fn record_failure(
         &self,
         slot: u16,
         deadline: Deadline,
@@ -134,10 +143,10 @@ impl Client {
     }
 
     /// Executes a job in the background, at the server that has its key.
-    pub(crate) fn execute_later(&self, job: Job) {
-        let jobs = match self {
-            Self::Node(node) => node.jobs().clone(),
-            Self::Cluster(cluster) => cluster.node_of(slot_of(job.key())).jobs().clone(),
+    pub fn execute_later(&self, job: Job) {
+        let jobs = match &self.0 {
+            Servers::Node(node) => node.jobs().clone(),
+            Servers::Cluster(cluster) => cluster.node_of(slot_of(job.key())).jobs().clone(),
         };
         if jobs.push(job) {
             let client = self.clone();
@@ -174,35 +183,35 @@ impl Client {
     }
 
     /// Proves that each server can execute the scripts of the owner.
-    pub(crate) async fn ping(&self, deadline: Deadline) -> Result<(), TransportError> {
-        match self {
-            Self::Node(node) => node.ping(deadline).await,
-            Self::Cluster(cluster) => cluster.ping(deadline).await,
+    pub async fn ping(&self, deadline: Deadline) -> Result<(), TransportError> {
+        match &self.0 {
+            Servers::Node(node) => node.ping(deadline).await,
+            Servers::Cluster(cluster) => cluster.ping(deadline).await,
         }
     }
 
     /// Executes a command at the server that has its keys.
-    pub(crate) async fn execute<T: FromRedisValue>(
+    pub async fn execute<T: FromRedisValue>(
         &self,
         deadline: Deadline,
         command: Command<'_>,
     ) -> Result<(T, Connection), TransportError> {
-        match self {
-            Self::Node(node) => node.execute(deadline, command).await,
-            Self::Cluster(cluster) => cluster.execute(deadline, command).await,
+        match &self.0 {
+            Servers::Node(node) => node.execute(deadline, command).await,
+            Servers::Cluster(cluster) => cluster.execute(deadline, command).await,
         }
     }
 
     /// Returns a slot of each server that has keys.
-    pub(crate) async fn places(&self, deadline: Deadline) -> Result<Vec<u16>, TransportError> {
-        match self {
-            Self::Node(_) => Ok(vec![0]),
-            Self::Cluster(cluster) => cluster.places(deadline).await,
+    pub async fn places(&self, deadline: Deadline) -> Result<Vec<u16>, TransportError> {
+        match &self.0 {
+            Servers::Node(_) => Ok(vec![0]),
+            Servers::Cluster(cluster) => cluster.places(deadline).await,
         }
     }
 
     /// Executes a command without keys at the server of a slot.
-    pub(crate) async fn execute_at<T: FromRedisValue>(
+    pub async fn execute_at<T: FromRedisValue>(
         &self,
         place: u16,
         deadline: Deadline,

@@ -9,7 +9,7 @@ use super::server_state::ServerState;
 
 /// The reason for a missing reply.
 #[derive(Clone, Debug)]
-pub(crate) struct TransportError {
+pub struct TransportError {
     kind: Kind,
     /// True if Redis may have executed the command.
     was_sent: bool,
@@ -69,7 +69,7 @@ impl TransportError {
     }
 
     /// Returns the error of a command without a reply within the deadline.
-    pub(crate) fn timeout(deadline: Duration) -> Self {
+    pub fn timeout(deadline: Duration) -> Self {
         Self::new(Kind::Timeout(deadline))
     }
 
@@ -85,12 +85,12 @@ impl TransportError {
     }
 
     /// Returns the error of invalid settings. The text contains the remedy.
-    pub(crate) fn config(text: impl Into<Arc<str>>) -> Self {
+    pub fn config(text: impl Into<Arc<str>>) -> Self {
         Self::new(Kind::Config(text.into())).unsent()
     }
 
     /// Returns the error of a server that cannot be reached, or that replied with an error.
-    pub(crate) fn of_redis(error: RedisError) -> Self {
+    pub fn of_redis(error: RedisError) -> Self {
         Self::new(Kind::Redis(RedisCause(error).into()))
     }
 
@@ -114,7 +114,7 @@ impl TransportError {
     }
 
     #[cfg(feature = "tracing")]
-    pub(crate) fn server(&self) -> Option<&str> {
+    pub fn server(&self) -> Option<&str> {
         self.server.as_deref()
     }
 
@@ -128,7 +128,7 @@ impl TransportError {
     }
 
     /// Returns the error of the crate `redis`, if there is one.
-    pub(crate) fn redis(&self) -> Option<&RedisError> {
+    pub fn redis(&self) -> Option<&RedisError> {
         match &self.kind {
             Kind::Redis(cause) | Kind::Interrupted(cause) => Some(&cause.0),
             _ => None,
@@ -136,7 +136,7 @@ impl TransportError {
     }
 
     /// Returns the kind of the error that Redis replied with, if it did.
-    pub(crate) fn server_kind(&self) -> Option<ServerErrorKind> {
+    pub fn server_kind(&self) -> Option<ServerErrorKind> {
         match self.redis()?.kind() {
             ErrorKind::Server(kind) => Some(kind),
             _ => None,
@@ -144,12 +144,12 @@ impl TransportError {
     }
 
     /// Returns whether Redis may have executed the command: it must not be repeated then.
-    pub(crate) fn may_have_run(&self) -> bool {
+    pub fn may_have_run(&self) -> bool {
         let is_rejected = |error: &_| is_write_rejection(error) || is_routine(error);
         self.was_sent && !self.redis().is_some_and(is_rejected)
     }
 
-    pub(crate) fn is_timeout(&self) -> bool {
+    pub fn is_timeout(&self) -> bool {
         matches!(self.kind, Kind::Timeout(_) | Kind::Late(_))
     }
 
@@ -157,11 +157,11 @@ impl TransportError {
         matches!(self.kind, Kind::Late(_))
     }
 
-    pub(crate) fn is_circuit_open(&self) -> bool {
+    pub fn is_circuit_open(&self) -> bool {
         matches!(self.kind, Kind::CircuitOpen)
     }
 
-    pub(crate) fn is_interrupted(&self) -> bool {
+    pub fn is_interrupted(&self) -> bool {
         matches!(self.kind, Kind::Interrupted(_))
     }
 
@@ -173,7 +173,7 @@ impl TransportError {
         })
     }
 
-    pub(crate) fn is_error_reply(&self) -> bool {
+    pub fn is_error_reply(&self) -> bool {
         use ErrorKind::{Extension, Server};
         self.redis().is_some_and(|error| matches!(error.kind(), Server(_) | Extension))
     }

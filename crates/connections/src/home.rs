@@ -23,7 +23,7 @@ const RESTART_AFTER: Duration = Duration::from_millis(100);
 static HOME: OnceLock<Handle> = OnceLock::new();
 
 /// Starts the thread, unless it runs. It ends with the process.
-pub(crate) fn start() -> io::Result<&'static Handle> {
+pub fn start() -> io::Result<&'static Handle> {
     static STARTING: Mutex<()> = Mutex::new(());
     if let Some(home) = HOME.get() {
         return Ok(home);
@@ -56,12 +56,12 @@ pub(crate) fn is(runtime: runtime::Id) -> bool {
 }
 
 /// Runs a task.
-pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+pub fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
     handle().spawn(observed(task)).abort_handle()
 }
 
 /// Runs the task that `make` returns; another one after it has panicked.
-pub(crate) fn supervise<F>(make: impl Fn() -> F + Send + 'static) -> AbortHandle
+pub fn supervise<F>(make: impl Fn() -> F + Send + 'static) -> AbortHandle
 where
     F: Future<Output = ()> + Send + 'static,
 {

@@ -1,5 +1,7 @@
-//! Calls to Redis: connections, circuit breakers, Sentinels and clusters. It knows no limits, and
-//! of this crate only jitter and locks: it could be a crate of its own.
+//! Internal to [`tower-ratelimit`](https://docs.rs/tower-ratelimit), which is the crate to use: this
+//! one promises nothing, and each version may change all of it.
+//!
+//! Calls to Redis: connections, circuit breakers, Sentinels and clusters. It knows no limits.
 //!
 //! Four modules, from the top down, each of which imports only from those below it:
 //!
@@ -12,20 +14,22 @@
 
 mod config;
 mod health;
-pub(super) mod home;
+pub mod home;
 mod link;
+mod sync;
+mod time;
 mod topology;
 mod url;
 
-pub use self::link::Credentials;
-pub(crate) use self::link::Deadline;
 #[cfg(feature = "tls-rustls-no-provider")]
-pub(super) use self::link::TlsSettings;
-pub(in super::super) use self::url::{FORMS, scheme_error};
-pub(super) use self::{
+pub use self::link::TlsSettings;
+pub use self::{
     config::TransportConfig,
-    health::{Event, NodeHealth, Owner, Probe},
-    link::{ANSWER_TIMEOUT, Claim, Command, ServerState, TransportError, login_provider},
+    health::{Event, NodeHealth, Owner, Probe, Tell},
+    link::{
+        ANSWER_TIMEOUT, Claim, Command, Connection, Credentials, Deadline, DynConnection,
+        ServerState, TransportError, login_provider,
+    },
     topology::{Batch, Client, Item, Job},
-    url::Parameters,
+    url::{FORMS, Parameters, scheme_error},
 };

@@ -44,7 +44,7 @@ const KEPT: Duration = Duration::from_secs(1);
 
 /// The time within which a call gets its reply, however many commands it takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline {
+pub struct Deadline {
     within: Duration,
     end: Instant,
     is_background: bool,
@@ -54,25 +54,25 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     /// Starts now.
-    pub(crate) fn new(within: Duration) -> Self {
+    pub fn new(within: Duration) -> Self {
         Self::starting(Instant::now(), within)
     }
 
-    pub(crate) fn starting(start: Instant, within: Duration) -> Self {
+    pub fn starting(start: Instant, within: Duration) -> Self {
         let end = start + within.min(MAX_WITHIN);
         let (is_background, is_shared, lingers) = (false, false, false);
         Self { within, end, is_background, is_shared, lingers }
     }
 
     /// Starts now, for a call that no request waits for: its failures say nothing about requests.
-    pub(crate) fn in_background() -> Self {
+    pub fn in_background() -> Self {
         Self { is_background: true, ..Self::new(BACKGROUND_DEADLINE) }
     }
 
     /// Returns the same deadline for a call whose callers fail, and record that, each for itself.
     /// If it lingers, its reply is of use after the deadline, too: the call is not written later,
     /// but its reply is awaited for up to [`MAX_LINGER`] more.
-    pub(crate) fn shared(self, lingers: bool) -> Self {
+    pub fn shared(self, lingers: bool) -> Self {
         Self { is_shared: true, lingers, ..self }
     }
 
@@ -80,7 +80,7 @@ impl Deadline {
         self.is_shared
     }
 
-    pub(crate) fn lingers(self) -> bool {
+    pub fn lingers(self) -> bool {
         self.lingers
     }
 
@@ -89,7 +89,7 @@ impl Deadline {
     }
 
     /// Returns the whole time, from the start.
-    pub(crate) fn within(self) -> Duration {
+    pub fn within(self) -> Duration {
         self.within
     }
 
@@ -97,7 +97,7 @@ impl Deadline {
         self.end - self.within.min(MAX_WITHIN)
     }
 
-    pub(crate) fn end(self) -> Instant {
+    pub fn end(self) -> Instant {
         self.end
     }
 
@@ -114,7 +114,7 @@ impl Deadline {
 
     /// Returns whether a call that begins now is too late. If the deadline is over for a while, the
     /// process did not run meanwhile: its callers have not failed yet, and get the grace.
-    pub(crate) fn is_too_late(self) -> bool {
+    pub fn is_too_late(self) -> bool {
         let late = self.end.elapsed();
         if late >= LATE && !self.has_grace() {
             resume();
@@ -123,7 +123,7 @@ impl Deadline {
     }
 
     /// Waits for a reply until the callers fail.
-    pub(crate) async fn wait_for<T>(self, reply: impl Future<Output = T>) -> Option<T> {
+    pub async fn wait_for<T>(self, reply: impl Future<Output = T>) -> Option<T> {
         let (mut reply, mut over) = (pin!(reply), pin!(self.over()));
         poll_fn(|cx| match reply.as_mut().poll(cx) {
             Poll::Ready(reply) => Poll::Ready(Some(reply)),
@@ -133,7 +133,7 @@ impl Deadline {
     }
 
     /// Waits for the reply to a command that was written, after the callers have failed.
-    pub(crate) async fn linger<T>(self, reply: impl Future<Output = T>) -> Option<T> {
+    pub async fn linger<T>(self, reply: impl Future<Output = T>) -> Option<T> {
         match self.lingers {
             true => timeout(MAX_LINGER, reply).await.ok(),
             false => None,
@@ -143,7 +143,7 @@ impl Deadline {
     /// Waits until the callers fail: at the deadline, or [`GRACE`] after this process ran again, if
     /// that is later. So commands that are still in a queue can be written, and replies be read
     /// that arrived in the meantime.
-    pub(crate) async fn over(self) {
+    pub async fn over(self) {
         self.is_too_late();
         if lateness_at(self.last_chance()).await >= LATE && !self.has_grace() {
             resume();

@@ -6,7 +6,7 @@ use std::{sync::Mutex, time::Instant};
 use crate::sync::lock;
 
 #[derive(Debug, Default)]
-pub(crate) struct Claim(Mutex<State>);
+pub struct Claim(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -32,7 +32,7 @@ impl Claim {
 
     /// Ensures that the command is not written any more. Returns false if it was, and the server
     /// may execute it.
-    pub(crate) fn give_up(&self) -> bool {
+    pub fn give_up(&self) -> bool {
         let state = &mut *lock(&self.0);
         state.is_given_up = true;
         state.written.is_none()

@@ -7,9 +7,10 @@ mod owner;
 mod rejections;
 mod reports;
 
+pub(crate) use self::breaker::Breaker;
 #[cfg(test)]
 pub(crate) use self::owner::Nobody;
-pub(crate) use self::{
-    breaker::{Breaker, NodeHealth, Tell},
+pub use self::{
+    breaker::{NodeHealth, Tell},
     owner::{Event, Owner, Probe},
 };

@@ -16,20 +16,20 @@ use super::{
 
 /// The addresses of Redis, the login, and the settings of connections.
 #[derive(Clone)]
-pub(crate) struct TransportConfig {
+pub struct TransportConfig {
     topology: Topology,
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
-    pub(crate) database: Option<i64>,
-    pub(crate) provider: Option<Provider>,
+    pub user: Option<String>,
+    pub password: Option<String>,
+    pub database: Option<i64>,
+    pub provider: Option<Provider>,
     #[cfg(feature = "tls-rustls-no-provider")]
-    pub(crate) tls: Option<TlsSettings>,
+    pub tls: Option<TlsSettings>,
     #[cfg(feature = "tls-rustls-no-provider")]
-    pub(crate) sentinel_tls: Option<TlsSettings>,
-    pub(crate) mapping: Mapping,
-    pub(crate) connections: usize,
+    pub sentinel_tls: Option<TlsSettings>,
+    pub mapping: Mapping,
+    pub connections: usize,
     /// The line before the text of every script.
-    pub(crate) script_header: Option<String>,
+    pub script_header: Option<String>,
 }
 
 #[derive(Clone)]
@@ -49,7 +49,7 @@ enum Topology {
 impl TransportConfig {
     /// Reads one URL for all nodes and settings. `further` are the names of parameters that the
     /// owner reads from the result.
-    pub(crate) fn from_url<'a>(
+    pub fn from_url<'a>(
         url: &'a str,
         further: &[&str],
     ) -> Result<(Self, Parameters<'a>), TransportError> {
@@ -67,12 +67,12 @@ impl TransportConfig {
         Ok((config, parameters))
     }
 
-    pub(crate) fn is_one_server(&self) -> bool {
+    pub fn is_one_server(&self) -> bool {
         matches!(self.topology, Topology::Server(_))
     }
 
     /// `master` is the name of the master, or a URL with the name in place of the host.
-    pub(crate) fn sentinels(
+    pub fn sentinels(
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
         master: &str,
     ) -> Result<Self, TransportError> {
@@ -92,7 +92,7 @@ impl TransportConfig {
     }
 
     /// `urls` are some of the nodes.
-    pub(crate) fn cluster(
+    pub fn cluster(
         urls: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, TransportError> {
         let form = "redis://[[USER]:PASSWORD@]HOST[:PORT] for some nodes of the cluster";
@@ -108,8 +108,7 @@ impl TransportConfig {
 
     /// A connection that reconnects by itself. The settings about addresses, logins and connections
     /// have no effect.
-    #[cfg_attr(not(feature = "redis-1"), allow(dead_code, reason = "an application hands it over"))]
-    pub(crate) fn connection(connection: Arc<dyn DynConnection>) -> Self {
+    pub fn connection(connection: Arc<dyn DynConnection>) -> Self {
         Self::new(Topology::Connection(connection))
     }
 
@@ -131,7 +130,7 @@ impl TransportConfig {
     }
 
     /// Makes a client, which connects when it is first used.
-    pub(crate) fn client(&self, owner: Arc<dyn Owner>) -> Result<Client, TransportError> {
+    pub fn client(&self, owner: Arc<dyn Owner>) -> Result<Client, TransportError> {
         let header = self.script_header.as_deref().map(|line| Arc::new(Header::new(line)));
         let common = Common { connections: self.connections, header, owner: owner.clone() };
         let server = match &self.topology {
@@ -156,7 +155,7 @@ impl TransportConfig {
                 let seeds: Result<_, _> =
                     urls.iter().map(|url| self.server_endpoint(url, &tls, &owner)).collect();
                 let cluster = Cluster::new(seeds?, self.mapping.clone(), common);
-                return Ok(Client::Cluster(Arc::new(cluster)));
+                return Ok(Client::of_cluster(cluster));
             }
             Topology::Connection(connection) => {
                 let common = Common { connections: 1, ..common };
@@ -167,7 +166,7 @@ impl TransportConfig {
     }
 
     /// Returns the name of the user at the servers, if the settings have it.
-    pub(crate) fn user(&self) -> Option<&str> {
+    pub fn user(&self) -> Option<&str> {
         let url = match &self.topology {
             Topology::Server(url) => Some(url),
             Topology::Sentinels { master, .. } => Some(master),

@@ -29,7 +29,7 @@ const SETTINGS: [&str; 2] = ["connections", "script_flags"];
 const SENTINELS: [&str; 2] = ["sentinel_user", "sentinel_password"];
 
 /// The forms of a URL, for errors.
-pub(crate) const FORMS: &str = "redis://HOST:PORT, rediss://HOST:PORT, unix:///PATH, \
+pub const FORMS: &str = "redis://HOST:PORT, rediss://HOST:PORT, unix:///PATH, \
                                 redis+sentinel://HOST:PORT,HOST:PORT/MASTER or \
                                 redis+cluster://HOST:PORT,HOST:PORT";
 
@@ -98,7 +98,7 @@ fn several_nodes(
 
 /// Returns what is wrong with the scheme of a URL. Any other part can contain a password, and is
 /// not repeated.
-pub(crate) fn scheme_error(url: &str) -> Option<String> {
+pub fn scheme_error(url: &str) -> Option<String> {
     const SCHEMES: [&str; 7] =
         ["redis", "rediss", "valkey", "valkeys", "unix", "redis+unix", "valkey+unix"];
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -136,7 +136,7 @@ fn invalid(url: &str, why: &str) -> TransportError {
 
 /// A URL, split into its parameters and the part before them.
 #[derive(Debug)]
-pub(crate) struct Parameters<'a> {
+pub struct Parameters<'a> {
     url: &'a str,
     before: &'a str,
     pairs: Vec<(&'a str, &'a str)>,
@@ -155,12 +155,12 @@ impl<'a> Parameters<'a> {
     }
 
     /// Returns the value of a parameter.
-    pub(crate) fn get(&self, name: &str) -> Option<&'a str> {
+    pub fn get(&self, name: &str) -> Option<&'a str> {
         self.pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1)
     }
 
     /// Returns the error of an invalid parameter.
-    pub(crate) fn invalid(&self, why: &str) -> TransportError {
+    pub fn invalid(&self, why: &str) -> TransportError {
         invalid(self.url, why)
     }
 

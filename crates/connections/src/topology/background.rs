@@ -28,14 +28,14 @@ const MAX_WORKERS: usize = 4;
 /// time, so this only bounds the time for which memory is held.
 const MAX_AGE: Duration = Duration::from_secs(3_600);
 
-pub(crate) enum Job {
+pub enum Job {
     Batch(Batch),
     Task(JobTask),
 }
 
 /// A command about one key, whose last argument is a list of items. Batches with the same other
 /// arguments are merged.
-pub(crate) struct Batch {
+pub struct Batch {
     /// The command without its last argument.
     head: Cmd,
     /// The text of the script that the command names by its hash.
@@ -44,29 +44,29 @@ pub(crate) struct Batch {
 }
 
 /// An item, and a value that is dropped with it: when it was executed, or was given up.
-pub(crate) struct Item {
+pub struct Item {
     bytes: Box<[u8]>,
     _held: Box<dyn Any + Send + Sync>,
 }
 
 impl Item {
-    pub(crate) fn new(bytes: impl Into<Box<[u8]>>, held: impl Any + Send + Sync) -> Self {
+    pub fn new(bytes: impl Into<Box<[u8]>>, held: impl Any + Send + Sync) -> Self {
         Self { bytes: bytes.into(), _held: Box::new(held) }
     }
 }
 
 /// Calls about one key that are not one command.
-pub(crate) struct JobTask {
+pub struct JobTask {
     key: String,
     pub(super) run: Box<dyn Fn() -> Run + Send + Sync>,
     since: Instant,
 }
 
 /// Returns whether the job is done, or may be: it must not be repeated.
-pub(crate) type Run = Pin<Box<dyn Future<Output = bool> + Send>>;
+pub type Run = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 impl Job {
-    pub(crate) fn task(key: String, run: Box<dyn Fn() -> Run + Send + Sync>) -> Self {
+    pub fn task(key: String, run: Box<dyn Fn() -> Run + Send + Sync>) -> Self {
         Self::Task(JobTask { key, run, since: Instant::now() })
     }
 
@@ -80,7 +80,7 @@ impl Job {
 
 impl Batch {
     /// `head` is an `EVALSHA` without its last argument, of the script `text`.
-    pub(crate) fn new(head: Cmd, text: &'static str, item: Item) -> Self {
+    pub fn new(head: Cmd, text: &'static str, item: Item) -> Self {
         Self { head, text, items: [(item, Instant::now())].into() }
     }
 

@@ -7,7 +7,7 @@ use redis::{Cmd, RedisError};
 use super::super::link::{Command, ServerState, TransportError};
 
 /// The owner of the connections. All nodes of a client have the same.
-pub(crate) trait Owner: Send + Sync + 'static {
+pub trait Owner: Send + Sync + 'static {
     /// Gets an event, in the task of a call: it must be fast, and must not block or panic. No lock
     /// of the connections is held meanwhile.
     fn notify(&self, event: &Event<'_>);
@@ -31,10 +31,10 @@ pub(crate) trait Owner: Send + Sync + 'static {
 /// A script that changes nothing, but needs what the scripts of the owner need. A Redis that
 /// rejects writes or scripts still answers `TIME`.
 #[derive(Debug)]
-pub(crate) struct Probe {
+pub struct Probe {
     /// An `EVALSHA`.
-    pub(crate) cmd: Cmd,
-    pub(crate) text: &'static str,
+    pub cmd: Cmd,
+    pub text: &'static str,
 }
 
 impl Probe {
@@ -51,8 +51,7 @@ impl Probe {
 
 /// An event of the connections. `server` is its address, or the name of the master; empty for a
 /// connection of the application.
-#[cfg_attr(not(feature = "tracing"), allow(dead_code, reason = "only the log reads all fields"))]
-pub(crate) enum Event<'a> {
+pub enum Event<'a> {
     /// A server has replied, perhaps with an error.
     Replied,
     /// A call, or an attempt to connect, has failed, or a server has replied with an error that is

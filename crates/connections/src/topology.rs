@@ -10,11 +10,8 @@ mod node;
 mod sentinel;
 mod server;
 
-pub(crate) use self::{
+pub use self::{
     background::{Batch, Item, Job},
     client::Client,
-    cluster::Cluster,
-    node::Common,
-    sentinel::Sentinels,
-    server::Server,
 };
+pub(crate) use self::{cluster::Cluster, node::Common, sentinel::Sentinels, server::Server};

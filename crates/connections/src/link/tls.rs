@@ -16,7 +16,7 @@ use super::error::TransportError;
 /// The trusted servers, and the client certificate. By default, the root certificates of the system
 /// are trusted, and with the feature `tls-rustls-webpki-roots` those of the crate `webpki-roots`.
 #[derive(Clone, Default)]
-pub(crate) struct TlsSettings {
+pub struct TlsSettings {
     roots: Option<RootCertStore>,
     client: Option<Arc<Identity>>,
 }
@@ -29,7 +29,7 @@ struct Identity {
 
 impl TlsSettings {
     /// Trusts only these root certificates, one or more in PEM format.
-    pub(crate) fn ca_certificates(self, pem: &[u8]) -> Result<Self, TransportError> {
+    pub fn ca_certificates(self, pem: &[u8]) -> Result<Self, TransportError> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(pem, "the CA certificates")? {
             roots.add(certificate).map_err(|error| unusable("the CA certificates", error))?;
@@ -39,7 +39,7 @@ impl TlsSettings {
 
     /// Identifies the client by a certificate, optionally with its chain, and its private key. Both
     /// are in PEM format.
-    pub(crate) fn client_certificate(
+    pub fn client_certificate(
         self,
         chain_pem: &[u8],
         key_pem: &[u8],

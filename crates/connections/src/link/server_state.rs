@@ -2,7 +2,7 @@
 
 /// The state of a server, by the results of calls, in order from the best to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ServerState {
+pub enum ServerState {
     /// It executes scripts.
     Ready,
     /// It has not answered yet.

@@ -29,7 +29,7 @@ use super::{
 use crate::sync::lock;
 
 #[derive(Clone)]
-pub(crate) struct Connection {
+pub struct Connection {
     link: Link,
     state: Arc<Mutex<ConnectionState>>,
     /// Ended by the line. So a reply counts whose caller is gone.
@@ -55,7 +55,7 @@ pub(crate) enum Link {
 }
 
 /// A connection of any kind.
-pub(crate) trait DynConnection: ConnectionLike + Send + Sync {
+pub trait DynConnection: ConnectionLike + Send + Sync {
     fn boxed(&self) -> Box<dyn DynConnection>;
 }
 
@@ -273,7 +273,7 @@ impl Connection {
 
     /// Returns the time since `instant` of the server's clock, in microseconds, for the last
     /// command; 0 if replies may come from several clocks.
-    pub(crate) fn age(&self, instant: f64) -> f64 {
+    pub fn age(&self, instant: f64) -> f64 {
         if self.has_one_clock {
             lock(&self.state).clock_offset.age(self.called, instant)
         } else {

@@ -51,7 +51,7 @@ type Provided =
 /// A closure that returns credentials: see `RedisConfig::credentials_provider`.
 pub(crate) type Provider = Arc<dyn Fn(Option<Credentials>) -> Provided + Send + Sync>;
 
-pub(crate) fn login_provider<R>(
+pub fn login_provider<R>(
     provider: impl Fn(Option<Credentials>) -> R + Send + Sync + 'static,
 ) -> Provider
 where

@@ -10,7 +10,7 @@ mod endpoint;
 mod error;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../../../tests/support/sentinel/fake.rs"]
+#[path = "../../../tests/support/sentinel/fake.rs"]
 pub(super) mod fake;
 mod header;
 mod line;
@@ -23,22 +23,25 @@ mod silence;
 mod tls;
 mod traffic;
 
-pub use self::login::Credentials;
 #[cfg(feature = "tls-rustls-no-provider")]
-pub(crate) use self::tls::TlsSettings;
-pub(crate) use self::{
+pub use self::tls::TlsSettings;
+pub use self::{
     claim::Claim,
     command::Command,
-    connection::{Connection, DynConnection, Opened, Replied},
+    connection::{Connection, DynConnection},
     deadline::Deadline,
-    endpoint::{
-        ANSWER_TIMEOUT, Address, CONNECT_TIMEOUT, Connector, Endpoint, Mapping, Place, race,
-    },
-    error::{TransportError, is_of_the_connection, is_reply, is_routine, is_write_rejection},
+    endpoint::ANSWER_TIMEOUT,
+    error::TransportError,
+    login::{Credentials, login_provider},
+    server_state::ServerState,
+};
+pub(crate) use self::{
+    connection::{Opened, Replied},
+    endpoint::{Address, CONNECT_TIMEOUT, Connector, Endpoint, Mapping, Place, race},
+    error::{is_of_the_connection, is_reply, is_routine, is_write_rejection},
     header::Header,
     line::MAX_SILENCE,
-    login::{Logins, Provider, login_provider},
+    login::{Logins, Provider},
     queue::CommandQueue,
-    server_state::ServerState,
     session::Session,
 };

@@ -90,14 +90,14 @@ enum Notice {
 }
 
 /// Gets the name of a server, and whether its breaker is open.
-pub(crate) type Tell = dyn Fn(&str, bool) + Send + Sync;
+pub type Tell = dyn Fn(&str, bool) + Send + Sync;
 
 /// The state of one or several nodes.
 #[derive(Debug)]
-pub(crate) struct NodeHealth {
-    pub(crate) state: ServerState,
-    pub(crate) is_available: bool,
-    pub(crate) consecutive_failures: u32,
+pub struct NodeHealth {
+    pub state: ServerState,
+    pub is_available: bool,
+    pub consecutive_failures: u32,
 }
 
 /// The calls in a row without an answer.

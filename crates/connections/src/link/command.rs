@@ -7,7 +7,7 @@ use redis::{Arg, Cmd};
 use super::claim::Claim;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Command<'a> {
+pub struct Command<'a> {
     cmd: &'a Cmd,
     /// The text of the script that `cmd` names by its hash.
     text: Option<&'static str>,
@@ -20,13 +20,13 @@ pub(crate) struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    pub(crate) fn new(cmd: &'a Cmd) -> Self {
+    pub fn new(cmd: &'a Cmd) -> Self {
         let (text, is_asking, is_ready, on_handover, claim) = (None, false, false, None, None);
         Self { cmd, text, is_asking, is_ready, on_handover, claim }
     }
 
     /// Makes a command from an `EVALSHA`; `text` is for servers that do not know the hash.
-    pub(crate) fn script(cmd: &'a Cmd, text: &'static str) -> Self {
+    pub fn script(cmd: &'a Cmd, text: &'static str) -> Self {
         Self { text: Some(text), ..Self::new(cmd) }
     }
 
@@ -36,7 +36,7 @@ impl<'a> Command<'a> {
 
     /// Marks a command that is sent after [`ready`](super::Client::ready): nothing delays it, so
     /// that no later command overtakes it.
-    pub(crate) fn ready(self) -> Self {
+    pub fn ready(self) -> Self {
         Self { is_ready: true, ..self }
     }
 
@@ -46,12 +46,12 @@ impl<'a> Command<'a> {
     }
 
     /// Calls a function when no later command can overtake this one.
-    pub(crate) fn on_handover(self, function: &'a (dyn Fn() + Sync)) -> Self {
+    pub fn on_handover(self, function: &'a (dyn Fn() + Sync)) -> Self {
         Self { on_handover: Some(function), ..self }
     }
 
     /// Lets another task give the command up, too.
-    pub(crate) fn claimed(self, claim: &'a Arc<Claim>) -> Self {
+    pub fn claimed(self, claim: &'a Arc<Claim>) -> Self {
         Self { claim: Some(claim), ..self }
     }
 

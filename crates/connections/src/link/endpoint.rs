@@ -32,7 +32,7 @@ use super::{
 
 /// The deadline of commands that no caller waits for with a deadline of its own, such as queries
 /// for slots. A healthy server answers them within milliseconds.
-pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit for opening a connection and logging in. It is below the deadline of a ping, so
 /// that the error of a ping contains the reason.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
