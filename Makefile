@@ -73,7 +73,7 @@ lint: msrv long-lines
 	  cargo clippy -p tower-ratelimit --lib --no-default-features --features "$$feature" \
 	    -- -D warnings || exit 1; \
 	done
-	RUSTDOCFLAGS="-D warnings" cargo doc -p tower-ratelimit --all-features --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc $(PACKAGES) --all-features --no-deps
 
 # At most 100 columns: rustfmt does not break comments and strings, and does not format Lua. URLs
 # and the rows of tables cannot be broken, and a test writes scripts/sent.
@@ -97,22 +97,28 @@ msrv-toolchain:
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
-# Runs a command in the crate as it is published, outside of the checkout. By the times in the archive,
-# which are constant, Cargo would not notice changes: `-m` sets the current time.
+# What is published, each from its package.
+PACKAGES = -p tower-ratelimit -p tower-ratelimit-connections
+
+# Runs a command in the crate as it is published, outside of the checkout, with the inner crate as it is
+# published. By the times in the archives, which are constant, Cargo would not notice changes: `-m` sets
+# the current time.
 define in-package
-folder=$$(mktemp -d) && tar -xzmf target/package/tower-ratelimit-$(VERSION).crate -C $$folder && \
-  cd $$folder/tower-ratelimit-$(VERSION) && $(1) --target-dir $(CURDIR)/target/package-tests && \
+folder=$$(mktemp -d) && for crate in tower-ratelimit tower-ratelimit-connections; do \
+    tar -xzmf target/package/$$crate-$(VERSION).crate -C $$folder || exit 1; done && \
+  cd $$folder/tower-ratelimit-$(VERSION) && $(1) --target-dir $(CURDIR)/target/package-tests \
+    --config "patch.crates-io.tower-ratelimit-connections.path='../tower-ratelimit-connections-$(VERSION)'" && \
   rm -r $$folder
 endef
 
 package: redis-server
-	cargo package -p tower-ratelimit --target-dir target
+	cargo package $(PACKAGES) --target-dir target
 	$(call in-package,cargo test --all-features)
 
 # Each feature by itself, with cargo-hack. In the workspace, it would add the features that the examples
 # use.
 features:
-	cargo package -p tower-ratelimit --target-dir target --no-verify --allow-dirty
+	cargo package $(PACKAGES) --target-dir target --no-verify --allow-dirty
 	$(call in-package,cargo hack check --lib --each-feature)
 
 # For ten minutes and a minute, or SECONDS=60 for each.

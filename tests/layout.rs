@@ -12,16 +12,33 @@ use syn::{
     Visibility,
 };
 
-/// The storeys from the top down, by the first part of a module path. A file imports from its own
-/// storey, and from those below it.
-const STOREYS: [&[&str]; 7] = [
-    &["lib", "guide"],
-    &["middleware", "config", "redisson"],
-    &["limiter"],
-    &["store"],
-    &["observe"],
-    &["decision", "algorithm"],
-    &["quota", "keys", "error", "time", "sync"],
+/// The storeys of each crate from the top down, by the first part of a module path. A file imports
+/// from its own storey, and from those below it.
+const CRATES: [(&str, &[&[&str]]); 2] = [
+    (
+        "",
+        &[
+            &["lib", "guide"],
+            &["middleware", "config", "redisson"],
+            &["limiter"],
+            &["store"],
+            &["observe"],
+            &["decision", "algorithm"],
+            &["quota", "keys", "error", "time", "sync"],
+        ],
+    ),
+    (
+        "crates/connections",
+        &[
+            &["lib"],
+            &["config", "url"],
+            &["topology"],
+            &["health"],
+            &["link"],
+            &["home"],
+            &["time", "sync"],
+        ],
+    ),
 ];
 
 /// The path of a module, such as `store::memory`. That of the crate is `lib`.
@@ -38,12 +55,25 @@ struct Import {
     is_reexport: bool,
 }
 
-/// What each file imports, without tests.
-struct Sources(BTreeMap<Module, Vec<Import>>);
+/// What each file of a crate imports, without tests.
+struct Sources {
+    root: PathBuf,
+    storeys: &'static [&'static [&'static str]],
+    files: BTreeMap<Module, Vec<Import>>,
+}
 
 impl Sources {
-    fn read() -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    fn of_all_crates() -> impl Iterator<Item = Self> {
+        CRATES.into_iter().map(|(folder, storeys)| Self::read(folder, storeys))
+    }
+
+    /// Reads the files of the crate that users have.
+    fn of_root() -> Self {
+        Self::read(CRATES[0].0, CRATES[0].1)
+    }
+
+    fn read(folder: &str, storeys: &'static [&'static [&'static str]]) -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("src");
         let mut sources = BTreeMap::new();
         for path in rust_files(&root) {
             let module = module_of(path.strip_prefix(&root).unwrap());
@@ -63,12 +93,25 @@ impl Sources {
             }
             (module, imports)
         });
-        Self(all.collect())
+        let files = all.collect();
+        Self { root, storeys, files }
+    }
+
+    /// Returns the text of a file.
+    fn text(&self, module: &str) -> String {
+        let path = self.root.join(module.replace("::", "/")).with_extension("rs");
+        fs::read_to_string(path).unwrap()
+    }
+
+    fn storey(&self, module: &str) -> usize {
+        let first = module.split("::").next().unwrap();
+        let found = self.storeys.iter().position(|storey| storey.contains(&first));
+        found.unwrap_or_else(|| panic!("{module} is in no storey: add it to CRATES"))
     }
 
     /// Returns the files that define what a file imports.
     fn imports(&self, module: &str) -> BTreeSet<Module> {
-        let imports = self.0[module].iter().filter(|import| !import.is_reexport);
+        let imports = self.files[module].iter().filter(|import| !import.is_reexport);
         let found = imports.filter_map(|import| self.definition(module, &import.path));
         found.filter(|found| found != module).collect()
     }
@@ -85,10 +128,10 @@ impl Sources {
             let child = child(&module, part);
             if part == "super" {
                 module = parent(&module);
-            } else if self.0.contains_key(&child) {
+            } else if self.files.contains_key(&child) {
                 module = child;
             } else {
-                let mut imports = self.0[&module].iter().filter(|_| module != from);
+                let mut imports = self.files[&module].iter().filter(|_| module != from);
                 let Some(import) = imports.find(|import| import.name == *part) else { break };
                 let path = [&*import.path, &path[index + 1..]].concat();
                 return self.definition(&module, &path);
@@ -177,12 +220,6 @@ fn flatten(tree: &UseTree, path: &mut ItemPath, add: &mut impl FnMut(String, Ite
     }
 }
 
-fn storey(module: &str) -> usize {
-    let first = module.split("::").next().unwrap();
-    let found = STOREYS.iter().position(|storey| storey.contains(&first));
-    found.unwrap_or_else(|| panic!("{module} is in no storey: add it to STOREYS"))
-}
-
 #[test]
 fn paths_count_outside_of_use_lines_comments_and_tests() {
     let code = "use super::{\n    a::B,\n};\n/// `super::c`\nfn f() -> super::d::E { self.g() }\n";
@@ -193,11 +230,12 @@ fn paths_count_outside_of_use_lines_comments_and_tests() {
 
 #[test]
 fn a_file_imports_from_no_storey_above_it() {
-    let sources = Sources::read();
-    for module in sources.0.keys() {
-        for import in sources.imports(module) {
-            let is_below = storey(&import) >= storey(module);
-            assert!(is_below, "{module} imports from {import}, which is in a storey above");
+    for sources in Sources::of_all_crates() {
+        for module in sources.files.keys() {
+            for import in sources.imports(module) {
+                let is_below = sources.storey(&import) >= sources.storey(module);
+                assert!(is_below, "{module} imports from {import}, which is in a storey above");
+            }
         }
     }
 }
@@ -205,12 +243,12 @@ fn a_file_imports_from_no_storey_above_it() {
 /// What is true of one algorithm is a method of its model. Only the formats of settings name them.
 #[test]
 fn no_code_outside_of_the_algorithms_and_the_settings_names_an_algorithm() {
-    let sources = Sources::read();
+    let sources = Sources::of_root();
     let is_free = |module: &str| {
         ["algorithm", "config"].iter().all(|it| module.split("::").next() != Some(it))
     };
-    for module in sources.0.keys().filter(|module| is_free(module)) {
-        for path in paths_in(&source(module)) {
+    for module in sources.files.keys().filter(|module| is_free(module)) {
+        for path in paths_in(&sources.text(module)) {
             let [kind, name] = path.last_chunk().unwrap();
             let is_variant = name.starts_with(char::is_uppercase);
             let names = ["Algorithm", "Params"].contains(&&**kind) && is_variant;
@@ -222,16 +260,16 @@ fn no_code_outside_of_the_algorithms_and_the_settings_names_an_algorithm() {
 /// A store decides behind one trait: what a limiter asks of it is true of every backend.
 #[test]
 fn no_code_above_the_stores_names_a_backend() {
-    let sources = Sources::read();
+    let sources = Sources::of_root();
     let is_above = |module: &str| {
         ["limiter", "middleware"].iter().any(|it| module.split("::").next() == Some(it))
     };
     let is_test = |module: &str| {
         let (parent, name) = module.rsplit_once("::").unwrap_or(("lib", module));
-        source(parent).contains(&format!("#[cfg(test)]\nmod {name};"))
+        sources.text(parent).contains(&format!("#[cfg(test)]\nmod {name};"))
     };
-    for module in sources.0.keys().filter(|module| is_above(module) && !is_test(module)) {
-        let text = source(module);
+    for module in sources.files.keys().filter(|module| is_above(module) && !is_test(module)) {
+        let text = sources.text(module);
         let names = backends_in(&text);
         assert!(names.is_empty(), "{module} names {names:?}: ask the trait `Store` of any backend");
     }
@@ -256,10 +294,11 @@ fn names_of_backends_count_outside_of_comments_and_tests() {
 
 #[test]
 fn no_files_import_each_other_in_a_circle() {
-    let sources = Sources::read();
-    let mut finished = BTreeSet::new();
-    for module in sources.0.keys() {
-        visit(&sources, module, &mut vec![], &mut finished);
+    for sources in Sources::of_all_crates() {
+        let mut finished = BTreeSet::new();
+        for module in sources.files.keys() {
+            visit(&sources, module, &mut vec![], &mut finished);
+        }
     }
 }
 
@@ -284,70 +323,16 @@ fn visit(
     finished.insert(module.clone());
 }
 
-/// The connections to Redis. They could be a crate of their own.
-const CONNECTIONS: &str = "store::redis::transport";
-
-/// The only modules of this crate that the connections import.
-const GROUND: [&str; 2] = ["sync", "time"];
-
-/// The modules of the connections, from the top down. A file imports from its own module, and from
-/// those below it.
-const ROOMS: [&[&str]; 5] = [&["config", "url"], &["topology"], &["health"], &["link"], &["home"]];
-
 /// The words of rate limiters that connections do not know.
 const WORDS: [&str; 8] =
     ["limiter", "quota", "denial", "denied", "decision", "prefix", "reservation", "refund"];
 
-fn source(module: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(module.replace("::", "/"));
-    fs::read_to_string(path.with_extension("rs")).unwrap()
-}
-
-/// The files of the connections, and the hubs of their modules.
-fn connections(sources: &Sources) -> impl Iterator<Item = &Module> {
-    sources.0.keys().filter(|module| module.starts_with(CONNECTIONS))
-}
-
-fn room(module: &str) -> Option<usize> {
-    let first = module.strip_prefix(CONNECTIONS)?.split("::").nth(1)?;
-    let found = ROOMS.iter().position(|room| room.contains(&first));
-    Some(found.unwrap_or_else(|| panic!("{module} is in no room: add it to ROOMS")))
-}
-
-#[test]
-fn the_connections_import_only_time_and_locks_of_this_crate() {
-    let sources = Sources::read();
-    for module in connections(&sources) {
-        for import in &sources.0[module] {
-            let Some(found) = sources.definition(module, &import.path) else { continue };
-            let is_allowed = found.starts_with(CONNECTIONS) || GROUND.contains(&&*found);
-            assert!(is_allowed, "{module} imports from {found}");
-        }
-        // Paths that the code spells out elsewhere.
-        for path in source(module).split("crate::").skip(1) {
-            let is_allowed = ["sync::", "time::", "{sync::"].iter().any(|it| path.starts_with(it));
-            assert!(is_allowed, "{module}: crate::{:?}", path.lines().next());
-        }
-    }
-}
-
-#[test]
-fn the_modules_of_the_connections_are_above_each_other() {
-    let sources = Sources::read();
-    for module in connections(&sources) {
-        let Some(own) = room(module) else { continue };
-        for import in sources.imports(module) {
-            let is_below = room(&import).is_none_or(|room| room >= own);
-            assert!(is_below, "{module} imports from {import}, which is in a room above");
-        }
-    }
-}
-
 #[test]
 fn the_connections_know_no_words_of_limiters() {
-    let sources = Sources::read();
-    for module in connections(&sources) {
-        for (number, line) in (1..).zip(source(module).lines()) {
+    let (folder, storeys) = CRATES[1];
+    let sources = Sources::read(folder, storeys);
+    for module in sources.files.keys().filter(|module| *module != "lib") {
+        for (number, line) in (1..).zip(sources.text(module).lines()) {
             let words = line.split(|it: char| !it.is_alphanumeric() && it != '_');
             let mut words = words.map(|word| word.to_lowercase());
             let known = words.find(|word| WORDS.contains(&word.trim_end_matches('s')));
@@ -356,24 +341,13 @@ fn the_connections_know_no_words_of_limiters() {
     }
 }
 
-#[test]
-fn the_hubs_of_the_store_in_redis_only_re_export() {
-    for hub in
-        ["", "::transport", "::transport::link", "::transport::health", "::transport::topology"]
-    {
-        let hub = format!("store::redis{hub}");
-        let items = syn::parse_file(&source(&hub)).unwrap().items;
-        let other = items.iter().find(|item| !matches!(item, Item::Mod(_) | Item::Use(_)));
-        assert!(other.is_none(), "{hub} has an item of its own");
-    }
-}
-
 /// A panic about an argument names the line of the caller, and its documentation has a section.
 #[test]
 fn public_functions_that_panic_at_their_callers_document_it() {
     let mut found = 0;
-    for module in Sources::read().0.keys() {
-        for item in syn::parse_file(&source(module)).unwrap().items {
+    let sources = Sources::of_root();
+    for module in sources.files.keys() {
+        for item in syn::parse_file(&sources.text(module)).unwrap().items {
             let functions = match item {
                 Item::Fn(item) => vec![(item.vis, item.sig, item.attrs)],
                 Item::Impl(item) => item.items.into_iter().filter_map(function).collect(),
@@ -399,11 +373,13 @@ fn public_functions_that_panic_at_their_callers_document_it() {
 fn no_function_is_named_by_its_speed_or_its_care() {
     const WORDS: [&str; 5] = ["fast", "slow", "quick", "carefully", "packed"];
     let mut found = 0;
-    for module in Sources::read().0.keys() {
-        for name in function_names(syn::parse_file(&source(module)).unwrap().items) {
-            let known = name.split('_').find(|word| WORDS.contains(word));
-            assert!(known.is_none(), "{module}: `{name}` has {known:?}: say what it does");
-            found += 1;
+    for sources in Sources::of_all_crates() {
+        for module in sources.files.keys() {
+            for name in function_names(syn::parse_file(&sources.text(module)).unwrap().items) {
+                let known = name.split('_').find(|word| WORDS.contains(word));
+                assert!(known.is_none(), "{module}: `{name}` has {known:?}: say what it does");
+                found += 1;
+            }
         }
     }
     assert!(found > 1_000, "{found}");
@@ -460,23 +436,25 @@ fn doc(attribute: &Attribute) -> Option<String> {
 
 #[test]
 fn no_two_types_of_a_storey_have_one_name() {
-    let sources = Sources::read();
-    let mut known: BTreeMap<(usize, String), Module> = BTreeMap::new();
-    for module in sources.0.keys() {
-        for item in syn::parse_file(&source(module)).unwrap().items {
-            let (name, attributes) = match item {
-                Item::Struct(item) => (item.ident, item.attrs),
-                Item::Enum(item) => (item.ident, item.attrs),
-                Item::Trait(item) => (item.ident, item.attrs),
-                Item::Type(item) => (item.ident, item.attrs),
-                _ => continue,
-            };
-            // Two forms of one type are for different features.
-            if attributes.iter().any(|it| it.path().is_ident("cfg")) {
-                continue;
+    for sources in Sources::of_all_crates() {
+        let mut known: BTreeMap<(usize, String), Module> = BTreeMap::new();
+        for module in sources.files.keys() {
+            for item in syn::parse_file(&sources.text(module)).unwrap().items {
+                let (name, attributes) = match item {
+                    Item::Struct(item) => (item.ident, item.attrs),
+                    Item::Enum(item) => (item.ident, item.attrs),
+                    Item::Trait(item) => (item.ident, item.attrs),
+                    Item::Type(item) => (item.ident, item.attrs),
+                    _ => continue,
+                };
+                // Two forms of one type are for different features.
+                if attributes.iter().any(|it| it.path().is_ident("cfg")) {
+                    continue;
+                }
+                let place = (sources.storey(module), name.to_string());
+                let other = known.insert(place, module.clone());
+                assert!(other.is_none(), "{module} and {other:?} have a type {name}");
             }
-            let other = known.insert((storey(module), name.to_string()), module.clone());
-            assert!(other.is_none(), "{module} and {other:?} have a type {name}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The store in Redis. `store.rs` is its door; `transport/` has the connections, which know no
-//! limits.
+//! The store in Redis. `store.rs` is its door; the crate `tower-ratelimit-connections` makes the
+//! calls.
 
 mod backend;
 mod batch;

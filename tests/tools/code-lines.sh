@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Counts the lines of code of each storey in src/, without tests, comments and blank lines; the
-# stores in memory and in Redis, and the connections to Redis, by themselves. `make code-lines` runs
+# Counts the lines of code of each storey in src/, and of each crate in crates/, without tests,
+# comments and blank lines; the stores in memory and in Redis by themselves. `make code-lines` runs
 # it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-git ls-files 'src/*.rs' | grep -v -e '/tests/' -e 'tests\.rs$' | xargs awk '
+git ls-files 'src/*.rs' 'crates/*/src/*.rs' | grep -v -e '/tests/' -e 'tests\.rs$' | xargs awk '
   FNR == 1 { storey = FILENAME; in_tests = 0; sub(/^src\//, "", storey); sub(/\.rs$/, "", storey)
-             if (storey ~ /^store\/redis\/transport/) storey = "connections"
+             sub(/^crates\//, "", storey); sub(/\/src\/.*/, "", storey)
              if (match(storey, /^store\/(memory|redis)/)) storey = substr(storey, 1, RLENGTH)
              else sub(/\/.*/, "", storey) }
   # The unit tests are at the end of a file.

@@ -1,5 +1,5 @@
 //! The settings of a store in Redis: those of its connections, and those of its limiters. The
-//! parser of URLs is in `transport/url.rs`.
+//! parser of URLs is in the crate of the connections.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
 const DEFAULT_PREFIX: &str = "ratelimit";
 
-/// The parameters of a URL that set these. `transport/url.rs` has those of connections.
+/// The parameters of a URL that set these. That crate has those of connections.
 const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 
 /// The settings of a [`RedisStore`](crate::RedisStore): the addresses of Redis, which are one

@@ -1,5 +1,5 @@
 //! `RedisStore`: its public calls, and how a request becomes a call. The connections are in
-//! `transport/`.
+//! the crate `tower-ratelimit-connections`.
 
 use std::{
     fmt,
