@@ -28,6 +28,9 @@ use tokio::time::Instant;
 #[cfg(feature = "redis")]
 pub(crate) use self::health::Status;
 pub(crate) use self::names::Name;
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use self::redis::Credentials;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redisson")]
@@ -35,7 +38,7 @@ pub(crate) use self::redis::ScriptText;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
-pub use self::redis::{Credentials, KeyScan, RedisConfig, RedisStore};
+pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::redis::{assert_written, write};
 #[cfg(feature = "redisson")]

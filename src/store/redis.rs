@@ -29,7 +29,9 @@ use tower_ratelimit_connections as transport;
 pub(crate) use self::script_text::ScriptText;
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::script_text::{assert_written, write};
+#[doc(inline)]
+pub use self::transport::Credentials;
 #[cfg(feature = "redisson")]
 pub(crate) use self::transport::Deadline;
 pub(super) use self::transport::{FORMS, scheme_error};
-pub use self::{config::RedisConfig, scan::KeyScan, store::RedisStore, transport::Credentials};
+pub use self::{config::RedisConfig, scan::KeyScan, store::RedisStore};

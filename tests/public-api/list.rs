@@ -4,7 +4,7 @@
 //! version here, which `make lint` needs too, whatever compiler runs the tests.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     path::{Path, PathBuf},
     process::Command,
@@ -24,6 +24,9 @@ const LIMITS: [(&str, usize); 6] = [
     ("methods of RateLimitLayer", 26),
     ("lines that name the crate `redis`, without the feature `redis-1`", 0),
 ];
+
+/// The internal crates, some of whose items the crate exports as its own.
+const INNER_CRATES: [&str; 1] = ["tower-ratelimit-connections"];
 
 /// The only feature whose items may name the crate `redis`.
 const REDIS_FEATURE: &str = "redis-1";
@@ -62,15 +65,86 @@ fn manifest() -> (String, Vec<String>) {
     (rust.to_owned(), features.map(String::from).collect())
 }
 
-/// Reads the public items with some features, as Rust `version` documents them.
-fn public_items(version: &str, features: &[String]) -> PublicApi {
+/// A public item as its line in full, with its id and that of its parent.
+struct Item {
+    full: String,
+    id: u32,
+    parent_id: Option<u32>,
+}
+
+/// Reads the public items with some features, as Rust `version` documents them; items of internal
+/// crates where they are exported.
+fn public_items(version: &str, features: &[String]) -> Vec<Item> {
+    let features = ["--no-default-features", "--features", &features.join(",")];
+    let mut items = items_of("tower-ratelimit", version, &features, 0);
+    for (package, number) in INNER_CRATES.into_iter().zip(1..) {
+        let inner = items_of(package, version, &["--all-features"], number << 24);
+        let name = package.replace('-', "_");
+        let types: BTreeSet<_> = inner.iter().filter_map(|it| type_of(&it.full, &name)).collect();
+        let exports = items.iter().filter_map(|item| item.full.strip_prefix("pub use "));
+        let exports = exports.map(|path| (path.rsplit("::").next().unwrap(), path));
+        let exports = exports.filter(|(own, _)| types.contains(own));
+        let exports: BTreeMap<_, _> =
+            exports.map(|(own, path)| (own.to_owned(), path.to_owned())).collect();
+        let is_export = |full: &str| {
+            full.strip_prefix("pub use ").is_some_and(|path| exports.values().any(|it| it == path))
+        };
+        items.retain(|item| !is_export(&item.full));
+        let is_exported =
+            |item: &Item| type_of(&item.full, &name).is_some_and(|own| exports.contains_key(own));
+        items.extend(inner.into_iter().filter(is_exported));
+        items.iter_mut().for_each(|item| item.full = exported(&item.full, &name, &exports));
+    }
+    items
+}
+
+/// Returns the type of a crate that a line in full is about.
+fn type_of<'a>(full: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = full.split_once(name)?;
+    let mut parts = rest.split(|it: char| !it.is_alphanumeric() && it != '_');
+    parts.find(|part| starts_uppercase(part))
+}
+
+/// Replaces the paths of an internal crate by those under which its types are exported.
+fn exported(full: &str, name: &str, exports: &BTreeMap<String, String>) -> String {
+    let is_part = |it: char| it.is_alphanumeric() || it == '_' || it == ':';
+    let mut text = String::new();
+    for word in full.split_inclusive(|it| !is_part(it)) {
+        let (word, end) = word.split_at(word.find(|it| !is_part(it)).unwrap_or(word.len()));
+        let own = word.strip_prefix(name).and_then(|rest| {
+            rest.split("::").enumerate().find_map(|(at, part)| Some((at, exports.get(part)?)))
+        });
+        text += &match own {
+            Some((at, path)) => {
+                let rest = word.split("::").skip(at + 1).map(|part| format!("::{part}"));
+                path.clone() + &rest.collect::<String>()
+            }
+            None => word.to_owned(),
+        };
+        text += end;
+    }
+    text
+}
+
+fn items_of(package: &str, version: &str, features: &[&str], first_id: u32) -> Vec<Item> {
+    let items = public_api(package, version, features);
+    let item = |item: &PublicItem| Item {
+        full: item.to_string(),
+        id: first_id + item.id().0,
+        parent_id: item.parent_id().map(|id| first_id + id.0),
+    };
+    items.items().map(item).collect()
+}
+
+fn public_api(package: &str, version: &str, features: &[&str]) -> PublicApi {
     let target = root().join("target/msrv");
-    let path = target.join("doc/tower_ratelimit.json");
+    let path = target.join(format!("doc/{}.json", package.replace('-', "_")));
     // That of other features has the same path.
     _ = fs::remove_file(&path);
     let output = Command::new("rustup")
-        .args(["run", version, "cargo", "rustdoc", "-p", "tower-ratelimit", "--lib"])
-        .args(["--no-default-features", "--features", &features.join(","), "--target-dir"])
+        .args(["run", version, "cargo", "rustdoc", "-p", package, "--lib"])
+        .args(features)
+        .arg("--target-dir")
         .arg(&target)
         .args(["--", "-Z", "unstable-options", "--output-format", "json"])
         .env("RUSTDOC", Path::new(FOLDER).join("rustdoc"))
@@ -93,23 +167,22 @@ fn public_items(version: &str, features: &[String]) -> PublicApi {
     items.omit_auto_trait_impls(true).build().unwrap()
 }
 
-fn lines(items: &PublicApi) -> BTreeSet<Line> {
+fn lines(items: &[Item]) -> BTreeSet<Line> {
     let is_trait_impl = |text: &str| text.starts_with("impl") && text.contains(" for ");
-    let trait_impls = items.items().filter(|item| is_trait_impl(&item.to_string()));
-    let trait_impls: BTreeSet<_> = trait_impls.map(|item| item.id().0).collect();
-    let line = |item: &PublicItem| {
-        let full = item.to_string();
-        let (path, text) = (path(&full), short(&full));
+    let trait_impls = items.iter().filter(|item| is_trait_impl(&item.full));
+    let trait_impls: BTreeSet<_> = trait_impls.map(|item| item.id).collect();
+    let line = |item: &Item| {
+        let (path, text) = (path(&item.full), short(&item.full));
         let is_impl = text.starts_with("impl");
-        let is_of_trait = item.parent_id().is_some_and(|id| trait_impls.contains(&id.0));
+        let is_of_trait = item.parent_id.is_some_and(|id| trait_impls.contains(&id));
         let is_left_out = is_impl && !is_trait_impl(&text)
             || ["StructuralPartialEq for ", "Unpin for "].iter().any(|it| text.contains(it))
             || is_of_trait && text.contains(" fn ")
             || text.starts_with("pub mod guide");
-        let line = Line { path, is_impl, text, id: item.id().0 };
+        let line = Line { path, is_impl, text, id: item.id };
         (!is_left_out && !line.path.is_empty()).then_some(line)
     };
-    items.items().filter_map(line).collect()
+    items.iter().filter_map(line).collect()
 }
 
 /// Shortens the paths of a line, which are full.
@@ -259,6 +332,15 @@ fn the_public_items_are_few() {
 
 fn listed() -> String {
     fs::read_to_string(Path::new(FOLDER).join("list.txt")).unwrap()
+}
+
+/// A user depends on this crate alone: what it exports must have its path.
+#[test]
+fn no_public_item_names_an_internal_crate() {
+    let text = listed();
+    for name in INNER_CRATES.map(|package| package.replace('-', "_")) {
+        assert!(!text.contains(&name), "export what the public items name of {name}");
+    }
 }
 
 /// Enums that have all of their variants, for a match without a wildcard.

@@ -8,7 +8,10 @@ use redis::aio::ConnectionLike;
 
 #[cfg(feature = "tls-rustls-no-provider")]
 use super::transport::TlsSettings;
-use super::transport::{Credentials, Parameters, TransportConfig, TransportError, login_provider};
+use super::{
+    error::store_error,
+    transport::{Credentials, Parameters, TransportConfig, TransportError, login_provider},
+};
 use crate::error::StoreError;
 
 /// The time that a request may lose to a Redis that does not answer. It is chosen, not measured:
@@ -78,12 +81,15 @@ impl RedisConfig {
     /// # }
     /// ```
     pub fn from_url(url: &str) -> Result<Self, StoreError> {
-        let (transport, parameters) = TransportConfig::from_url(url, &PARAMETERS)?;
+        let (transport, parameters) =
+            TransportConfig::from_url(url, &PARAMETERS).map_err(store_error)?;
         let config = Self::new(transport);
         Ok(Self {
-            deadline: deadline(&parameters)?.unwrap_or(config.deadline),
-            denial_ttl: time(&parameters, "denial_ttl")?.unwrap_or(config.denial_ttl),
-            prefix: prefix(&parameters)?.unwrap_or(config.prefix),
+            deadline: deadline(&parameters).map_err(store_error)?.unwrap_or(config.deadline),
+            denial_ttl: time(&parameters, "denial_ttl")
+                .map_err(store_error)?
+                .unwrap_or(config.denial_ttl),
+            prefix: prefix(&parameters).map_err(store_error)?.unwrap_or(config.prefix),
             transport: config.transport,
         })
     }
@@ -101,10 +107,9 @@ impl RedisConfig {
         let config = Self::from_url(url)?;
         match config.transport.is_one_server() {
             true => Ok(config),
-            false => Err(TransportError::config(
+            false => Err(store_error(TransportError::config(
                 "cannot use the Redis URL: it names several servers; use `RedisConfig::from_url`",
-            )
-            .into()),
+            ))),
         }
     }
 
@@ -140,7 +145,7 @@ impl RedisConfig {
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
         master: &str,
     ) -> Result<Self, StoreError> {
-        Ok(Self::new(TransportConfig::sentinels(sentinels, master)?))
+        Ok(Self::new(TransportConfig::sentinels(sentinels, master).map_err(store_error)?))
     }
 
     /// Describes a cluster. `urls` are some of its nodes. The login of the first URL is used for
@@ -172,7 +177,7 @@ impl RedisConfig {
     /// # }
     /// ```
     pub fn cluster(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, StoreError> {
-        Ok(Self::new(TransportConfig::cluster(urls)?))
+        Ok(Self::new(TransportConfig::cluster(urls).map_err(store_error)?))
     }
 
     /// Describes a connection of the crate `redis` 1.x that reconnects by itself, which
@@ -414,7 +419,7 @@ impl RedisConfig {
         change: impl FnOnce(TlsSettings) -> Result<TlsSettings, TransportError>,
     ) -> Result<Self, StoreError> {
         let tls = field(&mut self.transport);
-        *tls = Some(change(tls.take().unwrap_or_default())?);
+        *tls = Some(change(tls.take().unwrap_or_default()).map_err(store_error)?);
         Ok(self)
     }
 

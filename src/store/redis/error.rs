@@ -105,10 +105,9 @@ impl fmt::Display for HintedCause {
 
 impl Error for HintedCause {}
 
-impl From<TransportError> for StoreError {
-    fn from(error: TransportError) -> Self {
-        ExplainedError::new(error, &Account::default()).into_store_error()
-    }
+/// Returns the error of a call that names no permissions of an account.
+pub(super) fn store_error(error: TransportError) -> StoreError {
+    ExplainedError::new(error, &Account::default()).into_store_error()
 }
 
 /// The text of an error for one line of a log: no control characters, and of bounded length. A key

@@ -18,6 +18,7 @@ use super::{
     call::ScriptCall,
     config::RedisConfig,
     cross_slot::CrossSlot,
+    error::store_error,
     front::{Entrance, Front},
     holds::Keeper,
     late::WaitingCall,
@@ -169,7 +170,7 @@ impl RedisStore {
         }
         let RedisConfig { transport, deadline, denial_ttl, prefix } = config;
         let monitor = Arc::new(Monitor::new(prefix.clone(), transport.user().map(Into::into)));
-        let client = transport.client(monitor.clone())?;
+        let client = transport.client(monitor.clone()).map_err(store_error)?;
         let names = Names::default();
         let lines = names.lines().clone();
         let denials = Denials::new(denial_ttl, lines.clone());

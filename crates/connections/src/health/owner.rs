@@ -38,7 +38,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    pub(crate) fn command(&self) -> Command<'_> {
+    pub fn command(&self) -> Command<'_> {
         Command::script(&self.cmd, self.text)
     }
 

@@ -13,7 +13,7 @@ pub struct Command<'a> {
     text: Option<&'static str>,
     /// True if its keys are moving to this node of a cluster.
     is_asking: bool,
-    /// True if the caller has awaited [`ready`](super::Client::ready).
+    /// True if the caller has awaited [`ready`](crate::Client::ready).
     is_ready: bool,
     on_handover: Option<&'a (dyn Fn() + Sync)>,
     claim: Option<&'a Arc<Claim>>,
@@ -34,7 +34,7 @@ impl<'a> Command<'a> {
         Self { is_asking, ..self }
     }
 
-    /// Marks a command that is sent after [`ready`](super::Client::ready): nothing delays it, so
+    /// Marks a command that is sent after [`ready`](crate::Client::ready): nothing delays it, so
     /// that no later command overtakes it.
     pub fn ready(self) -> Self {
         Self { is_ready: true, ..self }
@@ -92,7 +92,7 @@ impl<'a> Command<'a> {
     }
 
     /// Returns the first key.
-    pub(crate) fn key(self) -> &'a [u8] {
+    pub fn key(self) -> &'a [u8] {
         let index = match self.cmd.args_iter().next() {
             Some(Arg::Simple(b"EVALSHA" | b"EVAL")) => 3,
             _ => 1,
