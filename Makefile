@@ -98,16 +98,17 @@ msrv-toolchain:
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # What is published, each from its package.
-PACKAGES = -p tower-ratelimit -p tower-ratelimit-connections
+INNER = tower-ratelimit-connections tower-ratelimit-redisson
+PACKAGES = $(addprefix -p ,tower-ratelimit $(INNER))
 
-# Runs a command in the crate as it is published, outside of the checkout, with the inner crate as it is
-# published. By the times in the archives, which are constant, Cargo would not notice changes: `-m` sets
-# the current time.
+# Runs a command in the crate as it is published, outside of the checkout, with the inner crates as they
+# are published. By the times in the archives, which are constant, Cargo would not notice changes: `-m`
+# sets the current time.
 define in-package
-folder=$$(mktemp -d) && for crate in tower-ratelimit tower-ratelimit-connections; do \
+folder=$$(mktemp -d) && for crate in tower-ratelimit $(INNER); do \
     tar -xzmf target/package/$$crate-$(VERSION).crate -C $$folder || exit 1; done && \
   cd $$folder/tower-ratelimit-$(VERSION) && $(1) --target-dir $(CURDIR)/target/package-tests \
-    --config "patch.crates-io.tower-ratelimit-connections.path='../tower-ratelimit-connections-$(VERSION)'" && \
+    $(foreach crate,$(INNER),--config "patch.crates-io.$(crate).path='../$(crate)-$(VERSION)'") && \
   rm -r $$folder
 endef
 

@@ -184,8 +184,6 @@
 //! SET SETRANGE TIME UNLINK EXISTS ZADD ZCARD ZCOUNT ZRANGE ZRANK ZREM ZREMRANGEBYRANK ZSCORE`.
 
 mod acquire;
-mod id;
-mod keys;
 mod script;
 mod target;
 mod template;
@@ -198,11 +196,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{
-    id::process_id,
-    keys::Keys,
-    script::{AGAIN, AVAILABLE_PERMITS, CONFIG, DONE, EXPIRE, NO_RATE, RELEASE, SET_RATE, Script},
+use tower_ratelimit_redisson::{
+    Keys, Script, process_id,
+    status::{AGAIN, DONE, NO_RATE},
 };
+
+use self::script::{by_hash, sent};
 pub use crate::error::RateLimiterError;
 use crate::{
     error::Error,
@@ -322,7 +321,7 @@ impl RateLimiter {
     /// of a Redis Cluster. A valid name has no braces, or has text in the first pair of them:
     /// `a}b`, `x{y` and `{}z` are rejected.
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, RateLimiterError> {
-        let keys = Arc::new(Keys::new(name, process_id())?);
+        let keys = Arc::new(keys_of(name, process_id())?);
         let observers = LimiterObservers::new(store.observers(), LABEL);
         Ok(Self {
             store,
@@ -343,7 +342,7 @@ impl RateLimiter {
     /// when their permits no longer count.
     #[must_use]
     pub fn client_id(self, client_id: &str) -> Self {
-        let keys = Keys::new(&self.keys.name, client_id).expect("the name is valid");
+        let keys = keys_of(&self.keys.name, client_id).expect("the name is valid");
         Self { keys: Arc::new(keys), ..self }
     }
 
@@ -429,7 +428,7 @@ impl RateLimiter {
         let keep_alive = keep_alive.map_or(String::new(), |time| millis(time).to_string());
         let args = [mode, &rate, &interval, rate_type, &keep_alive];
         let (args, deadline) = (args.map(str::as_bytes), self.store.start_deadline());
-        let result = self.execute_in_steps(deadline, &SET_RATE, &args, "").await;
+        let result = self.execute_in_steps(deadline, Script::SetRate, &args, "").await;
         *lock(&self.cached_rate) = None;
         self.call_lines();
         result.map(|(_, is_set)| is_set == 1)
@@ -456,7 +455,7 @@ impl RateLimiter {
         template_rate: &str,
     ) -> Result<Option<RateLimiterConfig>, Error> {
         let (status, rate, interval, is_per_client, keep_alive): (i64, u64, u64, bool, u64) =
-            self.execute(deadline, &CONFIG, &[], template_rate, b"").await?;
+            self.execute(deadline, Script::Config, &[], template_rate, b"").await?;
         Ok((status == DONE).then(|| RateLimiterConfig {
             is_per_client,
             rate,
@@ -478,7 +477,7 @@ impl RateLimiter {
         let deadline = self.store.start_deadline();
         let rate = self.template_rate(deadline).await?;
         let (status, permits) =
-            self.execute_in_steps(deadline, &AVAILABLE_PERMITS, &[], &rate).await?;
+            self.execute_in_steps(deadline, Script::AvailablePermits, &[], &rate).await?;
         if status == NO_RATE { Err(self.no_rate()) } else { Ok(permits) }
     }
 
@@ -534,7 +533,8 @@ impl RateLimiter {
         while rest > 0 {
             let permits = rest.to_string();
             let args = [permits.as_bytes(), id, taken.as_bytes()];
-            let (status, left) = self.execute_in_steps(deadline, &RELEASE, &args, "").await?;
+            let (status, left) =
+                self.execute_in_steps(deadline, Script::Release, &args, "").await?;
             if status == NO_RATE {
                 return if self.template.is_some() { Ok(()) } else { Err(self.no_rate()) };
             }
@@ -575,7 +575,8 @@ impl RateLimiter {
 
     async fn expire_in(&self, ms: &str) -> Result<bool, Error> {
         let deadline = self.store.start_deadline();
-        let done: Result<i64, _> = self.execute(deadline, &EXPIRE, &[ms.as_bytes()], "", b"").await;
+        let done: Result<i64, _> =
+            self.execute(deadline, Script::Expire, &[ms.as_bytes()], "", b"").await;
         self.call_lines();
         done.map(|done| done == 1)
     }
@@ -630,7 +631,7 @@ impl RateLimiter {
     fn execute<T>(
         &self,
         deadline: Deadline,
-        script: &'static Script,
+        script: Script,
         args: &[&[u8]],
         template_rate: &str,
         tally: &[u8],
@@ -638,15 +639,15 @@ impl RateLimiter {
     where
         T: redis::FromRedisValue + Send + 'static,
     {
-        let command = script.by_hash(&self.keys.all, args, template_rate, tally);
-        self.store.run(self.label, deadline, command, &script.sent().text)
+        let command = by_hash(script, &self.keys.all, args, template_rate, tally);
+        self.store.run(self.label, deadline, command, &sent(script).text)
     }
 
     /// Executes a script, repeatedly if it takes several calls to read a long log.
     async fn execute_in_steps(
         &self,
         deadline: Deadline,
-        script: &'static Script,
+        script: Script,
         args: &[&[u8]],
         template_rate: &str,
     ) -> Result<(i64, u64), Error> {
@@ -666,6 +667,10 @@ impl fmt::Debug for RateLimiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimiter").field("name", &self.name()).finish_non_exhaustive()
     }
+}
+
+fn keys_of(name: &str, client_id: &str) -> Result<Keys, RateLimiterError> {
+    Keys::new(name, client_id).ok_or_else(|| RateLimiterError::Slots { name: name.into() })
 }
 
 fn millis(time: Duration) -> u64 {

@@ -14,7 +14,7 @@ use syn::{
 
 /// The storeys of each crate from the top down, by the first part of a module path. A file imports
 /// from its own storey, and from those below it.
-const CRATES: [(&str, &[&[&str]]); 2] = [
+const CRATES: [(&str, &[&[&str]]); 3] = [
     (
         "",
         &[
@@ -39,6 +39,7 @@ const CRATES: [(&str, &[&[&str]]); 2] = [
             &["time", "sync"],
         ],
     ),
+    ("crates/redisson", &[&["lib"], &["id", "keys", "script", "template"]]),
 ];
 
 /// The path of a module, such as `store::memory`. That of the crate is `lib`.

@@ -2,11 +2,14 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
+use tower_ratelimit_redisson::{
+    AcquireReply, PLACEHOLDER, Script, entry, id_of, random,
+    status::{ABOVE_RATE, AGAIN, DONE, NO_RATE, PER_CLIENT},
+};
+
 use super::{
     RateLimiter,
-    id::{id_of, random},
-    script::{ABOVE_RATE, ACQUIRE, AGAIN, AcquireReply, DONE, NO_RATE, PER_CLIENT, entry},
-    template::PLACEHOLDER,
+    script::{Acquired, by_hash, sent},
 };
 use crate::{
     algorithm::{Action, EngineReply},
@@ -140,11 +143,11 @@ impl RateLimiter {
         let mut tally = vec![];
         loop {
             let command = match self.is_per_client.load(Relaxed) {
-                true => ACQUIRE.by_hash(&self.keys.all, &[&entry], &rate, &tally),
-                false => ACQUIRE.by_hash(&self.keys.overall(), &[&entry], &rate, &tally),
+                true => by_hash(Script::Acquire, &self.keys.all, &[&entry], &rate, &tally),
+                false => by_hash(Script::Acquire, &self.keys.overall(), &[&entry], &rate, &tally),
             };
-            let reply: AcquireReply =
-                self.store.run(self.label, deadline, command, &ACQUIRE.sent().text).await?;
+            let text = &sent(Script::Acquire).text;
+            let Acquired(reply) = self.store.run(self.label, deadline, command, text).await?;
             match reply.status {
                 AGAIN => tally = reply.tally,
                 PER_CLIENT => self.is_per_client.store(true, Relaxed),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{RateLimiter, id::random};
+use tower_ratelimit_redisson::random;
+
+use super::RateLimiter;
 use crate::{
     algorithm::Action,
     decision::{Outcome, Receipt},

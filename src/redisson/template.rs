@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{MAX_INTERVAL, RateLimiter, keys::Keys, millis};
+use tower_ratelimit_redisson::{TemplateRate, is_template, name_of_key};
+
+use super::{MAX_INTERVAL, RateLimiter, keys_of, millis};
 use crate::{
     error::{Error, RateLimiterError},
     keys::Key,
@@ -20,9 +22,6 @@ const MIN_KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 /// The maximum delay after which a new rate of the template is noticed.
 const MAX_CACHE_AGE: Duration = Duration::from_secs(1);
-
-/// The text in a name that is replaced by the key.
-pub(super) const PLACEHOLDER: &str = "{key}";
 
 impl RateLimiter {
     /// Returns the limiter of a key, if the name is a template: `{key}` in it is replaced by the
@@ -68,12 +67,9 @@ impl RateLimiter {
         if !self.is_template() {
             return Ok(self.clone());
         }
-        let rest = self.name().replace("{{key}}", "").replace(PLACEHOLDER, "");
-        if rest.is_empty() || rest.contains(['{', '}']) {
-            return Err(RateLimiterError::Slots { name: self.name().into() });
-        }
-        let name = self.name().replace(PLACEHOLDER, key.into().as_str());
-        let keys = Arc::new(Keys::new(&name, &self.keys.client_id)?);
+        let name = name_of_key(self.name(), key.into().as_str());
+        let name = name.ok_or_else(|| RateLimiterError::Slots { name: self.name().into() })?;
+        let keys = Arc::new(keys_of(&name, &self.keys.client_id)?);
         Ok(Self { keys, template: Some(Arc::new(self.clone())), ..self.clone() })
     }
 
@@ -95,7 +91,7 @@ impl RateLimiter {
     }
 
     pub(super) fn is_template(&self) -> bool {
-        self.name().contains(PLACEHOLDER)
+        is_template(self.name())
     }
 
     /// Returns the template's rate as an argument of the scripts. It is empty if there is no
@@ -116,8 +112,12 @@ impl RateLimiter {
         };
         let keep_alive = self.keep_alive.unwrap_or(MIN_KEEP_ALIVE);
         let keep_alive = keep_alive.clamp(config.interval(), MAX_INTERVAL);
-        let (rate, interval) = (config.rate(), millis(config.interval()));
-        let rate_type = config.is_per_client() as u8;
-        Ok(format!("{rate} {interval} {rate_type} {}", millis(keep_alive)))
+        let rate = TemplateRate {
+            rate: config.rate(),
+            interval: millis(config.interval()),
+            is_per_client: config.is_per_client(),
+            keep_alive: millis(keep_alive),
+        };
+        Ok(rate.argument())
     }
 }

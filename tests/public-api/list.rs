@@ -26,7 +26,7 @@ const LIMITS: [(&str, usize); 6] = [
 ];
 
 /// The internal crates, some of whose items the crate exports as its own.
-const INNER_CRATES: [&str; 1] = ["tower-ratelimit-connections"];
+const INNER_CRATES: [&str; 2] = ["tower-ratelimit-connections", "tower-ratelimit-redisson"];
 
 /// The only feature whose items may name the crate `redis`.
 const REDIS_FEATURE: &str = "redis-1";

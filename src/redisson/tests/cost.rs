@@ -1,7 +1,11 @@
 //! Tests that each call takes bounded time and decides exactly, also with a long log.
 
+use tower_ratelimit_redisson::{
+    Script,
+    status::{AGAIN, DONE},
+};
+
 use super::{
-    super::script::{AGAIN, DONE, RELEASE, SET_RATE},
     harness::{Entry, Harness, RedisServer},
     limiter,
 };
@@ -88,7 +92,7 @@ fn callers_that_time_out_share_the_reading_of_a_long_log() {
     fill(&mut harness, 10_000);
     harness.steps = 0;
     let release = |harness: &mut Harness| -> (i64, u64, Vec<u8>) {
-        harness.execute(&RELEASE, &[b"10", b""], "", b"")
+        harness.execute(Script::Release, &[b"10", b""], "", b"")
     };
     while release(&mut harness).0 == AGAIN {}
     assert!(harness.steps <= 11, "{}", harness.steps);
@@ -197,7 +201,7 @@ fn a_call_of_several_steps_sets_the_rate_once() {
     let mut harness = limiter(&server, 20_000);
     fill(&mut harness, 10_000);
     let set = |harness: &mut Harness, tally: &[u8]| -> (i64, u64, Vec<u8>) {
-        harness.execute(&SET_RATE, &[b"update", b"30000", b"1000", b"0", b""], "", tally)
+        harness.execute(Script::SetRate, &[b"update", b"30000", b"1000", b"0", b""], "", tally)
     };
     let (mut status, _, mut tally) = set(&mut harness, b"");
     assert_eq!(status, AGAIN);

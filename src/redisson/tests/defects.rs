@@ -1,10 +1,8 @@
 //! Defects of Redisson alone that this crate avoids or repairs.
 
-use super::{
-    super::script::{ABOVE_RATE, NO_RATE},
-    harness::RedisServer,
-    limiter,
-};
+use tower_ratelimit_redisson::status::{ABOVE_RATE, NO_RATE};
+
+use super::{harness::RedisServer, limiter};
 
 #[test]
 fn a_lowered_rate_forgets_no_debt() {

@@ -1,9 +1,8 @@
 //! Tests of the format: keys, bytes and times to live.
 
-use proptest::prelude::*;
+use tower_ratelimit_redisson::Keys;
 
 use super::{
-    super::keys::Keys,
     harness::{Harness, RedisServer},
     limiter,
 };
@@ -222,50 +221,4 @@ fn each_client_has_a_rate_of_its_own() {
     assert!(harness.take(2) && !harness.take(1));
     harness.keys = Keys::new("LIMITER_NAME", "another").unwrap();
     assert!(harness.take(2) && !harness.take(1));
-}
-
-/// Returns the slot of a key by the rules of Redis Cluster.
-fn slot(key: &str) -> u16 {
-    let tag = key
-        .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .map(|(tag, _)| tag)
-        .filter(|tag| !tag.is_empty());
-    let crc = tag.unwrap_or(key).bytes().fold(0_u16, |crc, byte| {
-        (0..8).fold(crc ^ u16::from(byte) << 8, |crc, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 }
-        })
-    });
-    crc % 16_384
-}
-
-#[test]
-fn names_whose_keys_would_be_in_several_slots_are_rejected() {
-    assert_eq!(slot("123456789"), 0x31c3);
-    for name in ["", "a}b", "}", "x{y", "{}z", "{", "}{a}x{", "{}{a}"] {
-        assert_eq!(Keys::new(name, "client").is_ok(), name == "}{a}x{", "{name}");
-    }
-    let user = Keys::new("user:{42}", "client").unwrap();
-    assert_eq!(user.all[..3], ["user:{42}", "user:{42}:value", "user:{42}:value:client"]);
-}
-
-proptest! {
-    #[test]
-    fn the_keys_of_an_accepted_name_are_in_one_slot(
-        name in "[ab{}]{0,8}",
-        client in "[ab{}]{0,4}",
-    ) {
-        match Keys::new(&name, &client) {
-            Ok(keys) => prop_assert!(keys.all.iter().all(|key| slot(key) == slot(&name))),
-            // Redisson's own keys would be in several slots.
-            Err(_) if name.contains('{') => {
-                let value = format!("{name}:value");
-                prop_assert!(slot(&value) != slot(&name));
-            }
-            Err(_) => {
-                let value = format!("{{{name}}}:value");
-                prop_assert!(name.is_empty() || slot(&value) != slot(&name));
-            }
-        }
-    }
 }

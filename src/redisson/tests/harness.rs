@@ -3,13 +3,12 @@
 
 use redis::{Connection, FromRedisValue};
 
-use super::super::{
-    keys::Keys,
-    script::{
-        ACQUIRE, AGAIN, AVAILABLE_PERMITS, AcquireReply, CONFIG, DONE, EXPIRE, PER_CLIENT, RELEASE,
-        SET_RATE, Script, common, entry,
-    },
+use tower_ratelimit_redisson::{
+    AcquireReply, Keys, Script, arguments, entry,
+    status::{AGAIN, DONE, PER_CLIENT},
 };
+
+use super::super::script::{Acquired, sent};
 
 #[path = "../../../tests/support/server.rs"]
 #[allow(dead_code, unreachable_pub, missing_debug_implementations, clippy::duplicate_mod)]
@@ -290,7 +289,7 @@ impl Harness {
 
     pub(super) fn execute<T: FromRedisValue>(
         &mut self,
-        script: &Script,
+        script: Script,
         args: &[&[u8]],
         template_rate: &str,
         tally: &[u8],
@@ -303,29 +302,29 @@ impl Harness {
 
     fn execute_with<T: FromRedisValue>(
         &mut self,
-        script: &Script,
+        script: Script,
         keys: &[String],
         args: &[&[u8]],
         template_rate: &str,
         tally: &[u8],
     ) -> T {
-        let mut text = script.sent().text.clone();
+        let mut text = sent(script).text.clone();
         if self.tiny {
             let limits = "SHORT, HEAD, MAX_ENTRIES = 8, 128, 1000";
             assert!(text.contains(limits));
             text = text.replace(limits, "SHORT, HEAD, MAX_ENTRIES = 2, 2, 3");
         }
-        if self.is_slow && std::ptr::eq(script, &ACQUIRE) {
+        if self.is_slow && script == Script::Acquire {
             let quick = "\nrepeat\n";
             assert_eq!(text.matches(quick).count(), 1);
             text = text.replace(quick, "\nrepeat\n  do break end\n");
         }
-        self.eval(&text, keys, &[args, &common(template_rate, tally)].concat())
+        self.eval(&text, keys, &[args, &arguments(template_rate, tally)].concat())
     }
 
     fn execute_in_steps(
         &mut self,
-        script: &Script,
+        script: Script,
         args: &[&[u8]],
         template_rate: &str,
     ) -> (i64, u64) {
@@ -349,7 +348,8 @@ impl Harness {
         loop {
             self.steps += 1;
             assert!(self.steps < 1_000, "the call does not end");
-            let reply: AcquireReply = self.execute_with(&ACQUIRE, &keys, &[&entry], &rate, &tally);
+            let Acquired(reply) =
+                self.execute_with(Script::Acquire, &keys, &[&entry], &rate, &tally);
             match reply.status {
                 PER_CLIENT => (keys, self.steps) = (self.keys.all.to_vec(), 0),
                 AGAIN if self.drops_tally => tally = vec![],
@@ -388,19 +388,20 @@ impl Harness {
         let mut rest = u64::from(permits);
         while rest > 0 {
             let (permits, taken) = (rest.to_string(), taken.to_string());
-            rest =
-                self.execute_in_steps(&RELEASE, &[permits.as_bytes(), id, taken.as_bytes()], "").1;
+            rest = self
+                .execute_in_steps(Script::Release, &[permits.as_bytes(), id, taken.as_bytes()], "")
+                .1;
         }
     }
 
     pub(super) fn available(&mut self) -> u64 {
-        self.execute_in_steps(&AVAILABLE_PERMITS, &[], &self.template_rate.clone()).1
+        self.execute_in_steps(Script::AvailablePermits, &[], &self.template_rate.clone()).1
     }
 
     /// Returns the rate, the interval, 1 if the rate is per client, and the keep-alive time.
     pub(super) fn config(&mut self) -> Option<[u64; 4]> {
         self.steps = 0;
-        let reply: [i64; 5] = self.execute(&CONFIG, &[], &self.template_rate.clone(), b"");
+        let reply: [i64; 5] = self.execute(Script::Config, &[], &self.template_rate.clone(), b"");
         (reply[0] == DONE).then(|| [1, 2, 3, 4].map(|i| reply[i] as u64))
     }
 
@@ -418,11 +419,11 @@ impl Harness {
     ) -> bool {
         let [rate, interval] = [rate, interval].map(|number| number.to_string());
         let args = [mode, &rate, &interval, &rate_type.to_string(), keep_alive];
-        self.execute_in_steps(&SET_RATE, &args.map(|arg| arg.as_bytes()), "").1 == 1
+        self.execute_in_steps(Script::SetRate, &args.map(|arg| arg.as_bytes()), "").1 == 1
     }
 
     pub(super) fn expire(&mut self, ms: &str) -> bool {
-        self.execute::<i64>(&EXPIRE, &[ms.as_bytes()], "", b"") == 1
+        self.execute::<i64>(Script::Expire, &[ms.as_bytes()], "", b"") == 1
     }
 
     /// Returns `Ok` if the acquire was granted, else the delay in milliseconds, or `None` if the
