@@ -41,7 +41,7 @@ pub(crate) use self::{
     request::{Action, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
 };
-use crate::quota::{ConfigError, Quota};
+use crate::quota::{Quota, QuotaError};
 
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///
@@ -394,12 +394,12 @@ impl fmt::Display for Algorithm {
 
 /// Reads a [name](Algorithm::name); the settings are the defaults.
 impl FromStr for Algorithm {
-    type Err = ConfigError;
+    type Err = QuotaError;
 
-    fn from_str(name: &str) -> Result<Self, ConfigError> {
+    fn from_str(name: &str) -> Result<Self, QuotaError> {
         let mut all = Self::ALL.iter().copied();
         all.find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| ConfigError::UnknownAlgorithm { name: name.to_owned() })
+            .ok_or_else(|| QuotaError::UnknownAlgorithm { name: name.to_owned() })
     }
 }
 

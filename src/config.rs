@@ -22,4 +22,4 @@ pub use self::{
     limiters::Limiters,
     limits::{Limit, Limits},
 };
-pub use crate::{algorithm::Refill, quota::ConfigError};
+pub use crate::{algorithm::Refill, error::ConfigError, quota::QuotaError};

@@ -1,6 +1,7 @@
-//! Errors of limiters and stores. Errors of settings are in `quota/config_error.rs`, errors in
-//! requests in `middleware/rejection.rs`.
+//! Errors of limiters and stores. Errors in requests are in
+//! `middleware/rejection.rs`.
 
+mod config;
 #[cfg(feature = "redisson")]
 mod redisson;
 mod store;
@@ -9,8 +10,10 @@ use std::{borrow::Cow, error::Error as StdError, fmt};
 
 #[cfg(feature = "redisson")]
 pub use self::redisson::RateLimiterError;
-pub use self::store::{ErrorKind, StoreError};
-pub use crate::quota::ConfigError;
+pub use self::{
+    config::ConfigError,
+    store::{ErrorKind, StoreError},
+};
 
 /// The reason why a limiter made no decision, or did not change a count.
 ///

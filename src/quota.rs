@@ -1,13 +1,13 @@
 //! `Quota`: the units that a window allows and the burst, or the units at a time. It knows no
 //! algorithm. Its text form is in `quota/text.rs`, and its errors are in
-//! `quota/config_error.rs`.
+//! `quota/error.rs`.
 
-mod config_error;
+mod error;
 mod text;
 
 use std::{fmt, time::Duration};
 
-pub use self::config_error::ConfigError;
+pub use self::error::QuotaError;
 
 const MICROS_PER_DAY: u64 = 86_400_000_000;
 /// Keys in Redis expire in whole milliseconds.
@@ -82,7 +82,7 @@ pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 ///
 /// let error = "0/s".parse::<Quota>().unwrap_err();
 /// assert_eq!(error.to_string(), "quota \"0/s\": the limit is 0, but must be at least 1");
-/// # Ok::<(), tower_ratelimit::config::ConfigError>(())
+/// # Ok::<(), tower_ratelimit::config::QuotaError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
@@ -120,8 +120,8 @@ impl Quota {
     ///
     /// If `limit` is 0 or [too large](Quota#large-quotas), or `window` is out of range. The error
     /// names the largest limit for this window.
-    pub fn try_new(limit: u64, window: Duration) -> Result<Self, ConfigError> {
-        Self::checked(limit, window).map_err(ConfigError::from)
+    pub fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
+        Self::checked(limit, window).map_err(QuotaError::from)
     }
 
     /// Allows `limit` units per second.
@@ -201,8 +201,8 @@ impl Quota {
     /// # Errors
     ///
     /// If `limit` is 0 or above 2^46.
-    pub fn try_concurrent(limit: u64) -> Result<Self, ConfigError> {
-        Self::checked_concurrent(limit).map_err(ConfigError::from)
+    pub fn try_concurrent(limit: u64) -> Result<Self, QuotaError> {
+        Self::checked_concurrent(limit).map_err(QuotaError::from)
     }
 
     /// Sets the maximum number of units that may pass back to back after idling, including the
@@ -233,8 +233,8 @@ impl Quota {
     ///
     /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46, or if the quota
     /// counts concurrent units. The error names the largest burst for this limit and window.
-    pub fn try_burst(self, burst: u64) -> Result<Self, ConfigError> {
-        self.with_burst(burst).map_err(ConfigError::from)
+    pub fn try_burst(self, burst: u64) -> Result<Self, QuotaError> {
+        self.with_burst(burst).map_err(QuotaError::from)
     }
 
     /// Returns the units per window, or at a time.
@@ -355,7 +355,7 @@ impl fmt::Debug for Quota {
     }
 }
 
-/// The problem of a value: `const`, unlike a [`ConfigError`].
+/// The problem of a value: `const`, unlike a [`QuotaError`].
 #[derive(Clone, Copy)]
 enum Problem {
     ZeroLimit,
@@ -375,9 +375,9 @@ enum Problem {
     },
 }
 
-impl From<Problem> for ConfigError {
+impl From<Problem> for QuotaError {
     fn from(problem: Problem) -> Self {
-        Self::Quota { message: format!("quota: {problem}") }
+        Self::Invalid { message: format!("quota: {problem}") }
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     request::Release,
     state_bytes::Reader,
 };
-use crate::quota::{ConfigError, Quota};
+use crate::quota::{Quota, QuotaError};
 
 const MAX_BUCKETS: u32 = 100;
 
@@ -65,9 +65,9 @@ struct View {
 }
 
 impl SlidingWindowParams {
-    pub(super) fn new(quota: Quota, buckets: u32) -> Result<Self, ConfigError> {
+    pub(super) fn new(quota: Quota, buckets: u32) -> Result<Self, QuotaError> {
         if !(1..=MAX_BUCKETS).contains(&buckets) {
-            return Err(ConfigError::Buckets { buckets });
+            return Err(QuotaError::Buckets { buckets });
         }
         let (limit, window) = (quota.limit() as i64, quota.window_us() as i64);
         Ok(Self { limit, window, buckets: buckets.into() })

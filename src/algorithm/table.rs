@@ -14,7 +14,7 @@ use super::{
     reservations::Reserved,
     sliding_log, sliding_window, token_bucket,
 };
-use crate::quota::{ConfigError, Quota};
+use crate::quota::{Quota, QuotaError};
 
 /// The Lua text that decides by one algorithm.
 #[cfg(feature = "redis")]
@@ -322,14 +322,14 @@ impl Params {
         !self.shapes()
     }
 
-    pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+    pub(crate) fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, QuotaError> {
         let is_concurrency = matches!(algorithm, Algorithm::Concurrency);
         if is_concurrency != quota.is_concurrent() {
-            return Err(ConfigError::Concurrent { algorithm: algorithm.name(), quota });
+            return Err(QuotaError::Concurrent { algorithm: algorithm.name(), quota });
         }
         let bucket = matches!(algorithm, Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket);
         if !bucket && quota.burst_size() != quota.limit() {
-            return Err(ConfigError::BurstWithoutBucket { algorithm: algorithm.name(), quota });
+            return Err(QuotaError::BurstWithoutBucket { algorithm: algorithm.name(), quota });
         }
         Ok(match algorithm {
             Algorithm::FixedWindow => {

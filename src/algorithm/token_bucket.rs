@@ -7,7 +7,7 @@ use super::{
     Refill,
     bucket::{Bucket, BucketParams},
 };
-use crate::quota::{ConfigError, Quota};
+use crate::quota::{Quota, QuotaError};
 
 pub(crate) type TokenBucketState = Bucket<false>;
 
@@ -15,9 +15,9 @@ pub(super) fn params(
     quota: Quota,
     refill: Refill,
     overdraft: u64,
-) -> Result<BucketParams<false>, ConfigError> {
+) -> Result<BucketParams<false>, QuotaError> {
     if overdraft > quota.max_overdraft() {
-        return Err(ConfigError::Overdraft { overdraft, quota });
+        return Err(QuotaError::Overdraft { overdraft, quota });
     }
     Ok(match refill {
         Refill::Continuous => BucketParams::continuous(quota, overdraft),

@@ -18,8 +18,9 @@ use super::{
 };
 use crate::{
     algorithm::{Algorithm, Refill},
+    error::ConfigError,
     limiter::check_name,
-    quota::{ConfigError, Quota},
+    quota::Quota,
 };
 
 /// Reads the quota from text: `10/s burst 20`.

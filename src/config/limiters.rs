@@ -7,9 +7,9 @@ use std::{
 
 use super::limits::{Limit, Limits};
 use crate::{
+    error::ConfigError,
     limiter::{Limiter, check_name},
     observe::{Event, LimiterObservers, log},
-    quota::ConfigError,
     store::{AnyStore, Names, Settings, Store},
     sync::lock,
 };

@@ -10,8 +10,9 @@ use serde::Serialize;
 
 use crate::{
     algorithm::{Algorithm, Params},
+    error::ConfigError,
     limiter::{Limiter, check_name},
-    quota::{ConfigError, Quota},
+    quota::{Quota, QuotaError},
     store::Store,
 };
 
@@ -210,7 +211,7 @@ impl Limit {
     /// # Errors
     ///
     /// If the settings of the algorithm and the quota conflict.
-    pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+    pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, QuotaError> {
         Params::new(algorithm, quota)?;
         Ok(Self { algorithm, quota })
     }

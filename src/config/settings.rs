@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use super::limits::Limit;
 use crate::{
     algorithm::{Algorithm, Refill},
-    quota::{ConfigError, MAX_UNITS, Quota},
+    quota::{MAX_UNITS, Quota, QuotaError},
 };
 
 pub(super) const FIELDS: &[&str] = &["algorithm", "quota", "buckets", "refill", "overdraft"];
@@ -112,7 +112,7 @@ impl Settings {
     }
 }
 
-fn text(error: ConfigError) -> String {
+fn text(error: QuotaError) -> String {
     error.to_string()
 }
 

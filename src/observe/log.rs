@@ -11,7 +11,7 @@ use std::{
 
 use super::event::Event;
 #[cfg(feature = "serde")]
-use crate::quota::ConfigError;
+use crate::error::ConfigError;
 use crate::{algorithm::Algorithm, decision::Decision, keys::Key, quota::Quota, sync::lock};
 
 /// The time for which there is at most one event about a misconfigured service.

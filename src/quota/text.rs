@@ -3,7 +3,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::{ConfigError, MAX_UNITS, MICROS_PER_DAY, Problem, Quota};
+use super::{MAX_UNITS, MICROS_PER_DAY, Problem, Quota, QuotaError};
 
 /// The units of time as they are printed, longest first, with their length in microseconds and
 /// their other names, without the `s` of a plural.
@@ -74,10 +74,10 @@ impl Quota {
 /// Instead of the slash, the text can contain the word `per`: `10 per second`. Numbers are whole,
 /// and can contain `_`: `1_000/day`. A comma may stand before `burst`, and `=` after it.
 impl FromStr for Quota {
-    type Err = ConfigError;
+    type Err = QuotaError;
 
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let error = |problem| ConfigError::Quota { message: format!("quota {text:?}: {problem}") };
+    fn from_str(text: &str) -> Result<Self, QuotaError> {
+        let error = |problem| QuotaError::Invalid { message: format!("quota {text:?}: {problem}") };
         parse(text).map_err(error)
     }
 }

@@ -18,7 +18,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Algorithm, Charge, Decision, Error, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     RedisStore,
-    config::{ConfigError, Limit},
+    config::{ConfigError, Limit, QuotaError},
     store::{self, AnyStore, Source, Store},
 };
 
@@ -116,7 +116,7 @@ async fn an_invalid_quota_changes_nothing_and_a_limiter_with_another_quota_keeps
         Limiter::new("default", MemoryStore::new(), Algorithm::FixedWindow, Quota::per_hour(10));
     let other = limiter.with_quota(Quota::per_hour(20)).unwrap();
     let error = limiter.set_quota(Quota::per_hour(5).burst(2)).unwrap_err();
-    assert!(matches!(error, ConfigError::BurstWithoutBucket { .. }));
+    assert!(matches!(error, ConfigError::Quota(QuotaError::BurstWithoutBucket { .. })));
     assert_eq!(limiter.peek("key").await.unwrap().remaining(), 10);
     limiter.set_quota(Quota::per_hour(5)).unwrap();
     assert_eq!((limiter.quota(), other.quota()), (Quota::per_hour(5), Quota::per_hour(20)));

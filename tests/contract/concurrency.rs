@@ -16,7 +16,7 @@ use tokio::{
 };
 use tower_ratelimit::{
     Algorithm, Charge, Error, FailurePolicy, Limiter, MemoryStore, Permit, Quota,
-    config::{ConfigError, Limit, Limits},
+    config::{ConfigError, Limit, Limits, QuotaError},
     observe::{Event, Observer},
     store::{AnyStore, ErrorKind, Source, Store, WhenFull},
 };
@@ -186,7 +186,7 @@ fn a_quota_fits_its_algorithm() {
          units per window; use `Algorithm::concurrency()`, or a quota such as \
          `Quota::per_second(10)`"
     );
-    assert!(matches!(error, ConfigError::Concurrent { .. }));
+    assert!(matches!(error, ConfigError::Quota(QuotaError::Concurrent { .. })));
     assert!(Quota::concurrent(10).try_burst(20).is_err());
     assert!(Quota::try_concurrent(0).is_err());
     assert!(Quota::try_concurrent(1 << 47).is_err());

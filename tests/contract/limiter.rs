@@ -6,7 +6,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use tokio::sync::Barrier;
 use tower_ratelimit::{
     Algorithm, Error, FailurePolicy, Limiter, MemoryStore, Quota,
-    config::{ConfigError, Refill},
+    config::{ConfigError, QuotaError, Refill},
 };
 
 use crate::support::{self, ALGORITHMS, server::RedisServer};
@@ -152,10 +152,13 @@ fn conflicting_settings_are_rejected() {
     let error = make("a", Algorithm::SlidingLog, quota.burst(5)).unwrap_err();
     assert!(error.to_string().starts_with("quota \"10/s burst 5\": a sliding-log admits"));
     let overdraft = Algorithm::token_bucket().overdraft(u64::MAX);
-    assert!(matches!(make("a", overdraft, quota), Err(ConfigError::Overdraft { .. })));
+    assert!(matches!(
+        make("a", overdraft, quota),
+        Err(ConfigError::Quota(QuotaError::Overdraft { .. }))
+    ));
     let overdraft = Algorithm::token_bucket().overdraft(40_000);
     let error = make("a", overdraft, Quota::per_day(1)).unwrap_err();
-    assert!(matches!(error, ConfigError::Overdraft { .. }));
+    assert!(matches!(error, ConfigError::Quota(QuotaError::Overdraft { .. })));
     assert!(error.to_string().ends_with("use at most 36524"), "{error}");
 }
 
@@ -334,7 +337,7 @@ fn invalid_text_is_no_quota() {
         assert!(error.contains(complaint) && error.contains(&format!("{text:?}")), "{error}");
     }
     let no_input = Quota::try_new(0, Duration::from_secs(1)).unwrap_err();
-    assert!(matches!(no_input, ConfigError::Quota { .. }));
+    assert!(matches!(no_input, QuotaError::Invalid { .. }));
     assert_eq!(no_input.to_string(), "quota: the limit is 0, but must be at least 1");
 }
 

@@ -61,6 +61,7 @@ implements! {
 implements! {
     Error: Clone, Eq, StdError;
     config::ConfigError: Clone, Eq, StdError;
+    config::QuotaError: Clone, Eq, StdError;
     layer::Rejection: Clone, Eq, StdError;
     layer::RequestError: Clone, Eq, StdError;
     redisson::RateLimiterError: Clone, Eq, StdError;

@@ -17,7 +17,7 @@ const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 /// At most so many of each, as the head of the list counts them. Fewer are better: a type belongs
 /// to the crate if users name it, or match on it.
 const LIMITS: [(&str, usize); 6] = [
-    ("public types and traits", 60),
+    ("public types and traits", 61),
     ("public types and traits at the root", 15),
     ("methods of Limiter", 21),
     ("methods of Charge", 14),

@@ -10,7 +10,7 @@ use super::{
     forwarded,
     networks::Networks,
 };
-use crate::{middleware::rejection::RequestError, quota::ConfigError};
+use crate::{error::ConfigError, middleware::rejection::RequestError};
 
 /// The header in which trusted proxies report the address of the client. Each trusted proxy must
 /// write the header, or remove what the client wrote: there is no fallback to another header.

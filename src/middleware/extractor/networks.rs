@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use crate::quota::ConfigError;
+use crate::error::ConfigError;
 
 /// The networks of which no client on the internet has an address.
 const NO_CLIENTS: [&str; 11] = [

@@ -1,42 +1,16 @@
-//! Errors of settings: of quotas, algorithms, limiters, configuration files and networks. They name
-//! settings as a file does, and in a panic as code does.
+//! Errors of quotas and algorithms. They name settings as a file does, and in a panic as code does.
 
-use std::{borrow::Cow, error::Error as StdError, fmt};
+use std::{error::Error, fmt};
 
 use super::Quota;
 
-/// Invalid settings.
+/// An invalid quota or algorithm, or an algorithm that the quota does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ConfigError {
-    /// Another limiter over the same store uses the name: their counts would mix.
-    #[non_exhaustive]
-    NameTaken {
-        /// The name of the limiter.
-        limiter: Cow<'static, str>,
-    },
-    /// The name is invalid: it must be 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
-    #[non_exhaustive]
-    Name {
-        /// The name of the limiter.
-        limiter: Cow<'static, str>,
-    },
-    /// The configuration has no limit of this name.
-    #[non_exhaustive]
-    MissingLimit {
-        /// The name of the limit, and of its limiter.
-        limiter: Cow<'static, str>,
-    },
-    /// The new configuration lacks limits of the previous one, which limiters use. Nothing was
-    /// changed.
-    #[non_exhaustive]
-    LimitsRemoved {
-        /// The names of all limits that were removed, in their order.
-        names: Vec<String>,
-    },
+pub enum QuotaError {
     /// The quota is invalid.
     #[non_exhaustive]
-    Quota {
+    Invalid {
         /// The text or the number that is invalid, and the valid values.
         message: String,
     },
@@ -68,19 +42,6 @@ pub enum ConfigError {
         /// The number of buckets.
         buckets: u32,
     },
-    /// A network is not an address, with or without a prefix length: `10.0.0.0/8`.
-    #[non_exhaustive]
-    Network {
-        /// The text that was given.
-        network: String,
-    },
-    /// The networks of the trusted proxies contain all public addresses of one version: every
-    /// client would be a trusted proxy, and could choose its key.
-    #[non_exhaustive]
-    AllTrusted {
-        /// `IPv4` or `IPv6`.
-        version: &'static str,
-    },
     /// The sum of burst and overdraft is above 2^46, or takes more than 100 years to refill.
     #[non_exhaustive]
     Overdraft {
@@ -91,23 +52,10 @@ pub enum ConfigError {
     },
 }
 
-impl fmt::Display for ConfigError {
+impl fmt::Display for QuotaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NameTaken { limiter } => write!(
-                f,
-                "limiter name {limiter:?}: the store already has a limiter of this name; choose \
-                 another name, or clone the first limiter to share its counts"
-            ),
-            Self::Name { limiter } => write!(
-                f,
-                "limiter name {limiter:?}: use 1 to 64 of the characters A-Z a-z 0-9 - _ . /"
-            ),
-            Self::MissingLimit { limiter } => {
-                write!(f, "limit {limiter:?} is missing: add it to the configuration")
-            }
-            Self::LimitsRemoved { names } => removed_limits(names, f),
-            Self::Quota { message } => f.write_str(message),
+            Self::Invalid { message } => f.write_str(message),
             Self::UnknownAlgorithm { name } => write!(
                 f,
                 "algorithm {name:?}: use fixed-window, sliding-window, sliding-log, token-bucket, \
@@ -131,18 +79,6 @@ impl fmt::Display for ConfigError {
             Self::Buckets { buckets } => {
                 write!(f, "a sliding window has 1 to 100 buckets, not {buckets}")
             }
-            Self::Network { network } => {
-                write!(
-                    f,
-                    "network {network:?}: use an address, or one with a prefix length, such as \
-                     10.0.0.0/8"
-                )
-            }
-            Self::AllTrusted { version } => write!(
-                f,
-                "trusted proxies: every client with {version} would be one, and could choose its \
-                 key; name only the networks of the proxies, such as 10.0.0.0/8"
-            ),
             Self::Overdraft { overdraft, quota } => write!(
                 f,
                 "an overdraft of {overdraft} is too large for the quota \"{quota}\": with the \
@@ -158,18 +94,7 @@ fn in_code(algorithm: &str) -> String {
     format!("Algorithm::{}()", algorithm.replace('-', "_"))
 }
 
-impl ConfigError {
-    /// Returns the name of the limiter, if the error concerns the name of one.
-    #[must_use]
-    pub fn limiter(&self) -> Option<&str> {
-        match self {
-            Self::NameTaken { limiter }
-            | Self::Name { limiter }
-            | Self::MissingLimit { limiter } => Some(limiter),
-            _ => None,
-        }
-    }
-
+impl QuotaError {
     /// Returns the text for a panic, which names quotas and algorithms as code does.
     pub(crate) fn in_code(&self) -> String {
         match self {
@@ -199,18 +124,4 @@ impl ConfigError {
     }
 }
 
-fn removed_limits(names: &[String], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (noun, uses, pronoun) = match names.len() {
-        1 => ("limit", "was removed, but a limiter uses it", "it"),
-        _ => ("limits", "were removed, but limiters use them", "them"),
-    };
-    let names: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
-    write!(
-        f,
-        "the {noun} {} {uses}; nothing changed: restore {pronoun}, or call \
-         `reload_keeping_removed`",
-        names.join(", ")
-    )
-}
-
-impl StdError for ConfigError {}
+impl Error for QuotaError {}
