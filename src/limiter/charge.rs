@@ -75,7 +75,7 @@ use crate::{
 /// let limiter = |name, algorithm, quota| Limiter::new(name, store.clone(), algorithm, quota);
 /// let second = limiter("second", Algorithm::token_bucket(), Quota::per_second(10));
 /// let hour = limiter("hour", Algorithm::sliding_window(), Quota::per_hour(1_000));
-/// let all = limiter("all", Algorithm::FixedWindow, Quota::per_second(10_000));
+/// let all = limiter("all", Algorithm::fixed_window(), Quota::per_second(10_000));
 ///
 /// let charge = Charge::new(&second, "alice").also(&hour).and(Charge::new(&all, "all users"));
 /// let decision = charge.check().await?;

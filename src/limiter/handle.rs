@@ -48,7 +48,7 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let store = MemoryStore::new();
 /// let api = Limiter::new("api", store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
-/// let login = Limiter::new("login", store, Algorithm::FixedWindow, Quota::per_minute(1));
+/// let login = Limiter::new("login", store, Algorithm::fixed_window(), Quota::per_minute(1));
 ///
 /// assert!(login.check("alice").await?.is_allowed());
 /// assert!(!login.check("alice").await?.is_allowed());

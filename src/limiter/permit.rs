@@ -144,7 +144,7 @@ impl Permit {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(100_000);
-    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::sliding_log(), quota);
     ///
     /// if let Some(mut permit) = tokens.hold("alice", 500).await?.admitted() {
     ///     for token in 1..=180 {

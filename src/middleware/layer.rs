@@ -338,7 +338,7 @@ impl RateLimitLayer {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// let quota = Quota::per_minute(5);
-    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
     /// # let _ = layer;
@@ -446,7 +446,7 @@ impl RateLimitLayer {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let quota = Quota::per_day(100_000);
-    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::new(&tokens, key::Global)
     ///     .cost(|_: &Parts| 500)
     ///     .settle_by(|response| {
@@ -559,7 +559,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Infallible> {
     /// let quota = Quota::per_hour(1);
-    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::FixedWindow, quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::fixed_window(), quota);
     /// let mut shout = ServiceBuilder::new()
     ///     .layer(RateLimitLayer::custom(
     ///         limiter,
@@ -644,7 +644,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Infallible> {
     /// let quota = Quota::per_day(100_000);
-    /// let rows = Limiter::new("rows", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let rows = Limiter::new("rows", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::custom(&rows, key::Global, |_, _: &String| Done { rows: 0 })
     ///     .cost(|_| 1_000)
     ///     .settle_by(|done| Some(Usage::of("rows", done.rows)));
@@ -735,7 +735,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// let quota = Quota::per_second(10);
-    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .max_wait(Duration::from_secs(2))
     ///     .max_waiting_per_key(20);

@@ -77,7 +77,7 @@ pub struct Tokens {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::new();
-/// let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::SlidingLog, quota);
+/// let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::sliding_log(), quota);
 /// let tokens = limiter("tokens", Quota::per_minute(100_000));
 /// let money = limiter("money", Quota::per_day(50_000_000_000)); // 50 dollars
 ///
