@@ -6,6 +6,17 @@ use std::{borrow::Cow, error::Error as StdError, fmt};
 use super::Quota;
 
 /// Invalid settings.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::Quota;
+///
+/// match "0/s".parse::<Quota>() {
+///     Ok(quota) => println!("{quota}"),
+///     Err(error) => println!("{error}"), // quota "0/s": the limit is 0, but must be at least 1
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -160,6 +171,17 @@ fn in_code(algorithm: &str) -> String {
 
 impl ConfigError {
     /// Returns the name of the limiter, if the error concerns the name of one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// let quota = Quota::per_second(1);
+    /// let algorithm = Algorithm::token_bucket();
+    /// let error = Limiter::try_new("a b", MemoryStore::new(), algorithm, quota).err();
+    /// assert_eq!(error.as_ref().and_then(|error| error.limiter()), Some("a b"));
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> Option<&str> {
         match self {

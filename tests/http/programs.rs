@@ -72,7 +72,8 @@ async fn the_commands_of_the_page_print_what_it_says() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_proxy_says_which_client_it_is() {
-    let app = |proxy| proxies::app(&store(), proxies::client(proxy, "10.0.0.0/8,127.0.0.1").unwrap());
+    let app =
+        |proxy| proxies::app(&store(), proxies::client(proxy, "10.0.0.0/8,127.0.0.1").unwrap());
     compare("Behind nginx, Cloudflare or a load balancer", serve(app("nginx")).await).await;
     for (proxy, header) in [("cloudflare", "cf-connecting-ip"), ("balancer", "x-forwarded-for")] {
         let address = serve(app(proxy)).await;

@@ -16,14 +16,17 @@ const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
 /// At most so many of each, as the head of the list counts them. Fewer are better: a type belongs
 /// to the crate if users name it, or match on it.
-const LIMITS: [(&str, usize); 6] = [
+const LIMITS: [(&str, usize); 7] = [
     ("public types and traits", 60),
     ("public types and traits at the root", 15),
     ("methods of Limiter", 21),
     ("methods of Charge", 14),
     ("methods of RateLimitLayer", 26),
     ("lines that name the crate `redis`, without the feature `redis-1`", 0),
+    (WITHOUT_EXAMPLE, 0),
 ];
+
+const WITHOUT_EXAMPLE: &str = "public functions, types and traits without an example";
 
 /// The only feature whose items may name the crate `redis`.
 const REDIS_FEATURE: &str = "redis-1";
@@ -62,8 +65,9 @@ fn manifest() -> (String, Vec<String>) {
     (rust.to_owned(), features.map(String::from).collect())
 }
 
-/// Reads the public items with some features, as Rust `version` documents them.
-fn public_items(version: &str, features: &[String]) -> PublicApi {
+/// Reads the public items with some features, as Rust `version` documents them, and the ids of the
+/// items whose docs have an example.
+fn public_items(version: &str, features: &[String]) -> (PublicApi, BTreeSet<u32>) {
     let target = root().join("target/msrv");
     let path = target.join("doc/tower_ratelimit.json");
     // That of other features has the same path.
@@ -89,8 +93,12 @@ fn public_items(version: &str, features: &[String]) -> PublicApi {
     let form = text.rsplit("\"format_version\":").next().unwrap().trim_end_matches('}');
     let hint = "use the version of the crate `public-api` that reads it, and its number as `FORM`";
     assert_eq!(form, FORM.to_string(), "Rust {version} writes another form of JSON; {hint}");
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let documented = json["index"].as_object().unwrap().iter().filter_map(|(id, item)| {
+        item["docs"].as_str()?.contains("```").then(|| id.parse().unwrap())
+    });
     let items = Builder::from_rustdoc_json(path).omit_blanket_impls(true);
-    items.omit_auto_trait_impls(true).build().unwrap()
+    (items.omit_auto_trait_impls(true).build().unwrap(), documented.collect())
 }
 
 fn lines(items: &PublicApi) -> BTreeSet<Line> {
@@ -160,15 +168,27 @@ fn path(line: &str) -> String {
     path.unwrap_or_default().trim_end_matches(':').to_owned()
 }
 
-/// Returns what the head of the list counts, in the order of `LIMITS`. Methods of one name are one.
-fn counts(all: &BTreeSet<Line>, without_redis: &BTreeSet<Line>) -> [usize; LIMITS.len()] {
+fn is_type(line: &&Line) -> bool {
     const KINDS: [&str; 4] = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
-    let is_type = |line: &&Line| {
-        let text = line.text.trim_start_matches("#[non_exhaustive] ");
-        // Types of a trait have a path such as `Type::Output`.
-        let of_type = line.path.rsplit("::").nth(1).is_some_and(starts_uppercase);
-        KINDS.iter().any(|kind| text.starts_with(kind)) && !of_type
-    };
+    let text = line.text.trim_start_matches("#[non_exhaustive] ");
+    // Types of a trait have a path such as `Type::Output`.
+    let of_type = line.path.rsplit("::").nth(1).is_some_and(starts_uppercase);
+    KINDS.iter().any(|kind| text.starts_with(kind)) && !of_type
+}
+
+/// Returns the paths of functions, types and traits without an example in their docs.
+fn without_example<'a>(all: &'a BTreeSet<Line>, documented: &BTreeSet<u32>) -> BTreeSet<&'a str> {
+    let items = all.iter().filter(|line| !documented.contains(&line.id));
+    let items = items.filter(|line| is_type(line) || line.text.contains(" fn "));
+    items.map(|line| &*line.path).collect()
+}
+
+/// Returns what the head of the list counts, in the order of `LIMITS`. Methods of one name are one.
+fn counts(
+    all: &BTreeSet<Line>,
+    without_redis: &BTreeSet<Line>,
+    documented: &BTreeSet<u32>,
+) -> [usize; LIMITS.len()] {
     let types = || all.iter().filter(is_type);
     let methods = |name: &str| {
         let methods = all.iter().filter(|it| it.path.starts_with(name) && it.text.contains(" fn "));
@@ -184,6 +204,7 @@ fn counts(all: &BTreeSet<Line>, without_redis: &BTreeSet<Line>) -> [usize; LIMIT
         methods("Charge::"),
         methods("RateLimitLayer::"),
         without_redis.iter().filter(is_redis).count(),
+        without_example(all, documented).len(),
     ]
 }
 
@@ -191,13 +212,13 @@ fn counts(all: &BTreeSet<Line>, without_redis: &BTreeSet<Line>) -> [usize; LIMIT
 fn list() -> String {
     let (version, features) = manifest();
     let others: Vec<_> = features.iter().filter(|it| *it != REDIS_FEATURE).cloned().collect();
-    let without_redis = lines(&public_items(&version, &others));
-    let all = match others == features {
-        true => without_redis.clone(),
-        false => lines(&public_items(&version, &features)),
-    };
+    let without_redis = lines(&public_items(&version, &others).0);
+    let (items, documented) = public_items(&version, &features);
+    let all = lines(&items);
+    // For the one who adds an item.
+    println!("without an example: {:?}", without_example(&all, &documented));
     let mut text = HEAD.to_owned();
-    for (count, (name, limit)) in counts(&all, &without_redis).iter().zip(LIMITS) {
+    for (count, (name, limit)) in counts(&all, &without_redis, &documented).iter().zip(LIMITS) {
         text += &format!("# {count} {name}, of at most {limit}\n");
     }
     let crates: BTreeSet<_> = all.iter().flat_map(|line| other_crates(&line.text)).collect();

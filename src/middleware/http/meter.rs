@@ -91,6 +91,15 @@ pub struct Usage(Vec<(Cow<'static, str>, u64)>);
 
 impl Usage {
     /// Returns the usage of `used` units of the limiter of this name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::Usage;
+    ///
+    /// let usage = Usage::of("tokens", 180);
+    /// assert_ne!(usage, Usage::of("tokens", 181));
+    /// ```
     #[must_use]
     pub fn of(limiter: impl Into<Cow<'static, str>>, used: u64) -> Self {
         Self::default().and(limiter, used)
@@ -98,6 +107,15 @@ impl Usage {
 
     /// Adds the usage of `used` units of another limiter. A name that the request holds no units of
     /// is ignored. If a name is repeated, the first number counts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::Usage;
+    ///
+    /// let usage = Usage::of("tokens", 180).and("money", 65);
+    /// # let _ = usage;
+    /// ```
     #[must_use]
     pub fn and(mut self, limiter: impl Into<Cow<'static, str>>, used: u64) -> Self {
         self.0.push((limiter.into(), used));
