@@ -400,7 +400,6 @@ impl Decision {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
-    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let queue = Limiter::new("queue", MemoryStore::new(), Algorithm::leaky_bucket(), quota);
     /// assert!(queue.check("alice").await?.delay().is_zero());
     /// assert_eq!(queue.check("alice").await?.delay(), Duration::from_secs(1_200));

@@ -257,7 +257,6 @@ impl KeyState {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
-    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let queue = Limiter::new("queue", MemoryStore::new(), Algorithm::leaky_bucket(), quota);
     /// queue.check("alice").await?;
     /// assert_eq!(queue.peek("alice").await?.delay(), Duration::from_secs(1_200));

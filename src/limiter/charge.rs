@@ -164,13 +164,11 @@ impl Charge {
     /// # Examples
     ///
     /// ```
-    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # use tower_ratelimit::Charge;
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let quota = Quota::per_hour(3);
-    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let charge = Charge::exempt(); // a health check, say
-    /// assert!(charge.is_exempt() && charge.peek().await?.allows());
+    /// assert!(charge.spend().await?.is_none()); // nothing is counted
     /// # Ok(())
     /// # }
     /// ```

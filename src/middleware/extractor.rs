@@ -113,7 +113,11 @@ pub trait KeyExtractor<H>: Send + Sync + 'static {
     ///
     /// ```
     /// use http::request::Parts;
-    /// use tower_ratelimit::{Key, key, layer::RequestError};
+    /// use tower_ratelimit::{
+    ///     Key,
+    ///     key::{self, KeyExtractor},
+    ///     layer::RequestError,
+    /// };
     ///
     /// fn user(head: &Parts) -> Result<Key<'static>, RequestError> {
     ///     key::header("x-api-key").or(key::PeerIp).extract(head)

@@ -432,7 +432,8 @@ async fn the_policy_changes_while_redis_is_down_and_a_lower_quota_loses_no_count
     let page = Page::open(&["--redis"]).await;
     page.click("[data-kind=steady]").await;
     page.until(&format!("{} > 0", shown("sliding-log", "admitted"))).await;
-    let verdict = "document.querySelector('[data-lane=sliding-log] [data-stat=verdict]').textContent";
+    let verdict =
+        "document.querySelector('[data-lane=sliding-log] [data-stat=verdict]').textContent";
     page.slide_to("limit", 10).await;
     page.until("playground.state().settings.limit === 10").await;
     page.until(&format!("{verdict}.includes('never more than 10')")).await;

@@ -26,9 +26,8 @@ async fn until(url: &str, expected: impl Fn(&Value, [u64; 2]) -> bool) {
         let numbers: Value = serde_json::from_str(&text).unwrap();
         let seconds = numbers["seconds"].as_array().unwrap();
         let last = seconds.len().checked_sub(2).map(|last| &seconds[last]);
-        let admitted = [0, 1].map(|replica| {
-            last.map_or(0, |second| second[replica]["admitted"].as_u64().unwrap())
-        });
+        let admitted = [0, 1]
+            .map(|replica| last.map_or(0, |second| second[replica]["admitted"].as_u64().unwrap()));
         if expected(&numbers, admitted) {
             return;
         }
