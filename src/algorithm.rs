@@ -368,8 +368,8 @@ impl Algorithm {
     /// # let store = MemoryStore::new();
     /// let quota = Quota::per_second(10).burst(5);
     /// let limiter = Limiter::new("printer", store, Algorithm::leaky_bucket(), quota);
-    /// limiter.acquire("alice", 1).await?; // at once
-    /// limiter.acquire("alice", 1).await?; // 100 ms later
+    /// let _ = limiter.acquire("alice", 1).await?; // at once
+    /// let _ = limiter.acquire("alice", 1).await?; // 100 ms later
     /// # Ok(())
     /// # }
     /// ```

@@ -480,7 +480,7 @@ impl Decision {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").cost(3).await?;
+    /// let _ = limiter.check("alice").cost(3).await?;
     /// let denied = limiter.check("alice").await?;
     /// assert_eq!(denied.retry_after_secs(), Some(3_600));
     /// # Ok(())

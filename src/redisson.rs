@@ -711,7 +711,7 @@ impl RateLimiter {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
     /// # let limiter = RateLimiter::new(store, "shared");
-    /// limiter.acquire(5).await?;
+    /// let _ = limiter.acquire(5).await?;
     /// limiter.release(2).await?; // they were not needed
     /// # Ok(())
     /// # }

@@ -103,7 +103,7 @@ impl KeyState {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").await?;
+    /// let _ = limiter.check("alice").await?;
     /// assert_eq!(limiter.peek("alice").await?.remaining(), 2);
     /// # Ok(())
     /// # }
@@ -148,7 +148,7 @@ impl KeyState {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").await?;
+    /// let _ = limiter.check("alice").await?;
     /// let state = limiter.peek("alice").await?;
     /// assert_eq!(state.replenish_after(), Duration::from_secs(3_600));
     /// # Ok(())
@@ -235,7 +235,7 @@ impl KeyState {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").await?;
+    /// let _ = limiter.check("alice").await?;
     /// let state = limiter.check("alice").cost(3).peek().await?;
     /// assert_eq!(state.retry_after(), Some(Duration::from_secs(3_600)));
     /// # Ok(())
@@ -258,7 +258,7 @@ impl KeyState {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// let queue = Limiter::new("queue", MemoryStore::new(), Algorithm::leaky_bucket(), quota);
-    /// queue.check("alice").await?;
+    /// let _ = queue.check("alice").await?;
     /// assert_eq!(queue.peek("alice").await?.delay(), Duration::from_secs(1_200));
     /// # Ok(())
     /// # }

@@ -128,7 +128,7 @@ impl Limiter {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// for _ in 0..4 {
-    ///     limiter.acquire("alice", 1).await?; // the fourth waits for an hour
+    ///     let _ = limiter.acquire("alice", 1).await?; // the fourth waits for an hour
     /// }
     /// # Ok(())
     /// # }

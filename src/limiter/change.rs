@@ -86,7 +86,7 @@ impl Limiter {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").cost(3).await?;
+    /// let _ = limiter.check("alice").cost(3).await?;
     /// limiter.refund("alice", 1).await?; // the work has failed
     /// assert_eq!(limiter.peek("alice").await?.remaining(), 1);
     /// # Ok(())

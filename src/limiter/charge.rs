@@ -320,7 +320,7 @@ impl Charge {
     /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
     /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
     /// let charge = Charge::new(&second, "alice").also(&day).cost(5);
-    /// charge.check().await?;
+    /// let _ = charge.check().await?;
     /// charge.of("day").refund().await?; // only the day gets its units back
     /// assert_eq!(day.peek("alice").await?.remaining(), 1_000);
     /// # Ok(())
@@ -447,7 +447,7 @@ impl Charge {
     /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
     /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
     /// let charge = Charge::new(&second, "alice").also(&day).cost(10);
-    /// charge.check().await?;
+    /// let _ = charge.check().await?;
     /// charge.refund().await?;
     /// assert_eq!(day.peek("alice").await?.remaining(), 1_000);
     /// # Ok(())

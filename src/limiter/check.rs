@@ -85,7 +85,7 @@ impl Limiter {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").await?;
+    /// let _ = limiter.check("alice").await?;
     /// let state = limiter.peek("alice").await?; // spends nothing
     /// assert_eq!(state.remaining(), 2);
     /// # Ok(())

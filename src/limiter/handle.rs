@@ -212,7 +212,7 @@ impl Limiter {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let pro = limiter.with_quota(Quota::per_hour(30))?;
-    /// limiter.check("alice").await?;
+    /// let _ = limiter.check("alice").await?;
     /// assert_eq!(pro.peek("alice").await?.remaining(), 29);
     /// # Ok(())
     /// # }

@@ -195,7 +195,7 @@ impl Reservation {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").cost(3).await?;
+    /// let _ = limiter.check("alice").cost(3).await?;
     /// let admission = limiter.reserve("alice", 1, Duration::from_secs(3_600)).await?;
     /// if let Some(reservation) = admission.admitted() {
     ///     assert_eq!(reservation.delay(), Duration::from_secs(3_600));
@@ -237,7 +237,7 @@ impl Reservation {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").cost(3).await?;
+    /// let _ = limiter.check("alice").cost(3).await?;
     /// let admission = limiter.reserve("alice", 1, Duration::from_secs(3_600)).await?;
     /// if let Some(reservation) = admission.admitted() {
     ///     assert!(reservation.ready().await?.is_allowed()); // an hour later

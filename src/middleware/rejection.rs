@@ -85,7 +85,7 @@ impl Rejection {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").cost(3).await?;
+    /// let _ = limiter.check("alice").cost(3).await?;
     /// let rejection = Rejection::Denied(limiter.check("alice").await?);
     /// assert_eq!(rejection.retry_after(), Some(Duration::from_secs(3_600)));
     /// # Ok(())
@@ -206,7 +206,7 @@ impl Rejection {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let quota = Quota::per_hour(3);
     /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").cost(3).await?;
+    /// let _ = limiter.check("alice").cost(3).await?;
     /// let rejection = Rejection::Denied(limiter.check("alice").await?);
     /// assert_eq!(rejection.retry_after_secs(), Some(3_600));
     /// # Ok(())

@@ -70,6 +70,23 @@ pub trait Observer: Send + Sync + 'static {
     /// It is called when a limiter is made, with its name. So an observer can find the counters of
     /// each limiter once, and not for each event. [`Event::Rejected`] and the events that have no
     /// limiter stay with this one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::observe::{Event, Observer};
+    ///
+    /// struct PerLimiter;
+    ///
+    /// impl Observer for PerLimiter {
+    ///     fn on_event(&self, _event: &Event<'_>) {} // those without a limiter
+    ///
+    ///     fn of_limiter(&self, limiter: &'static str) -> Option<Arc<dyn Observer>> {
+    ///         Some(Arc::new(move |event: &Event<'_>| println!("{limiter}: {event:?}")))
+    ///     }
+    /// }
+    /// ```
     fn of_limiter(&self, limiter: &'static str) -> Option<Arc<dyn Observer>> {
         let _ = limiter;
         None

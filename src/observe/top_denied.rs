@@ -66,8 +66,8 @@ pub struct TopDenied {
 /// # let store = MemoryStore::new();
 /// # store.add_observer(top.clone());
 /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
-/// # limiter.check("alice").cost(1).now()?;
-/// # limiter.check("alice").now()?;
+/// # let _ = limiter.check("alice").cost(1).now()?;
+/// # let _ = limiter.check("alice").now()?;
 /// for DeniedKey { limiter, key, count, .. } in top.top(10) {
 ///     println!("{count} denials of {key} by {limiter}");
 /// }
@@ -149,8 +149,8 @@ impl TopDenied {
     /// # let store = MemoryStore::new();
     /// # store.add_observer(top.clone());
     /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
-    /// # limiter.check("alice").cost(1).now()?;
-    /// # limiter.check("alice").now()?;
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
     /// assert_eq!(top.top(10)[0].key, Key::from("alice"));
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
@@ -173,8 +173,8 @@ impl TopDenied {
     /// # let store = MemoryStore::new();
     /// # store.add_observer(top.clone());
     /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
-    /// # limiter.check("alice").cost(1).now()?;
-    /// # limiter.check("alice").now()?;
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
     /// assert_eq!(top.total(), 1);
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
@@ -196,8 +196,8 @@ impl TopDenied {
     /// # let store = MemoryStore::new();
     /// # store.add_observer(top.clone());
     /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
-    /// # limiter.check("alice").cost(1).now()?;
-    /// # limiter.check("alice").now()?;
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
     /// println!("since {:?}: {}", top.since(), top.total());
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
@@ -218,8 +218,8 @@ impl TopDenied {
     /// # let store = MemoryStore::new();
     /// # store.add_observer(top.clone());
     /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
-    /// # limiter.check("alice").cost(1).now()?;
-    /// # limiter.check("alice").now()?;
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
     /// top.clear(); // each day, say
     /// assert_eq!(top.total(), 0);
     /// # Ok::<(), tower_ratelimit::Error>(())

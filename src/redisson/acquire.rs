@@ -107,7 +107,7 @@ impl RateLimiter {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
     /// # let limiter = RateLimiter::new(store, "shared");
-    /// limiter.acquire(1).await?; // waits for as long as necessary
+    /// let _ = limiter.acquire(1).await?; // waits for as long as necessary
     /// # Ok(())
     /// # }
     /// ```

@@ -283,7 +283,7 @@ impl MemoryStore {
     /// # let store = MemoryStore::new();
     /// let quota = Quota::per_hour(3);
     /// let limiter = Limiter::new("api", store.clone(), Algorithm::sliding_log(), quota);
-    /// limiter.check("alice").await?;
+    /// let _ = limiter.check("alice").await?;
     /// assert_eq!(store.key_count(), 1);
     /// # Ok(())
     /// # }

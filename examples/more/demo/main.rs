@@ -112,8 +112,9 @@ impl Demo {
 /// The service: what a reader would write.
 async fn replica(url: &str) -> Result<(), Failure> {
     let limiter = Limiter::new("demo", store::lazy(url)?, Algorithm::token_bucket(), QUOTA);
+    // While Redis is broken, each of the two replicas enforces its half.
     let layer =
-        RateLimitLayer::new(limiter, key::header("x-client")).on_failure(FailurePolicy::local(0.5)); // two replicas
+        RateLimitLayer::new(limiter, key::header("x-client")).on_failure(FailurePolicy::local(0.5));
     let app = Router::new().route("/", get(async || "hello\n")).layer(layer);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);

@@ -13,7 +13,7 @@ pub fn vendor(store: &AnyStore) -> Limiter {
 
 pub async fn job(vendor: &Limiter, pages: u64) -> Result<(), Error> {
     for page in 1..=pages {
-        vendor.acquire("vendor", 1).await?; // waits for its turn
+        let _ = vendor.acquire("vendor", 1).await?; // waits for its turn
         println!("GET https://api.example.com/items?page={page}");
     }
     Ok(())
