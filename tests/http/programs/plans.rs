@@ -13,7 +13,7 @@ use tower_ratelimit::{
 };
 
 pub fn app(store: &AnyStore) -> Router {
-    let plan = |name, quota| Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota);
+    let plan = |name, quota| Limiter::new(name, store.clone(), Algorithm::sliding_log(), quota);
     let free = plan("free", Quota::per_minute(10));
     let pro = plan("pro", Quota::per_minute(100));
     let plans = HashMap::from([("ada", free.clone()), ("bob", free), ("eve", pro)]);
