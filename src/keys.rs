@@ -40,7 +40,7 @@ const HASHED: &str = "sha256==";
 /// assert_eq!(Key::from("alice").as_str(), "alice");
 /// assert_eq!(Key::from("a b=c").as_str(), "a%20b%3Dc");
 ///
-/// let ip = Key::from("192.0.2.1".parse::<std::net::IpAddr>().unwrap());
+/// let ip = Key::from(std::net::IpAddr::from([192, 0, 2, 1]));
 /// assert_eq!(ip.as_str(), "ip=192.0.2.1");
 /// assert_ne!(ip, Key::from("ip=192.0.2.1"));
 /// ```
@@ -124,8 +124,8 @@ impl<'a> Key<'a> {
     /// use tower_ratelimit::{Key, key};
     ///
     /// let key = Key::from_text("header:x-api-key=k%201|ip=192.0.2.1").expect("it is a key");
-    /// let address: std::net::IpAddr = "192.0.2.1".parse().unwrap();
-    /// assert_eq!(key, key::header("x-api-key").key("k 1").and(&key::PeerIp.key(address)));
+    /// let address = key::PeerIp.key([192, 0, 2, 1]);
+    /// assert_eq!(key, key::header("x-api-key").key("k 1").and(&address));
     /// assert_eq!(Key::from_text("k 1"), None);
     /// ```
     #[must_use]

@@ -173,6 +173,16 @@ fn all_links_of_the_code_to_headings_lead_somewhere() {
     assert!(links > 10, "{links}");
 }
 
+/// Readers copy the examples.
+#[test]
+fn no_example_in_the_code_unwraps() {
+    for (file, code) in sources(&root().join("src")) {
+        let docs = code.lines().map(str::trim_start).filter(|line| line.starts_with("//"));
+        let docs = docs.filter(|line| line.contains(".unwrap()"));
+        assert_eq!(docs.collect::<Vec<_>>(), [""; 0], "{}", file.display());
+    }
+}
+
 /// Each file has the code of a page, and then its tests, if they are not in `programs.rs`.
 #[test]
 fn the_pages_have_the_recipes_and_programs_that_are_tested() {

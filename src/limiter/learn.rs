@@ -240,12 +240,12 @@ impl VendorState {
     /// # Examples
     ///
     /// ```
-    /// use http::{HeaderMap, StatusCode};
+    /// use http::{HeaderMap, HeaderValue, StatusCode};
     /// use tower_ratelimit::VendorState;
     ///
     /// let mut headers = HeaderMap::new(); // of a response
-    /// headers.insert("x-ratelimit-remaining", "3".parse().unwrap());
-    /// headers.insert("x-ratelimit-resource", "search".parse().unwrap());
+    /// headers.insert("x-ratelimit-remaining", HeaderValue::from_static("3"));
+    /// headers.insert("x-ratelimit-resource", HeaderValue::from_static("search"));
     /// let state = VendorState::from_response(StatusCode::OK, &headers);
     /// assert_eq!(state.of_resource("search").remaining(), Some(3));
     /// assert_eq!(state.of_resource("core"), VendorState::default());
@@ -296,7 +296,7 @@ impl Limiter {
     /// # Examples
     ///
     /// ```
-    /// use http::{HeaderMap, StatusCode};
+    /// use http::{HeaderMap, HeaderValue, StatusCode};
     /// use std::time::Duration;
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, VendorState};
     ///
@@ -306,11 +306,11 @@ impl Limiter {
     /// let github = Limiter::new("github", MemoryStore::new(), Algorithm::token_bucket(), quota);
     ///
     /// let mut headers = HeaderMap::new(); // of a response
-    /// headers.insert("x-ratelimit-remaining", "17".parse().unwrap());
+    /// headers.insert("x-ratelimit-remaining", HeaderValue::from_static("17"));
     /// github.learn("token", VendorState::from_response(StatusCode::OK, &headers)).await?;
     /// assert_eq!(github.peek("token").await?.remaining(), 17);
     ///
-    /// headers.insert("retry-after", "60".parse().unwrap());
+    /// headers.insert("retry-after", HeaderValue::from_static("60"));
     /// let state = VendorState::from_response(StatusCode::FORBIDDEN, &headers);
     /// github.learn("token", state).await?;
     /// assert_eq!(github.peek("token").await?.blocked_for(), Some(Duration::from_secs(60)));

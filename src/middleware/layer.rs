@@ -688,7 +688,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Infallible> {
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let quota = Quota::per_day(100_000);
     /// let rows = Limiter::new("rows", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::custom(&rows, key::Global, |_, _: &String| Done { rows: 0 })
@@ -697,7 +697,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     ///
     /// let service = service_fn(async |_: String| Ok::<_, Infallible>(Done { rows: 120 }));
     /// layer.layer(service).oneshot("a query".to_owned()).await?;
-    /// assert_eq!(rows.peek("global").await.unwrap().remaining(), 99_880);
+    /// assert_eq!(rows.peek("global").await?.remaining(), 99_880);
     /// # Ok(())
     /// # }
     /// ```
