@@ -94,9 +94,10 @@ fn public_items(version: &str, features: &[String]) -> (PublicApi, BTreeSet<u32>
     let hint = "use the version of the crate `public-api` that reads it, and its number as `FORM`";
     assert_eq!(form, FORM.to_string(), "Rust {version} writes another form of JSON; {hint}");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let documented = json["index"].as_object().unwrap().iter().filter_map(|(id, item)| {
-        item["docs"].as_str()?.contains("```").then(|| id.parse().unwrap())
-    });
+    let items = json["index"].as_object().unwrap().iter();
+    let documented =
+        items.filter(|(_, item)| item["docs"].as_str().is_some_and(|docs| docs.contains("```")));
+    let documented = documented.map(|(id, _)| id.parse().unwrap());
     let items = Builder::from_rustdoc_json(path).omit_blanket_impls(true);
     (items.omit_auto_trait_impls(true).build().unwrap(), documented.collect())
 }

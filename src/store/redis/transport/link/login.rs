@@ -18,8 +18,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// ```
 /// use tower_ratelimit::store::Credentials;
 ///
-/// let credentials = Credentials::new("limiter", "secret");
-/// assert_eq!(credentials.user(), "limiter");
+/// let credentials = Credentials::new("shop", "secret");
+/// assert_eq!(credentials.user(), "shop");
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
@@ -50,7 +50,7 @@ impl Credentials {
     /// ```
     /// use tower_ratelimit::store::Credentials;
     ///
-    /// assert_eq!(Credentials::new("limiter", "secret").user(), "limiter");
+    /// assert_eq!(Credentials::new("shop", "secret").user(), "shop");
     /// ```
     #[must_use]
     pub fn user(&self) -> &str {
@@ -64,7 +64,7 @@ impl Credentials {
     /// ```
     /// use tower_ratelimit::store::Credentials;
     ///
-    /// assert_eq!(Credentials::new("limiter", "secret").password(), "secret");
+    /// assert_eq!(Credentials::new("shop", "secret").password(), "secret");
     /// ```
     #[must_use]
     pub fn password(&self) -> &str {
