@@ -1,7 +1,7 @@
 .PHONY: test public-api test-lua54 test-servers test-faults test-properties lint long-lines msrv \
   msrv-toolchain package features hosts nightly soak release-check bench bench-memory \
   bench-instructions bench-peers connections request-path code-lines script redis-server valgrind \
-  test-browser screenshots chromium pngquant record-dashboard prometheus
+  demo test-browser screenshots chromium pngquant record-dashboard prometheus
 
 test: redis-server msrv-toolchain
 	cargo test --workspace --all-features
@@ -9,6 +9,10 @@ test: redis-server msrv-toolchain
 # Writes the list of the public items, tests/public-api/list.txt, with which a test compares them.
 public-api: msrv-toolchain
 	WRITE_LIST=1 cargo test -p public-api-list the_list_has_the_public_items
+
+# Two replicas, Redis, load, and a page with a switch that breaks Redis.
+demo: redis-server
+	cargo run -p more-examples --example demo
 
 BROWSER_TEST = cargo test --workspace --all-features --test browser --
 

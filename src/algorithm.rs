@@ -45,6 +45,31 @@ use crate::quota::{Quota, QuotaError};
 
 /// An algorithm that counts requests. [`token_bucket`](Algorithm::token_bucket) is a good default.
 ///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+///
+/// let store = MemoryStore::new();
+/// let quota = Quota::per_second(10).burst(20);
+/// let api = Limiter::new("api", store.clone(), Algorithm::token_bucket(), quota);
+/// let login = Limiter::new("login", store, Algorithm::sliding_log(), Quota::per_minute(5));
+/// # let _ = (api, login);
+/// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | admit bursts, then a steady rate | [`token_bucket`](Algorithm::token_bucket) |
+/// | be exact in any interval, with a small limit | [`sliding_log`](Algorithm::sliding_log) |
+/// | roll over thousands of requests | [`sliding_window`](Algorithm::sliding_window) |
+/// | count per day | [`fixed_window`](Algorithm::fixed_window) |
+/// | space requests evenly | [`leaky_bucket`](Algorithm::leaky_bucket) |
+/// | limit requests in flight | [`concurrency`](Algorithm::concurrency) |
+///
+/// # Details
+///
 /// | algorithm | guarantee | state of a key in Redis |
 /// |---|---|---|
 /// | fixed window | `limit` in a window that opens at its first admitted request | 4 numbers |
@@ -215,6 +240,16 @@ pub enum Algorithm {
 
 /// The way in which a token bucket is refilled. With the feature `serde`, it is read and written as
 /// `"continuous"` or `"interval"`.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, config::Refill};
+///
+/// // All tokens of an hour together:
+/// let hourly = Algorithm::token_bucket().refill(Refill::Interval);
+/// assert_ne!(hourly, Algorithm::token_bucket());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -241,12 +276,40 @@ impl Algorithm {
     ];
 
     /// Returns a [fixed window](Algorithm::FixedWindow).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_day(1_000);
+    /// let limiter = Limiter::new("day", store, Algorithm::fixed_window(), quota);
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 999);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn fixed_window() -> Self {
         Self::FixedWindow
     }
 
     /// Returns a [sliding log](Algorithm::SlidingLog).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_minute(5);
+    /// let limiter = Limiter::new("login", store, Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 4);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn sliding_log() -> Self {
         Self::SlidingLog
@@ -254,6 +317,20 @@ impl Algorithm {
 
     /// Returns a [sliding window](Algorithm::SlidingWindow) in its well-known form, with two
     /// counters: of one [bucket](Self::buckets).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_hour(5_000);
+    /// let limiter = Limiter::new("api", store, Algorithm::sliding_window(), quota);
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 4_999);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn sliding_window() -> Self {
         Self::SlidingWindow { buckets: 1 }
@@ -261,18 +338,63 @@ impl Algorithm {
 
     /// Returns a [token bucket](Algorithm::TokenBucket) with continuous [refill](Self::refill) and
     /// no [overdraft](Self::overdraft).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_second(10).burst(20);
+    /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 19);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn token_bucket() -> Self {
         Self::TokenBucket { refill: Refill::Continuous, overdraft: 0 }
     }
 
     /// Returns a [leaky bucket](Algorithm::LeakyBucket).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_second(10).burst(5);
+    /// let limiter = Limiter::new("printer", store, Algorithm::leaky_bucket(), quota);
+    /// let _ = limiter.acquire("alice", 1).await?; // at once
+    /// let _ = limiter.acquire("alice", 1).await?; // 100 ms later
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn leaky_bucket() -> Self {
         Self::LeakyBucket
     }
 
     /// Returns a limit on [concurrency](Algorithm::Concurrency).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let limiter = Limiter::new("jobs", store, Algorithm::concurrency(), Quota::concurrent(1));
+    /// let job = limiter.hold("alice", 1).await?.admitted();
+    /// assert!(!limiter.hold("alice", 1).await?.is_admitted());
+    /// drop(job);
+    /// assert!(limiter.hold("alice", 1).await?.is_admitted());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn concurrency() -> Self {
         Self::Concurrency
@@ -331,6 +453,21 @@ impl Algorithm {
     /// # Panics
     ///
     /// If this is no [token bucket](Algorithm::token_bucket).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let algorithm = Algorithm::token_bucket().overdraft(50);
+    /// let limiter = Limiter::new("api", store, algorithm, Quota::per_minute(10));
+    /// assert!(limiter.check("alice").cost(60).await?.is_allowed()); // 50 in advance
+    /// assert!(!limiter.check("alice").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     #[track_caller]
     pub const fn overdraft(self, overdraft: u64) -> Self {
@@ -341,6 +478,15 @@ impl Algorithm {
     }
 
     /// Returns the name, as it is printed, read and used in the keys of a store.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Algorithm;
+    ///
+    /// assert_eq!(Algorithm::token_bucket().name(), "token-bucket");
+    /// assert_eq!("sliding-log".parse(), Ok(Algorithm::sliding_log()));
+    /// ```
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

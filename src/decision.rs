@@ -27,10 +27,6 @@ const UNKNOWN: u64 = i64::MAX as u64;
 
 /// The result of a check: whether the request is allowed, and the state of its key afterwards.
 ///
-/// The layer inserts it into the extensions of the request and of the response. With the feature
-/// `serde`, it is [serialized](crate::guide::configuration#results-as-json), with times in
-/// milliseconds.
-///
 /// # Examples
 ///
 /// ```
@@ -54,6 +50,23 @@ const UNKNOWN: u64 = i64::MAX as u64;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | know whether the request may proceed | [`is_allowed`](Decision::is_allowed), after its [`delay`](Decision::delay) |
+/// | say when to try again | [`retry_after`](Decision::retry_after), [`retry_after_secs`](Decision::retry_after_secs) |
+/// | say what is left | [`remaining`](Decision::remaining), [`reset_after`](Decision::reset_after) |
+/// | name the limit | [`limiter`](Decision::limiter), [`quota`](Decision::quota) |
+/// | know who decided | [`source`](Decision::source) |
+/// | answer over HTTP | [`headers`](Decision::headers) |
+///
+/// # Details
+///
+/// The layer inserts it into the extensions of the request and of the response. With the feature
+/// `serde`, it is [serialized](crate::guide::configuration#results-as-json), with times in
+/// milliseconds.
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[must_use = "a denied request must not proceed"]
 pub struct Decision {
@@ -130,6 +143,23 @@ pub(crate) struct Policy {
 }
 
 /// The origin of a decision.
+///
+/// # Examples
+///
+/// ```
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, store::Source};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// match limiter.check("alice").await?.source() {
+///     Source::Store | Source::Cached => {} // exact
+///     Source::Local => println!("Redis does not answer; this process counts"),
+///     _ => println!("not counted"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -152,6 +182,14 @@ pub enum Source {
 
 impl Source {
     /// Returns the name, as in a label: `store`, `cached`, `local` or `open`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store::Source;
+    ///
+    /// assert_eq!(Source::Cached.as_str(), "cached");
+    /// ```
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -275,6 +313,22 @@ impl Decision {
     }
 
     /// Returns whether the request may proceed, after [`delay`](Decision::delay).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let decision = limiter.check("alice").await?;
+    /// if decision.is_allowed() {
+    ///     println!("{} more", decision.remaining());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn is_allowed(&self) -> bool {
         self.status.0 & 1 == 1
@@ -284,6 +338,22 @@ impl Decision {
     /// end of the block is allowed, with a [`delay`](Decision::delay).
     ///
     /// If another limit of the request binds, this is false.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.block("mallory", Duration::from_secs(600)).await?;
+    /// let decision = limiter.check("mallory").await?;
+    /// assert!(decision.is_blocked() && !decision.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         !self.block_rest().is_zero()
@@ -292,6 +362,22 @@ impl Decision {
     /// Returns the time until the block of the key ends, counted from the decision; `None` without
     /// a block. For a request that may wait, [`retry_after`](Decision::retry_after) is shorter: the
     /// time after which the request may wait for the end.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.block("mallory", Duration::from_secs(600)).await?;
+    /// let decision = limiter.check("mallory").await?;
+    /// assert_eq!(decision.blocked_for(), Some(Duration::from_secs(600)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn blocked_for(&self) -> Option<Duration> {
         Some(self.block_rest()).filter(|rest| !rest.is_zero())
@@ -305,6 +391,21 @@ impl Decision {
     /// Returns the time after which an allowed request may proceed.
     ///
     /// It is zero, except with a leaky bucket, or if the check allows a wait.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// let queue = Limiter::new("queue", MemoryStore::new(), Algorithm::leaky_bucket(), quota);
+    /// assert!(queue.check("alice").await?.delay().is_zero());
+    /// assert_eq!(queue.check("alice").await?.delay(), Duration::from_secs(1_200));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn delay(&self) -> Duration {
         if self.is_allowed() { Duration::from_micros(self.wait) } else { Duration::ZERO }
@@ -317,6 +418,24 @@ impl Decision {
     /// It is `None` if the request is allowed, or if the time is unknown, because units that are
     /// [held](crate::Limiter::hold) have to be returned first. So ask
     /// [`is_allowed`](Decision::is_allowed), not this method, whether the request may proceed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// for _ in 0..3 {
+    ///     assert_eq!(limiter.check("alice").await?.retry_after(), None); // allowed
+    /// }
+    /// let denied = limiter.check("alice").await?;
+    /// assert_eq!(denied.retry_after(), Some(Duration::from_secs(3_600)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         if self.is_allowed() || self.wait == UNKNOWN {
@@ -352,6 +471,21 @@ impl Decision {
 
     /// Returns [`retry_after`](Decision::retry_after) in whole seconds, as the header `Retry-After`
     /// contains it: rounded up, and at least 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").cost(3).await?;
+    /// let denied = limiter.check("alice").await?;
+    /// assert_eq!(denied.retry_after_secs(), Some(3_600));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn retry_after_secs(&self) -> Option<u64> {
         match self.retry_after() {
@@ -361,6 +495,20 @@ impl Decision {
     }
 
     /// Returns the number of requests of cost 1 that would be allowed now, after this decision.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 2);
+    /// assert_eq!(limiter.check("alice").cost(2).await?.remaining(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.remaining
@@ -371,12 +519,42 @@ impl Decision {
     ///
     /// It counts from the decision, and not from the end of the delay. So does
     /// [`reset_after`](Decision::reset_after).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let decision = limiter.check("alice").await?;
+    /// assert_eq!(decision.replenish_after(), Duration::from_secs(3_600));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn replenish_after(&self) -> Duration {
         Duration::from_micros(self.replenish)
     }
 
     /// Returns the time until the key is in its initial state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let decision = limiter.check("alice").await?;
+    /// assert_eq!(decision.reset_after(), Duration::from_secs(3_600));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset)
@@ -387,18 +565,58 @@ impl Decision {
     /// That is the limiter that denies for longest. If all of them allow the request, it is the one
     /// with the fewest units remaining, and among equals the one with the longest wait. The
     /// decision describes this limiter, except for the delay, which is that of the request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.check("alice").await?.limiter(), "api");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn limiter(&self) -> &'static str {
         self.limit.name
     }
 
     /// Returns the quota that the request was checked against.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.check("alice").await?.quota(), Quota::per_hour(3));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.rare.as_ref().and_then(|rare| rare.quota).unwrap_or(self.limit.quota)
     }
 
     /// Returns the origin of the decision.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, store::Source};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let decision = limiter.check("alice").await?;
+    /// assert_eq!(decision.source(), Source::Store); // and not a policy in its place
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn source(&self) -> Source {
         match self.status.0 >> 1 & 3 {
@@ -435,6 +653,19 @@ impl Decision {
     }
 
     /// Returns the cost of the request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.check("alice").cost(2).await?.cost(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn cost(&self) -> u64 {
         self.cost

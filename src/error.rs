@@ -18,6 +18,23 @@ pub use self::{
 /// The reason why a limiter made no decision, or did not change a count.
 ///
 /// Two errors are equal if their variants and fields are. A [`StoreError`] compares by its kind.
+///
+/// # Examples
+///
+/// ```
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// match limiter.check("alice").cost(4).await {
+///     Ok(decision) => println!("{decision:?}"),
+///     Err(error) if error.is_store() => println!("try again: {error}"),
+///     Err(error) => println!("a mistake: {error}"), // 4 of at most 3
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -220,6 +237,21 @@ impl Error {
 
     /// Returns the name of the limiter, as in [`Decision::limiter`](crate::Decision::limiter), if
     /// the error concerns one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Err(error) = limiter.check("alice").cost(4).await {
+    ///     assert_eq!(error.limiter(), Some("api"));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> Option<&str> {
         match self {

@@ -1,9 +1,48 @@
 //! The guide: one module for each page of `docs/`, and no code. The page on the playground is not
 //! among them, because its pictures are only in the repository.
 //!
-//! Begin with the [quick start](quick_start), [how it works](how_it_works) and [choosing an
-//! algorithm](algorithms). [Recipes](recipes) and [troubleshooting] are for one
-//! question each.
+//! [algorithms]: algorithms
+//! [benchmarks]: benchmarks
+//! [coming-from-bucket4j]: coming_from_bucket4j
+//! [coming-from-governor]: coming_from_governor
+//! [coming-from-nginx]: coming_from_nginx
+//! [coming-from-rate-limiter-flexible]: coming_from_rate_limiter_flexible
+//! [coming-from-tower-governor]: coming_from_tower_governor
+//! [concurrency]: concurrency
+//! [configuration]: configuration
+//! [connections]: connections
+//! [copy-one-of-these]: copy_one_of_these
+//! [design-decisions]: design_decisions
+//! [how-it-works]: how_it_works
+//! [http]: http
+//! [keys]: keys
+//! [layers]: layers
+//! [limitctl]: limitctl
+//! [llm]: llm
+//! [monitoring]: monitoring
+//! [on-call]: on_call
+//! [outgoing]: outgoing
+//! [playground]: crate::guide
+//! [quick-start]: quick_start
+//! [quotas]: quotas
+//! [recipes]: recipes
+//! [redis-capacity]: redis_capacity
+//! [redis-connecting]: redis_connecting
+//! [redis-failovers]: redis_failovers
+//! [redis-failures]: redis_failures
+//! [redis-permissions]: redis_permissions
+//! [redisson]: redisson
+//! [replay]: replay
+//! [servers]: servers
+//! [settings]: settings
+//! [several-limits]: several_limits
+//! [support-tasks]: support_tasks
+//! [testing]: testing
+//! [troubleshooting]: troubleshooting
+//! [vendors]: vendors
+//! [waiting]: waiting
+//! [threat-model]: crate::guide
+#![doc = include_str!("../docs/README.md")]
 
 /// The links to headings of other pages.
 macro_rules! headings {
@@ -22,6 +61,7 @@ macro_rules! headings {
 [long-windows]: crate::guide::quotas#long-windows
 [nests]: crate::guide::layers#nests-and-services
 [permit-life]: crate::guide::concurrency#the-life-of-a-permit-in-redis
+[plans-in-a-database]: crate::guide::recipes#api-plans-from-a-database-with-a-cache
 [places]: crate::guide::concurrency#waiting-for-a-place
 [resources]: crate::guide::vendors#resources
 [secrets]: crate::guide::keys#secrets
@@ -64,6 +104,7 @@ pages! {{
     concurrency "concurrency" "../docs/concurrency.md"
     configuration "configuration" "../docs/configuration.md"
     connections "connections" "../docs/connections.md"
+    copy_one_of_these "copy-one-of-these" "../docs/copy-one-of-these.md"
     design_decisions "design-decisions" "../docs/design-decisions.md"
     how_it_works "how-it-works" "../docs/how-it-works.md"
     http "http" "../docs/http.md"
@@ -85,6 +126,7 @@ pages! {{
     redis_permissions "redis-permissions" "../docs/redis-permissions.md"
     redisson "redisson" "../docs/redisson.md"
     servers "servers" "../docs/servers.md"
+    settings "settings" "../docs/settings.md"
     several_limits "several-limits" "../docs/several-limits.md"
     support_tasks "support-tasks" "../docs/support-tasks.md"
     testing "testing" "../docs/testing.md"

@@ -40,7 +40,7 @@ const HASHED: &str = "sha256==";
 /// assert_eq!(Key::from("alice").as_str(), "alice");
 /// assert_eq!(Key::from("a b=c").as_str(), "a%20b%3Dc");
 ///
-/// let ip = Key::from("192.0.2.1".parse::<std::net::IpAddr>().unwrap());
+/// let ip = Key::from(std::net::IpAddr::from([192, 0, 2, 1]));
 /// assert_eq!(ip.as_str(), "ip=192.0.2.1");
 /// assert_ne!(ip, Key::from("ip=192.0.2.1"));
 /// ```
@@ -56,6 +56,15 @@ enum Repr<'a> {
 
 impl<'a> Key<'a> {
     /// Makes a key that no key of another scope equals: `scope=value`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Key;
+    ///
+    /// let key = Key::scoped("user", "42"); // apart from the key "42"
+    /// assert_eq!(key.as_str(), "user=42");
+    /// ```
     #[must_use]
     pub fn scoped(scope: &str, value: impl AsRef<[u8]>) -> Key<'static> {
         Scope::new(scope).key(value.as_ref())
@@ -90,6 +99,15 @@ impl<'a> Key<'a> {
     }
 
     /// Combines two keys into one: `this|other`. A tuple of keys does the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Key;
+    ///
+    /// let key = Key::from("alice").and(&Key::from("GET"));
+    /// assert_ne!(key, Key::from("GET").and(&Key::from("alice")));
+    /// ```
     #[must_use]
     pub fn and(self, other: &Key<'_>) -> Key<'static> {
         bounded([self.as_bytes(), b"|", other.as_bytes()].concat())
@@ -106,8 +124,8 @@ impl<'a> Key<'a> {
     /// use tower_ratelimit::{Key, key};
     ///
     /// let key = Key::from_text("header:x-api-key=k%201|ip=192.0.2.1").expect("it is a key");
-    /// let address: std::net::IpAddr = "192.0.2.1".parse().unwrap();
-    /// assert_eq!(key, key::header("x-api-key").key("k 1").and(&key::PeerIp.key(address)));
+    /// let address = key::PeerIp.key([192, 0, 2, 1]);
+    /// assert_eq!(key, key::header("x-api-key").key("k 1").and(&address));
     /// assert_eq!(Key::from_text("k 1"), None);
     /// ```
     #[must_use]
@@ -117,6 +135,14 @@ impl<'a> Key<'a> {
     }
 
     /// Returns the key as text.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Key;
+    ///
+    /// assert_eq!(Key::from("alice").as_str(), "alice");
+    /// ```
     #[must_use]
     pub fn as_str(&self) -> &str {
         str::from_utf8(self.as_bytes()).expect("a key is ASCII")
@@ -131,6 +157,17 @@ impl<'a> Key<'a> {
     }
 
     /// Copies the text if it is borrowed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Key;
+    ///
+    /// fn owned(name: &str) -> Key<'static> {
+    ///     Key::from(name).into_owned()
+    /// }
+    /// assert_eq!(owned("alice"), Key::from("alice"));
+    /// ```
     #[must_use]
     #[inline]
     pub fn into_owned(self) -> Key<'static> {

@@ -90,8 +90,9 @@
 //! `config`.
 //!
 //! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
-//! works](guide::how_it_works), [choosing an algorithm](guide::algorithms),
-//! [recipes](guide::recipes), [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
+//! works](guide::how_it_works), [choosing an algorithm](guide::algorithms), [ten programs to
+//! copy](guide::copy_one_of_these), [recipes](guide::recipes), [all settings](guide::settings),
+//! [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
 //! [monitoring](guide::monitoring), [on call](guide::on_call), [`limitctl`](guide::limitctl) and
 //! [troubleshooting](guide::troubleshooting).
 //!

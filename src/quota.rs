@@ -29,26 +29,6 @@ pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 /// The allowed usage: `limit` units per `window`, and `burst` units back to back; or `limit` units
 /// [at a time](Quota::concurrent).
 ///
-/// `Quota::per_second(10)` is ten per second. The burst is a *total*, including the first request.
-/// By default it is the limit; [`burst`](Quota::burst) sets another one. Only the token bucket and
-/// the leaky bucket have a burst; the windows admit up to `limit` at once.
-///
-/// # Large quotas
-///
-/// Units can be requests, tokens of a language model, bytes, or billionths of a dollar. A limit is
-/// at most 70_368_744_177_664 (2^46, about 70 trillion), and at most 4_294_967_295 per microsecond
-/// of its window. The burst is at most 2^46, too, and must refill within 100 years. All algorithms
-/// count large quotas: see [quotas](crate::guide::quotas#large-quotas).
-///
-/// # A burst or a shorter window
-///
-/// `per_minute(60)` and `per_second(1)` allow the same rate. With the first, an idle client can
-/// spend the units of a minute at once; with the second, it must spread its requests. For a page
-/// that loads with twenty calls, use `per_second(1).burst(20)`.
-///
-/// A long window bounds its sum, and not the speed: all of `per_day(10_000)` can be spent in a
-/// minute. Add [a second limit](crate::guide::quotas#long-windows) with a short window.
-///
 /// # Examples
 ///
 /// In a `const`, literals are checked at compile time:
@@ -70,6 +50,37 @@ pub(crate) const MAX_PER_MICRO: u64 = u32::MAX as u64;
 /// const NOTHING: Quota = Quota::per_second(0);
 /// # let _ = NOTHING;
 /// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | allow units per time | [`per_second`](Quota::per_second), [`per_minute`](Quota::per_minute), [`per_hour`](Quota::per_hour), [`per_day`](Quota::per_day), [`new`](Quota::new) |
+/// | allow more or fewer at once | [`burst`](Quota::burst) |
+/// | allow units at a time | [`concurrent`](Quota::concurrent) |
+/// | read settings | [`try_new`](Quota::try_new), or `parse` a text such as `10/s burst 20` |
+///
+/// # Details
+///
+/// `Quota::per_second(10)` is ten per second. The burst is a *total*, including the first request.
+/// By default it is the limit; [`burst`](Quota::burst) sets another one. Only the token bucket and
+/// the leaky bucket have a burst; the windows admit up to `limit` at once.
+///
+/// # Large quotas
+///
+/// Units can be requests, tokens of a language model, bytes, or billionths of a dollar. A limit is
+/// at most 70_368_744_177_664 (2^46, about 70 trillion), and at most 4_294_967_295 per microsecond
+/// of its window. The burst is at most 2^46, too, and must refill within 100 years. All algorithms
+/// count large quotas: see [quotas](crate::guide::quotas#large-quotas).
+///
+/// # A burst or a shorter window
+///
+/// `per_minute(60)` and `per_second(1)` allow the same rate. With the first, an idle client can
+/// spend the units of a minute at once; with the second, it must spread its requests. For a page
+/// that loads with twenty calls, use `per_second(1).burst(20)`.
+///
+/// A long window bounds its sum, and not the speed: all of `per_day(10_000)` can be spent in a
+/// minute. Add [a second limit](crate::guide::quotas#long-windows) with a short window.
 ///
 /// # Example: from configuration
 ///
@@ -100,6 +111,16 @@ impl Quota {
     ///
     /// If `limit` is 0 or [too large](Quota#large-quotas), or `window` is out of range: at compile
     /// time in a `const`. For numbers that are not literals, use [`try_new`](Quota::try_new).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::Quota;
+    ///
+    /// const QUOTA: Quota = Quota::new(5, Duration::from_secs(10));
+    /// assert_eq!(QUOTA.to_string(), "5/10s");
+    /// ```
     #[must_use]
     #[track_caller]
     pub const fn new(limit: u64, window: Duration) -> Self {
@@ -120,6 +141,19 @@ impl Quota {
     ///
     /// If `limit` is 0 or [too large](Quota#large-quotas), or `window` is out of range. The error
     /// names the largest limit for this window.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::Quota;
+    ///
+    /// let limit = "100".parse().unwrap_or(10); // of the environment, say
+    /// let quota = Quota::try_new(limit, Duration::from_secs(60))?;
+    /// assert_eq!(quota, Quota::per_minute(100));
+    /// assert!(Quota::try_new(0, Duration::from_secs(60)).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
         Self::checked(limit, window).map_err(QuotaError::from)
     }
@@ -129,6 +163,15 @@ impl Quota {
     /// # Panics
     ///
     /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// const QUOTA: Quota = Quota::per_second(10).burst(20);
+    /// assert_eq!((QUOTA.limit(), QUOTA.burst_size()), (10, 20));
+    /// ```
     #[must_use]
     #[track_caller]
     pub const fn per_second(limit: u64) -> Self {
@@ -140,6 +183,16 @@ impl Quota {
     /// # Panics
     ///
     /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::Quota;
+    ///
+    /// const LOGIN: Quota = Quota::per_minute(5);
+    /// assert_eq!(LOGIN.window(), Duration::from_secs(60));
+    /// ```
     #[must_use]
     #[track_caller]
     pub const fn per_minute(limit: u64) -> Self {
@@ -151,6 +204,15 @@ impl Quota {
     /// # Panics
     ///
     /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// const TOKENS: Quota = Quota::per_hour(100_000);
+    /// assert_eq!(TOKENS.to_string(), "100000/h");
+    /// ```
     #[must_use]
     #[track_caller]
     pub const fn per_hour(limit: u64) -> Self {
@@ -162,6 +224,16 @@ impl Quota {
     /// # Panics
     ///
     /// If `limit` is 0 or [too large](Quota#large-quotas): at compile time in a `const`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::Quota;
+    ///
+    /// const FREE: Quota = Quota::per_day(1_000);
+    /// assert_eq!(FREE.window(), Duration::from_secs(86_400));
+    /// ```
     #[must_use]
     #[track_caller]
     pub const fn per_day(limit: u64) -> Self {
@@ -201,6 +273,17 @@ impl Quota {
     /// # Errors
     ///
     /// If `limit` is 0 or above 2^46.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// let quota = Quota::try_concurrent(10)?;
+    /// assert_eq!(quota, Quota::concurrent(10));
+    /// assert!(Quota::try_concurrent(0).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_concurrent(limit: u64) -> Result<Self, QuotaError> {
         Self::checked_concurrent(limit).map_err(QuotaError::from)
     }
@@ -213,6 +296,15 @@ impl Quota {
     /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46, or if the quota
     /// counts concurrent units: at compile time in a `const`. For numbers that are not literals,
     /// use [`try_burst`](Quota::try_burst).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// let quota = Quota::per_second(1).burst(20); // a page that loads with 20 calls
+    /// assert_eq!(quota.to_string(), "1/s burst 20");
+    /// ```
     #[must_use]
     #[track_caller]
     pub const fn burst(self, burst: u64) -> Self {
@@ -233,29 +325,75 @@ impl Quota {
     ///
     /// If `burst` is 0, takes more than 100 years to refill, or is above 2^46, or if the quota
     /// counts concurrent units. The error names the largest burst for this limit and window.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// let quota = Quota::per_second(1).try_burst(20)?;
+    /// assert_eq!(quota.burst_size(), 20);
+    /// assert!(Quota::per_second(1).try_burst(0).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_burst(self, burst: u64) -> Result<Self, QuotaError> {
         self.with_burst(burst).map_err(QuotaError::from)
     }
 
     /// Returns the units per window, or at a time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// assert_eq!(Quota::per_second(10).burst(20).limit(), 10);
+    /// ```
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
     /// Returns the window: zero if the quota counts [concurrent](Quota::concurrent) units.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::Quota;
+    ///
+    /// assert_eq!(Quota::per_second(10).window(), Duration::from_secs(1));
+    /// ```
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
     /// Returns whether the quota counts units at a time, and not per window.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// assert!(Quota::concurrent(10).is_concurrent());
+    /// assert!(!Quota::per_second(10).is_concurrent());
+    /// ```
     #[must_use]
     pub const fn is_concurrent(&self) -> bool {
         self.window_us == 0
     }
 
     /// Returns the maximum number of units that may pass back to back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// assert_eq!(Quota::per_second(10).burst_size(), 10); // by default, the limit
+    /// assert_eq!(Quota::per_second(10).burst(20).burst_size(), 20);
+    /// ```
     #[must_use]
     pub const fn burst_size(&self) -> u64 {
         self.burst

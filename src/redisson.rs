@@ -239,29 +239,77 @@ impl RateLimiterConfig {
     ///
     /// The methods that [set](RateLimiter::try_set_rate) a rate check it: 1 to 2^53 permits in 1 ms
     /// to 100 years. They count the interval in milliseconds, rounded up.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::redisson::RateLimiterConfig;
+    ///
+    /// let config = RateLimiterConfig::overall(10, Duration::from_secs(1));
+    /// assert_eq!((config.rate(), config.interval()), (10, Duration::from_secs(1)));
+    /// ```
     pub const fn overall(rate: u64, interval: Duration) -> Self {
         Self { is_per_client: false, rate, interval, keep_alive: None }
     }
 
     /// Creates a rate that each [client](RateLimiter::client_id) has separately: Java's
     /// `RateType.PER_CLIENT`. The numbers are those of [`overall`](Self::overall).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::redisson::RateLimiterConfig;
+    ///
+    /// let config = RateLimiterConfig::per_client(10, Duration::from_secs(1));
+    /// assert!(config.is_per_client());
+    /// ```
     pub const fn per_client(rate: u64, interval: Duration) -> Self {
         Self { is_per_client: true, ..Self::overall(rate, interval) }
     }
 
     /// Returns whether each client has the rate separately.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::redisson::RateLimiterConfig;
+    ///
+    /// assert!(!RateLimiterConfig::overall(10, Duration::from_secs(1)).is_per_client());
+    /// ```
     #[must_use]
     pub const fn is_per_client(&self) -> bool {
         self.is_per_client
     }
 
     /// Returns the maximum number of permits in any interval.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::redisson::RateLimiterConfig;
+    ///
+    /// assert_eq!(RateLimiterConfig::overall(10, Duration::from_secs(1)).rate(), 10);
+    /// ```
     #[must_use]
     pub const fn rate(&self) -> u64 {
         self.rate
     }
 
     /// Returns the interval. Redis stores it in whole milliseconds.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::redisson::RateLimiterConfig;
+    ///
+    /// let config = RateLimiterConfig::overall(10, Duration::from_secs(1));
+    /// assert_eq!(config.interval(), Duration::from_secs(1));
+    /// ```
     #[must_use]
     pub const fn interval(&self) -> Duration {
         self.interval
@@ -269,6 +317,16 @@ impl RateLimiterConfig {
 
     /// Returns the time without a call after which the limiter expires, or `None` if it does not:
     /// what [`RateLimiter::keep_alive`] has set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::redisson::RateLimiterConfig;
+    ///
+    /// let config = RateLimiterConfig::overall(10, Duration::from_secs(1));
+    /// assert_eq!(config.keep_alive(), None); // a limiter in Redis may have one
+    /// ```
     #[must_use]
     pub const fn keep_alive(&self) -> Option<Duration> {
         self.keep_alive
@@ -279,6 +337,23 @@ impl RateLimiterConfig {
 ///
 /// The rate is stored in Redis, and the first client sets it. Limiters with the same name and the
 /// same Redis share one count, also across stores and processes.
+///
+/// # Examples
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use tower_ratelimit::{RedisStore, redisson::{RateLimiter, RateLimiterConfig}};
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+/// # let limiter = RateLimiter::new(store, "shared");
+/// limiter.try_set_rate(RateLimiterConfig::overall(10, Duration::from_secs(1))).await?;
+/// if limiter.try_acquire(1, Duration::from_millis(500)).await?.is_allowed() {
+///     println!("go");
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RateLimiter {
     store: RedisStore,
@@ -304,6 +379,19 @@ impl RateLimiter {
     /// # Panics
     ///
     /// If [`try_new`](RateLimiter::try_new) returns an error.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let limiter = RateLimiter::new(store, "shared");
+    /// # let _ = limiter;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn new(store: RedisStore, name: &str) -> Self {
@@ -320,6 +408,20 @@ impl RateLimiter {
     /// [`RateLimiterError::Slots`] if the name is empty, or if its keys would be in several slots
     /// of a Redis Cluster. A valid name has no braces, or has text in the first pair of them:
     /// `a}b`, `x{y` and `{}z` are rejected.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let name = std::env::args().nth(1).unwrap_or_else(|| "shared".to_owned());
+    /// let limiter = RateLimiter::try_new(store, &name)?;
+    /// # let _ = limiter;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_new(store: RedisStore, name: &str) -> Result<Self, RateLimiterError> {
         let keys = Arc::new(keys_of(name, process_id())?);
         let observers = LimiterObservers::new(store.observers(), LABEL);
@@ -340,6 +442,19 @@ impl RateLimiter {
     ///
     /// No Java client may have the same id, because this crate lets the keys of a client expire
     /// when their permits no longer count.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let limiter = RateLimiter::new(store, "shared").client_id("worker-1");
+    /// # let _ = limiter;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn client_id(self, client_id: &str) -> Self {
         let keys = keys_of(&self.keys.name, client_id).expect("the name is valid");
@@ -351,6 +466,20 @@ impl RateLimiter {
     ///
     /// [`try_set_rate`](RateLimiter::try_set_rate), [`set_rate`](RateLimiter::set_rate) and
     /// [`update_rate`](RateLimiter::update_rate) store it, and it then applies to all clients.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let limiter = RateLimiter::new(store, "shared").keep_alive(Duration::from_secs(3_600));
+    /// # let _ = limiter;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn keep_alive(self, keep_alive: Duration) -> Self {
         Self { keep_alive: Some(keep_alive), ..self }
@@ -372,6 +501,22 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// If the future is dropped before it is ready, the rate may or may not have been set.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{RedisStore, redisson::{RateLimiter, RateLimiterConfig}};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// let config = RateLimiterConfig::overall(10, Duration::from_secs(1));
+    /// let is_new = limiter.try_set_rate(config).await?; // false: another service has set one
+    /// # let _ = is_new;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn try_set_rate(&self, config: RateLimiterConfig) -> Result<bool, Error> {
         self.change_rate("try", config).await
     }
@@ -388,6 +533,20 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// As for [`try_set_rate`](RateLimiter::try_set_rate).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{RedisStore, redisson::{RateLimiter, RateLimiterConfig}};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// limiter.set_rate(RateLimiterConfig::overall(20, Duration::from_secs(1))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn set_rate(&self, config: RateLimiterConfig) -> Result<(), Error> {
         self.change_rate("set", config).await.map(drop)
     }
@@ -405,6 +564,20 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// As for [`try_set_rate`](RateLimiter::try_set_rate).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{RedisStore, redisson::{RateLimiter, RateLimiterConfig}};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// limiter.update_rate(RateLimiterConfig::overall(20, Duration::from_secs(1))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn update_rate(&self, config: RateLimiterConfig) -> Result<bool, Error> {
         self.change_rate("update", config).await
     }
@@ -444,6 +617,21 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// if let Some(config) = limiter.config().await? {
+    ///     println!("{} per {:?}", config.rate(), config.interval());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn config(&self) -> Result<Option<RateLimiterConfig>, Error> {
         let deadline = self.store.start_deadline();
         self.read_config(deadline, &self.template_rate(deadline).await?).await
@@ -473,6 +661,19 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// println!("{} left", limiter.available_permits().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn available_permits(&self) -> Result<u64, Error> {
         let deadline = self.store.start_deadline();
         let rate = self.template_rate(deadline).await?;
@@ -500,6 +701,20 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// If the future is dropped before it is ready, the permits may or may not have been released.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// let _ = limiter.acquire(5).await?;
+    /// limiter.release(2).await?; // they were not needed
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn release(&self, permits: u64) -> Result<(), Error> {
         if permits == 0 {
             return Err(Error::ZeroCost);
@@ -556,6 +771,20 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// If the future is dropped before it is ready, the call may or may not have taken effect.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// limiter.expire(Duration::from_secs(3_600)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn expire(&self, time: Duration) -> Result<bool, Error> {
         self.expire_in(&millis(time.min(MAX_INTERVAL)).to_string()).await
     }
@@ -569,6 +798,19 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// As for [`expire`](RateLimiter::expire).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// limiter.clear_expire().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn clear_expire(&self) -> Result<bool, Error> {
         self.expire_in("").await
     }
@@ -591,6 +833,19 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// println!("{:?}", limiter.remaining_ttl().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn remaining_ttl(&self) -> Result<Option<Duration>, Error> {
         let mut command = redis::cmd("PTTL");
         command.arg(self.name());
@@ -608,6 +863,19 @@ impl RateLimiter {
     /// # Cancel safety
     ///
     /// As for [`expire`](RateLimiter::expire).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// limiter.delete().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn delete(&self) -> Result<bool, Error> {
         let mut command = redis::cmd("DEL");
         command.arg(&self.keys.all);
@@ -618,6 +886,19 @@ impl RateLimiter {
     }
 
     /// Returns the name.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// assert_eq!(limiter.name(), "shared");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         &self.keys.name

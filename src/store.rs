@@ -83,6 +83,21 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
 /// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
 ///
 /// Sealed, so that methods can be added without a breaking change.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, store::Store};
+///
+/// fn limiters(store: impl Store + Clone) -> [Limiter; 2] {
+///     let limiter = |name, quota| {
+///         Limiter::new(name, store.clone(), Algorithm::token_bucket(), quota)
+///     };
+///     [limiter("free", Quota::per_minute(10)), limiter("pro", Quota::per_minute(100))]
+/// }
+/// let [free, _pro] = limiters(MemoryStore::new());
+/// assert_eq!(free.name(), "free");
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store for counts",
     label = "not a store",
@@ -293,6 +308,17 @@ mod seal {
 }
 
 /// A store that was chosen at run time, by [`connect`] or [`lazy`]. Clones share its counts.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, Quota, store};
+///
+/// let store = store::lazy("memory:")?; // or redis://127.0.0.1/?prefix=shop
+/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
+/// # let _ = limiter;
+/// # Ok::<(), tower_ratelimit::store::StoreError>(())
+/// ```
 // A decision in memory needs no dynamic call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -350,6 +376,19 @@ impl AnyStore {
 
     /// Waits until the units of ended permits and of dropped requests are back: see
     /// `RedisStore::flush`. In memory they are back at once.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::store;
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = store::connect("redis://127.0.0.1/").await?;
+    /// // At the end of the process: the ends of holds are sent.
+    /// store.flush().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn flush(&self) {
         self.as_dyn().flush().await;
     }
@@ -371,6 +410,17 @@ impl AnyStore {
     }
 
     /// Adds an observer to the store and its clones: see [`MemoryStore::add_observer`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{observe::Event, store};
+    ///
+    /// let store = store::lazy("memory:")?;
+    /// store.add_observer(Arc::new(|event: &Event<'_>| println!("{event:?}")));
+    /// # Ok::<(), tower_ratelimit::store::StoreError>(())
+    /// ```
     pub fn add_observer(&self, observer: Arc<dyn Observer>) {
         self.as_dyn().add_observer(observer);
     }

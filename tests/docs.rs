@@ -93,7 +93,7 @@ fn each_page_has_a_title_and_a_place_in_the_index_and_in_the_guide() {
         if name == "README" {
             continue;
         }
-        assert!(INDEX.contains(&format!("({name}.md)")), "docs/README.md does not list {name}");
+        assert!(INDEX.contains(&format!("]: {name}.md\n")), "docs/README.md does not list {name}");
         let file = format!("\"../docs/{name}.md\"");
         assert!(
             name == "playground" || GUIDE.contains(&file),
@@ -173,17 +173,123 @@ fn all_links_of_the_code_to_headings_lead_somewhere() {
     assert!(links > 10, "{links}");
 }
 
-/// Each file in `tests/http/recipes` has the code of a page in front of its tests.
+/// Readers copy the examples.
 #[test]
-fn the_pages_have_the_recipes_that_are_tested() {
-    let recipes = sources(&root().join("tests/http/recipes"));
-    assert_eq!(recipes.len(), 4);
-    for (file, text) in recipes {
+fn no_example_in_the_code_unwraps() {
+    for (file, code) in sources(&root().join("src")) {
+        let docs = code.lines().map(str::trim_start).filter(|line| line.starts_with("//"));
+        let docs = docs.filter(|line| line.contains(".unwrap()"));
+        assert_eq!(docs.collect::<Vec<_>>(), [""; 0], "{}", file.display());
+    }
+}
+
+/// Each file has the code of a page, and then its tests, if they are not in `programs.rs`.
+#[test]
+fn the_pages_have_the_recipes_and_programs_that_are_tested() {
+    let folders = ["recipes", "programs"].map(|it| sources(&root().join("tests/http").join(it)));
+    assert_eq!(folders.each_ref().map(Vec::len), [4, 10]);
+    for (file, text) in folders.into_iter().flatten() {
         let (head, code) = text.split_once("\n\n").unwrap();
-        let (code, _) = code.split_once("\nmod tests {").unwrap();
+        let code = code.split("\nmod tests {").next().unwrap();
         let page = head.split('`').nth(1).unwrap();
         let text = fs::read_to_string(root().join("docs").join(page)).unwrap();
         assert!(text.contains(code), "docs/{page} does not contain the code of {}", file.display());
+    }
+}
+
+/// Methods that take and return a value, or set something, and are no settings.
+const NO_SETTINGS: [&str; 12] = [
+    "Charge::also",
+    "Charge::and",
+    "Permit::set_used",
+    "Permit::set_used_for",
+    "VendorState::of_resource",
+    "VendorState::with_block",
+    "VendorState::with_remaining",
+    "VendorState::with_resource",
+    "VendorState::with_unknown_block",
+    "layer::RequestError::with_status",
+    "layer::Usage::and",
+    "redisson::RateLimiter::for_key",
+];
+
+/// Returns the functions of `tests/public-api/list.txt`: their paths without type parameters, and
+/// whether they look like a setting.
+fn public_functions() -> Vec<(String, bool)> {
+    let list = fs::read_to_string(root().join("tests/public-api/list.txt")).unwrap();
+    let lines = list.lines().filter_map(|line| line.split_once("pub ")?.1.split_once("fn "));
+    let functions = lines.filter_map(|(_, function)| {
+        let (head, arguments) = function.split_once('(')?;
+        let (mut path, mut depth) = (String::new(), 0);
+        for char in head.chars() {
+            match char {
+                '<' => depth += 1,
+                '>' => depth -= 1,
+                _ if depth == 0 => path.push(char),
+                _ => {}
+            }
+        }
+        let name = path.rsplit("::").next().unwrap();
+        let result = arguments.split_once("-> ").unwrap_or_default().1;
+        let is_builder = arguments.starts_with("self")
+            && ["Self", "Result<Self,", "call::"].iter().any(|it| result.starts_with(it));
+        let is_setting = is_builder || name.starts_with("set_") || name.starts_with("with_");
+        Some((path, is_setting))
+    });
+    functions.collect()
+}
+
+/// Returns the settings of `docs/settings.md` as paths, with the page in the last cell.
+fn documented_settings() -> BTreeMap<String, String> {
+    let mut settings = BTreeMap::new();
+    let page = fs::read_to_string(root().join("docs/settings.md")).unwrap();
+    let mut of_type = "";
+    for line in page.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            of_type = heading.split('`').nth(1).unwrap_or_default();
+        }
+        let cells: Vec<_> = line.split(" | ").collect();
+        if line.starts_with("| `") && !of_type.is_empty() {
+            assert_eq!(cells.len(), 4, "{line}");
+            let page = cells[3].rsplit('[').next().unwrap().trim_end_matches("] |");
+            for name in cells[0].split('`').skip(1).step_by(2) {
+                settings.insert(format!("{of_type}::{name}"), page.to_owned());
+            }
+        }
+    }
+    settings
+}
+
+#[test]
+fn each_setting_has_a_row_with_a_page_that_names_it() {
+    let functions = public_functions();
+    let settings = documented_settings();
+    for (path, is_setting) in &functions {
+        let is_left_out = NO_SETTINGS.contains(&&**path);
+        assert!(!is_setting || is_left_out || settings.contains_key(path), "{path} has no row");
+    }
+    for (path, page) in &settings {
+        assert!(functions.iter().any(|(it, _)| it == path), "{path} is in no public list");
+        let name = path.rsplit("::").next().unwrap().trim_start_matches("try_");
+        let text = fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap_or_default();
+        assert!(page == "rustdoc |" || text.contains(name), "docs/{page}.md has no {name}");
+    }
+}
+
+/// The error about an unknown parameter lists those that are known.
+#[cfg(feature = "redis")]
+#[test]
+fn each_parameter_of_a_url_has_a_row() {
+    let page = fs::read_to_string(root().join("docs/settings.md")).unwrap();
+    for url in ["redis+sentinel://h/m?other=1", "unix:///socket?other=1"] {
+        let error = tower_ratelimit::store::lazy(url).unwrap_err().to_string();
+        let (_, names) = error.split_once("the parameters are ").expect(&error);
+        assert!(names.split(", ").count() > 6, "{error}");
+        for name in names.split(", ") {
+            let rows = page.lines().filter(|line| line.starts_with("| `"));
+            let mut cells = rows.filter_map(|line| line.split(" | ").next());
+            assert!(cells.any(|cell| cell.split('`').any(|it| it == name)), "{name} has no row");
+        }
     }
 }
 
@@ -202,7 +308,7 @@ fn the_threat_model_names_tests_that_exist() {
 
 #[test]
 fn all_references_are_defined_and_used() {
-    for (name, text) in pages().into_iter().filter(|(name, _)| name != "README") {
+    for (name, text) in pages() {
         let used = references(&text);
         let defined: BTreeSet<_> = prose(&text)
             .filter_map(|line| Some(line.strip_prefix('[')?.split_once("]: ")?.0.to_owned()))

@@ -66,6 +66,20 @@ impl Limits {
     ///
     /// * [`ConfigError::NameTaken`] if the store already has a limiter with one of the names.
     /// * [`ConfigError::Name`] if a name is not valid. Limits from a file have valid names.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStore, RateLimitLayer, config::Limits, key};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let limiters = limits.limiters(&MemoryStore::new())?;
+    /// let layer = RateLimitLayer::new(limiters.get("api")?, key::PeerIp);
+    /// # let _ = layer;
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn limiters(&self, store: &(impl Store + Clone)) -> Result<Limiters, ConfigError> {
         let store = store.clone().into_any();
         let limiters = Limiters { store, by_name: Arc::default() };
@@ -109,6 +123,20 @@ impl Limiters {
     /// # Errors
     ///
     /// [`ConfigError::MissingLimit`] if there is no limit of this name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStore, Quota, config::Limits};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let limiters = limits.limiters(&MemoryStore::new())?;
+    /// assert_eq!(limiters.get("api")?.quota(), Quota::per_second(10));
+    /// assert!(limiters.get("login").is_err());
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn get(&self, name: &str) -> Result<Limiter, ConfigError> {
         let limiter = lock(&self.by_name).get(name).cloned();
         limiter.ok_or_else(|| ConfigError::MissingLimit { limiter: name.to_owned().into() })
@@ -142,6 +170,21 @@ impl Limiters {
     ///   mistake: a layer may use it.
     /// * [`ConfigError::NameTaken`] if another limiter over the store has the name of a new limit.
     /// * [`ConfigError::Name`] if a name is not valid. Limits from a file have valid names.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStore, Quota, config::Limits};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let limiters = limits.limiters(&MemoryStore::new())?;
+    /// let api = limiters.get("api")?;
+    /// limiters.reload(&toml::from_str("api = { algorithm = 'token-bucket', quota = '20/s' }")?)?;
+    /// assert_eq!(api.quota(), Quota::per_second(20));
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn reload(&self, limits: &Limits) -> Result<(), ConfigError> {
         self.reload_with(limits, Removed::Reject)
     }
@@ -152,6 +195,20 @@ impl Limiters {
     /// # Errors
     ///
     /// [`ConfigError::NameTaken`] and [`ConfigError::Name`], as [`reload`](Limiters::reload).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStore, Quota, config::Limits};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let limiters = limits.limiters(&MemoryStore::new())?;
+    /// limiters.reload_keeping_removed(&Limits::default())?;
+    /// assert_eq!(limiters.get("api")?.quota(), Quota::per_second(10));
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn reload_keeping_removed(&self, limits: &Limits) -> Result<(), ConfigError> {
         self.reload_with(limits, Removed::Keep)
     }

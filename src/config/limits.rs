@@ -114,18 +114,59 @@ impl Limits {
     /// # Errors
     ///
     /// [`ConfigError::Name`] if the name is not valid.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Quota, config::{Limit, Limits}};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let login = Limit::try_new(Algorithm::sliding_log(), Quota::per_minute(5))?;
+    /// assert_eq!(limits.insert("login", login)?, None);
+    /// assert_eq!(limits.iter().count(), 2);
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn insert(&mut self, name: &str, limit: Limit) -> Result<Option<Limit>, ConfigError> {
         check_name(name)?;
         Ok(self.0.insert(name.to_owned(), limit))
     }
 
     /// Returns the limit of this name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::config::Limits;
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// assert!(limits.get("api").is_some());
+    /// assert!(limits.get("login").is_none());
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Limit> {
         self.0.get(name).copied()
     }
 
     /// Returns the limits with their names, in the order of the names.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::config::Limits;
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// for (name, limit) in limits.iter() {
+    ///     println!("{name}: {}", limit.quota()); // api: 10/s
+    /// }
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn iter(&self) -> impl Iterator<Item = (&str, Limit)> {
         self.into_iter()
     }
@@ -211,6 +252,16 @@ impl Limit {
     /// # Errors
     ///
     /// If the settings of the algorithm and the quota conflict.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Quota, config::Limit};
+    ///
+    /// let limit = Limit::try_new(Algorithm::sliding_log(), Quota::per_minute(5))?;
+    /// assert_eq!(limit.quota().limit(), 5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, QuotaError> {
         Params::new(algorithm, quota)?;
         Ok(Self { algorithm, quota })
@@ -221,17 +272,57 @@ impl Limit {
     /// # Errors
     ///
     /// If the name is invalid or taken, as for [`Limiter::try_new`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStore, Quota, config::Limits};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let api = limits.get("api").ok_or("no limit")?;
+    /// let limiter = api.limiter("api", MemoryStore::new())?;
+    /// assert_eq!(limiter.quota(), Quota::per_second(10));
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn limiter(&self, name: &str, store: impl Store) -> Result<Limiter, ConfigError> {
         Limiter::try_new(name, store, self.algorithm, self.quota)
     }
 
     /// Returns the algorithm.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, config::Limits};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let api = limits.get("api").ok_or("no limit")?;
+    /// assert_eq!(api.algorithm(), Algorithm::token_bucket());
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
     /// Returns the quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Quota, config::Limits};
+    ///
+    /// # let text = "api = { algorithm = 'token-bucket', quota = '10/s' }";
+    /// # let mut limits: Limits = toml::from_str(text)?;
+    /// let api = limits.get("api").ok_or("no limit")?;
+    /// assert_eq!(api.quota(), Quota::per_second(10));
+    /// # let _ = &mut limits;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.quota

@@ -56,18 +56,58 @@ impl KeyState {
 
     /// Returns the name of the limiter; of several limiters, of the one that
     /// [binds](Decision::limiter).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.peek("alice").await?.limiter(), "api");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn limiter(&self) -> &'static str {
         self.0.limiter()
     }
 
     /// Returns the quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.peek("alice").await?.quota(), Quota::per_hour(3));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.0.quota()
     }
 
     /// Returns the number of requests of cost 1 that would be allowed now.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").await?;
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.0.remaining()
@@ -76,6 +116,21 @@ impl KeyState {
     /// Returns the number of units that are [held](crate::Limiter::hold): taken, until their
     /// permits are settled or dropped. It is 0 while the key is [blocked](crate::Limiter::block),
     /// as the state then describes the block: `unblock` returns the number.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let permit = limiter.hold("alice", 2).await?;
+    /// assert_eq!(limiter.peek("alice").await?.held(), 2);
+    /// drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn held(&self) -> u64 {
         self.0.held()
@@ -83,6 +138,22 @@ impl KeyState {
 
     /// Returns the time until [`remaining`](KeyState::remaining) grows; zero if it is at its
     /// maximum.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").await?;
+    /// let state = limiter.peek("alice").await?;
+    /// assert_eq!(state.replenish_after(), Duration::from_secs(3_600));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn replenish_after(&self) -> Duration {
         self.0.replenish_after()
@@ -90,6 +161,19 @@ impl KeyState {
 
     /// Returns the time until the key is in its initial state. While units are held, this is the
     /// time if all of them are used now in memory, and in Redis if all holds expire.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert!(limiter.peek("alice").await?.reset_after().is_zero()); // unused
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn reset_after(&self) -> Duration {
         self.0.reset_after()
@@ -97,6 +181,22 @@ impl KeyState {
 
     /// Returns the time until the [block](crate::Limiter::block) of the key ends; `None` if it is
     /// not blocked.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.block("mallory", Duration::from_secs(600)).await?;
+    /// let state = limiter.peek("mallory").await?;
+    /// assert_eq!(state.blocked_for(), Some(Duration::from_secs(600)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn blocked_for(&self) -> Option<Duration> {
         self.0.blocked_for()
@@ -104,6 +204,19 @@ impl KeyState {
 
     /// Returns whether a request would be allowed now, with or without a delay: one of the cost
     /// that was peeked for, by default 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert!(limiter.check("alice").cost(3).peek().await?.allows());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn allows(&self) -> bool {
         self.0.is_allowed()
@@ -112,6 +225,22 @@ impl KeyState {
     /// Returns the time after which that request would be allowed, if no other request spends units
     /// before: as in [`Decision::retry_after`], `None` if it would be allowed now, or if the time
     /// is unknown.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").await?;
+    /// let state = limiter.check("alice").cost(3).peek().await?;
+    /// assert_eq!(state.retry_after(), Some(Duration::from_secs(3_600)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after()
@@ -119,12 +248,40 @@ impl KeyState {
 
     /// Returns the delay with which a peek found that the request would be allowed: a
     /// [leaky bucket](crate::Algorithm::LeakyBucket) has one. It is zero after other calls.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// let queue = Limiter::new("queue", MemoryStore::new(), Algorithm::leaky_bucket(), quota);
+    /// let _ = queue.check("alice").await?;
+    /// assert_eq!(queue.peek("alice").await?.delay(), Duration::from_secs(1_200));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn delay(&self) -> Duration {
         self.0.delay()
     }
 
     /// Returns the origin of the state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, store::Source};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.peek("alice").await?.source(), Source::Store);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub const fn source(&self) -> Source {
         self.0.source()

@@ -6,6 +6,19 @@ use std::{borrow::Cow, error::Error as StdError, fmt};
 use crate::quota::QuotaError;
 
 /// Invalid settings.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, config::ConfigError};
+///
+/// let quota = Quota::per_second(1);
+/// match Limiter::try_new("a b", MemoryStore::new(), Algorithm::token_bucket(), quota) {
+///     Err(ConfigError::Name { limiter, .. }) => println!("{limiter:?} is no name"),
+///     Err(error) => println!("{error}"),
+///     Ok(_) => {}
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -86,6 +99,17 @@ impl fmt::Display for ConfigError {
 
 impl ConfigError {
     /// Returns the name of the limiter, if the error concerns the name of one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// let quota = Quota::per_second(1);
+    /// let algorithm = Algorithm::token_bucket();
+    /// let error = Limiter::try_new("a b", MemoryStore::new(), algorithm, quota).err();
+    /// assert_eq!(error.as_ref().and_then(|error| error.limiter()), Some("a b"));
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> Option<&str> {
         match self {

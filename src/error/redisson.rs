@@ -6,6 +6,20 @@ use std::{borrow::Cow, error::Error, fmt, time::Duration};
 /// A mistake in the use of a [`RateLimiter`](crate::redisson::RateLimiter): in its name, its rate
 /// or the call. The methods that also call Redis return it in
 /// [`Error::Redisson`](crate::Error::Redisson).
+///
+/// # Examples
+///
+/// ```no_run
+/// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+/// if let Err(error) = RateLimiter::try_new(store, "a}b") {
+///     println!("{error}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RateLimiterError {
@@ -58,6 +72,20 @@ pub enum RateLimiterError {
 
 impl RateLimiterError {
     /// Returns the name of the limiter in decisions, if the error is not about a setting.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// if let Err(error) = RateLimiter::try_new(store, "a}b") {
+    ///     println!("{:?}", error.limiter());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> Option<&str> {
         match self {

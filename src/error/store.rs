@@ -7,6 +7,16 @@ use std::{error::Error, fmt, sync::Arc};
 ///
 /// Two failures are equal if their [kinds](StoreError::kind) are: the texts are those of servers
 /// and systems.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::store;
+///
+/// if let Err(error) = store::lazy("http://127.0.0.1") {
+///     println!("{error}"); // says which URLs there are
+/// }
+/// ```
 #[derive(Clone)]
 pub struct StoreError {
     kind: ErrorKind,
@@ -22,6 +32,17 @@ pub struct StoreError {
 }
 
 /// The kind of a failure of a store.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::store::{ErrorKind, StoreError};
+///
+/// fn is_a_mistake(error: &StoreError) -> bool {
+///     !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::CircuitOpen | ErrorKind::Full)
+/// }
+/// # let _ = is_a_mistake;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -57,6 +78,14 @@ impl ErrorKind {
 
     /// Returns the name, as in a label: `timeout`, `interrupted`, `circuit_open`, `error_reply`,
     /// `other_version`, `full` or `other`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store::ErrorKind;
+    ///
+    /// assert_eq!(ErrorKind::Timeout.as_str(), "timeout");
+    /// ```
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -104,6 +133,16 @@ impl StoreError {
 
     /// Returns the name of the limiter whose decision has failed, if it is known; of several
     /// limiters, of the first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store;
+    ///
+    /// if let Err(error) = store::lazy("http://127.0.0.1") {
+    ///     assert_eq!(error.limiter(), None); // a mistake of no limiter
+    /// }
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> Option<&str> {
         self.limiter.as_deref()

@@ -118,6 +118,21 @@ impl Limiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](Limiter::try_acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// for _ in 0..4 {
+    ///     let _ = limiter.acquire("alice", 1).await?; // the fourth waits for an hour
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn acquire<'k, K: Into<Key<'k>>>(&self, key: K, n: u64) -> Acquire<'_, K> {
         self.try_acquire(key, n, Duration::MAX)
@@ -145,6 +160,21 @@ impl Waiter {
 /// [`Check::max_wait`](crate::call::Check::max_wait): a future of its [`Decision`].
 ///
 /// Nothing happens before the first poll. Dropping it before it is ready returns the units.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let call = limiter.try_acquire("alice", 1, Duration::from_secs(5));
+/// assert!(call.await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Acquire<'a, K> {

@@ -36,6 +36,19 @@ pub enum Admission<G> {
 
 impl<G> Admission<G> {
     /// Returns whether the request was admitted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert!(limiter.hold("alice", 3).await?.is_admitted());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_admitted(&self) -> bool {
         matches!(self, Self::Admitted(_))
@@ -74,6 +87,22 @@ impl<G> Admission<G> {
     /// # Errors
     ///
     /// The decision of a denied request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// match limiter.hold("alice", 2).await?.into_result() {
+    ///     Ok(permit) => permit.settle(1),
+    ///     Err(denied) => println!("retry in {:?}", denied.retry_after()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn into_result(self) -> Result<G, Decision> {
         match self {
             Self::Admitted(guard) => Ok(guard),
@@ -84,6 +113,20 @@ impl<G> Admission<G> {
 
 impl<G: Guard> Admission<G> {
     /// Returns the decision: why the request is denied, and the state of its key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let admission = limiter.hold("alice", 2).await?;
+    /// assert_eq!(admission.decision().remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn decision(&self) -> &Decision {
         match self {
             Self::Admitted(guard) => guard.decision(),

@@ -77,6 +77,21 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").cost(3).await?;
+    /// limiter.refund("alice", 1).await?; // the work has failed
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn refund(&self, key: impl Into<Key<'_>>, n: u64) -> Result<KeyState, Error> {
         self.change(Action::Refund, &key.into(), n).await
     }
@@ -173,6 +188,22 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// As for [`check`](Limiter::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.block("mallory", Duration::from_secs(600)).await?;
+    /// limiter.unblock("mallory").await?;
+    /// assert!(limiter.check("mallory").await?.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
         let key = key.into();
         let state = self.change_block(Action::Unblock, &key).await?;

@@ -23,6 +23,43 @@ use crate::{
 
 /// The charge of a request: its limits, keys and costs.
 ///
+/// # Examples
+///
+/// 10 per second and 1,000 per hour for each user, and 10,000 per second for all users together:
+///
+/// ```
+/// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let store = MemoryStore::new();
+/// let limiter = |name, algorithm, quota| Limiter::new(name, store.clone(), algorithm, quota);
+/// let second = limiter("second", Algorithm::token_bucket(), Quota::per_second(10));
+/// let hour = limiter("hour", Algorithm::sliding_window(), Quota::per_hour(1_000));
+/// let all = limiter("all", Algorithm::fixed_window(), Quota::per_second(10_000));
+///
+/// let charge = Charge::new(&second, "alice").also(&hour).and(Charge::new(&all, "all users"));
+/// let decision = charge.check().await?;
+/// assert!(decision.is_allowed());
+/// assert_eq!(decision.limiter(), "second"); // has the fewest units left
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | charge a limit | [`new`](Charge::new) |
+/// | add a limit on the same key, or on another one | [`also`](Charge::also), [`and`](Charge::and) |
+/// | set the cost of the last limit | [`cost`](Charge::cost), [`estimate`](Charge::estimate) |
+/// | count nothing | [`exempt`](Charge::exempt) |
+/// | decide | [`check`](Charge::check), [`hold`](Charge::hold) |
+/// | look | [`peek`](Charge::peek) |
+/// | spend or return units, whatever is left | [`spend`](Charge::spend), [`refund`](Charge::refund) |
+///
+/// # Details
+///
 /// All limits are checked and charged in one atomic step, and with Redis in one round trip; a
 /// [cluster](Charge#in-a-cluster) is an exception. If one limit denies the request, no limit is
 /// charged. The [`Decision`] is that of the limit that binds: see [`Decision::limiter`].
@@ -61,29 +98,6 @@ use crate::{
 ///
 /// So add the limit that denies most often first, such as the limit of a user before the limit that
 /// all users share.
-///
-/// # Examples
-///
-/// 10 per second and 1,000 per hour for each user, and 10,000 per second for all users together:
-///
-/// ```
-/// use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// let store = MemoryStore::new();
-/// let limiter = |name, algorithm, quota| Limiter::new(name, store.clone(), algorithm, quota);
-/// let second = limiter("second", Algorithm::token_bucket(), Quota::per_second(10));
-/// let hour = limiter("hour", Algorithm::sliding_window(), Quota::per_hour(1_000));
-/// let all = limiter("all", Algorithm::FixedWindow, Quota::per_second(10_000));
-///
-/// let charge = Charge::new(&second, "alice").also(&hour).and(Charge::new(&all, "all users"));
-/// let decision = charge.check().await?;
-/// assert!(decision.is_allowed());
-/// assert_eq!(decision.limiter(), "second"); // has the fewest units left
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a charge does nothing until it is checked"]
 pub struct Charge {
@@ -111,6 +125,20 @@ struct Part {
 impl Charge {
     /// Creates a charge of one unit to `key`; [`cost`](Charge::cost) changes that. In a layer, it
     /// is a charge of the [cost](crate::RateLimitLayer::cost) that the layer computes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let charge = Charge::new(&limiter, "alice");
+    /// assert_eq!(charge.check().await?.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn new<'a>(limiter: impl IntoLimiter, key: impl Into<Key<'a>>) -> Self {
         Self::of_part(limiter.into_limiter(), key.into(), None)
@@ -132,6 +160,18 @@ impl Charge {
     }
 
     /// Creates an empty charge: the request is not counted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::Charge;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let charge = Charge::exempt(); // a health check, say
+    /// assert!(charge.spend().await?.is_none()); // nothing is counted
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn exempt() -> Self {
         Self { parts: Parts::new(), one_key: true, counts: false }
@@ -167,6 +207,20 @@ impl Charge {
     /// Sets the cost of the limit that was added last, in a layer in place of the
     /// [cost](crate::RateLimitLayer::cost) that the layer computes. It replaces an
     /// [estimate](Charge::estimate). An exempt charge stays exempt.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let charge = Charge::new(&limiter, "alice").cost(2);
+    /// assert_eq!(charge.check().await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn cost(mut self, units: u64) -> Self {
         if let Some(last) = self.parts.last_mut() {
             (last.cost, last.is_estimate) = (Some(units), false);
@@ -188,6 +242,23 @@ impl Charge {
     ///
     /// The other limits are spent at once: a hold of everything would keep the place of a request
     /// for as long as it is served.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let charge = Charge::new(&limiter, "alice").estimate(3);
+    /// if let Some(permit) = charge.hold().await?.admitted() {
+    ///     permit.settle(1); // 2 return
+    /// }
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn estimate(mut self, n: u64) -> Self {
         if let Some(last) = self.parts.last_mut() {
             (last.cost, last.is_estimate) = (Some(n), true);
@@ -207,6 +278,22 @@ impl Charge {
     }
 
     /// Adds the limits of another charge, on another key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let second = Quota::per_second(50);
+    /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
+    /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
+    /// let charge = Charge::new(&second, "alice").and(Charge::new(&day, "all users"));
+    /// assert_eq!(charge.check().await?.limiter(), "second");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn and(mut self, other: Self) -> Self {
         if self.is_exempt() {
             return other;
@@ -221,12 +308,44 @@ impl Charge {
     /// [`spend`](Charge::spend) and [`refund`](Charge::refund) of another number of units than the
     /// request costs, set its [`cost`](Charge::cost): of several keys of this limiter, only the
     /// last one gets it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let second = Quota::per_second(50);
+    /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
+    /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
+    /// let charge = Charge::new(&second, "alice").also(&day).cost(5);
+    /// let _ = charge.check().await?;
+    /// charge.of("day").refund().await?; // only the day gets its units back
+    /// assert_eq!(day.peek("alice").await?.remaining(), 1_000);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn of(&self, limiter: &str) -> Self {
         let parts = self.parts.iter().filter(|part| part.limiter.name() == limiter);
         self.of_parts(parts.cloned().collect())
     }
 
     /// Returns whether the charge is empty.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert!(Charge::exempt().is_exempt());
+    /// assert!(!Charge::new(&limiter, "alice").is_exempt());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     #[inline]
     pub fn is_exempt(&self) -> bool {
@@ -243,6 +362,23 @@ impl Charge {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let second = Quota::per_second(50);
+    /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
+    /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
+    /// let state = Charge::new(&second, "alice").also(&day).peek().await?;
+    /// assert!(state.allows());
+    /// assert_eq!(state.limiter(), "second");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn peek(&self) -> Result<KeyState, Error> {
         self.check().peek().await
     }
@@ -262,6 +398,23 @@ impl Charge {
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let second = Quota::per_second(50);
+    /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
+    /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
+    /// let charge = Charge::new(&second, "alice").also(&day).cost(1_200);
+    /// charge.spend().await?; // more than the day has left
+    /// assert!(!day.peek("alice").await?.allows());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn spend(&self) -> Result<Option<KeyState>, Error> {
         self.change(Action::Spend).await
     }
@@ -282,6 +435,24 @@ impl Charge {
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let second = Quota::per_second(50);
+    /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
+    /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
+    /// let charge = Charge::new(&second, "alice").also(&day).cost(10);
+    /// let _ = charge.check().await?;
+    /// charge.refund().await?;
+    /// assert_eq!(day.peek("alice").await?.remaining(), 1_000);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn refund(&self) -> Result<Option<KeyState>, Error> {
         if let Some(part) = self.only_part()
             && let Some(target) = part.limiter.as_foreign()

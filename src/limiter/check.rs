@@ -76,6 +76,21 @@ impl Limiter {
     /// # Cancel safety
     ///
     /// The future can be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").await?;
+    /// let state = limiter.peek("alice").await?; // spends nothing
+    /// assert_eq!(state.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn peek(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
         self.check(key).peek().await
     }
@@ -101,6 +116,23 @@ impl Charge {
     /// # Cancel safety
     ///
     /// As for [`Limiter::check`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let second = Quota::per_second(50);
+    /// # let second = Limiter::new("second", store.clone(), Algorithm::token_bucket(), second);
+    /// # let day = Limiter::new("day", store, Algorithm::fixed_window(), Quota::per_day(1_000));
+    /// let charge = Charge::new(&second, "alice").also(&day);
+    /// assert!(charge.check().await?.is_allowed());
+    /// assert_eq!(day.peek("alice").await?.remaining(), 999);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn check(&self) -> Check<'_, Key<'static>> {
         Check { call: Call::Charge(self, None) }
@@ -143,6 +175,23 @@ impl Charge {
 /// | know what it would decide | [`check(key).peek()`](Check::peek)`.await` |
 ///
 /// Nothing happens before the first poll. After it, the methods panic.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// assert!(limiter.check("alice").await?.is_allowed());
+/// assert!(limiter.check("alice").cost(2).now()?.is_allowed()); // in memory, without await
+/// let denied = limiter.check("alice").max_wait(Duration::from_secs(1)).await?;
+/// assert!(!denied.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a check does nothing until it is awaited"]
 pub struct Check<'a, K> {
@@ -155,6 +204,19 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     ///
     /// A cost of 0, or above the largest that the quota can grant, is an error of the check. In a
     /// charge, it replaces an estimate.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.check("alice").cost(2).await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn cost(mut self, units: u64) -> Self {
         self.call.cost(units);

@@ -19,6 +19,23 @@
 ///
 /// With the feature `serde`, a policy is read and written as `"closed"`, `"wait"`, `"open"` or
 /// `{"local": {"share": 0.25}}`.
+///
+/// # Examples
+///
+/// ```
+/// # use tower_ratelimit::{
+/// #     Algorithm, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer, key,
+/// # };
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let limiter = limiter.on_failure(FailurePolicy::local(0.25)); // four replicas
+/// let layer = RateLimitLayer::new(limiter, key::PeerIp).on_failure(FailurePolicy::Open);
+/// let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]

@@ -36,9 +36,6 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 
 /// A limit per key: an algorithm and a quota over a store. It knows no HTTP.
 ///
-/// Clones share their counts. Limiters with different names do not: the name of a limiter is part
-/// of its keys in the store, and can be used only once per store.
-///
 /// # Examples
 ///
 /// ```
@@ -48,7 +45,7 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let store = MemoryStore::new();
 /// let api = Limiter::new("api", store.clone(), Algorithm::token_bucket(), Quota::per_second(10));
-/// let login = Limiter::new("login", store, Algorithm::FixedWindow, Quota::per_minute(1));
+/// let login = Limiter::new("login", store, Algorithm::fixed_window(), Quota::per_minute(1));
 ///
 /// assert!(login.check("alice").await?.is_allowed());
 /// assert!(!login.check("alice").await?.is_allowed());
@@ -57,6 +54,27 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | decide about a request | [`check`](Limiter::check) |
+/// | wait for a turn | [`try_acquire`](Limiter::try_acquire), [`acquire`](Limiter::acquire) |
+/// | wait yourself | [`reserve`](Limiter::reserve) |
+/// | take units whose use is known later | [`hold`](Limiter::hold) |
+/// | look at a key | [`peek`](Limiter::peek) |
+/// | spend or return units, whatever is left | [`spend`](Limiter::spend), [`refund`](Limiter::refund) |
+/// | ban a client | [`block`](Limiter::block), [`unblock`](Limiter::unblock) |
+/// | forget a key | [`reset`](Limiter::reset) |
+/// | adopt what a vendor says | [`learn`](Limiter::learn) |
+/// | change the quota | [`set_quota`](Limiter::set_quota), [`with_quota`](Limiter::with_quota) |
+/// | choose what happens while the store fails | [`on_failure`](Limiter::on_failure) |
+///
+/// # Details
+///
+/// Clones share their counts. Limiters with different names do not: the name of a limiter is part
+/// of its keys in the store, and can be used only once per store.
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
 
@@ -103,6 +121,16 @@ impl Limiter {
     /// If [`try_new`](Limiter::try_new) returns an error: most often because the store already has
     /// a limiter of this name. Then choose another name, or clone the first limiter to share its
     /// counts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    ///
+    /// let quota = Quota::per_second(10).burst(20);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// assert_eq!(limiter.name(), "api");
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn new(name: &str, store: impl Store, algorithm: Algorithm, quota: Quota) -> Self {
@@ -117,6 +145,19 @@ impl Limiter {
     /// # Errors
     ///
     /// If the name is invalid or taken, or if the algorithm does not support the quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// let quota = "10/s burst 20".parse()?;
+    /// let api = Limiter::try_new("api", store.clone(), Algorithm::token_bucket(), quota)?;
+    /// let again = Limiter::try_new("api", store, Algorithm::token_bucket(), quota);
+    /// assert!(again.is_err()); // the name is taken: clone `api`
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_new(
         name: &str,
         store: impl Store,
@@ -161,6 +202,21 @@ impl Limiter {
     /// # Errors
     ///
     /// If the algorithm does not support the quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let pro = limiter.with_quota(Quota::per_hour(30))?;
+    /// let _ = limiter.check("alice").await?;
+    /// assert_eq!(pro.peek("alice").await?.remaining(), 29);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
         let Inner { store, taken, observers, .. } = &*self.0;
         let known = self.current();
@@ -338,6 +394,19 @@ impl Limiter {
     }
 
     /// Returns the name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.name(), "api");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.taken.text
@@ -349,12 +418,39 @@ impl Limiter {
     }
 
     /// Returns the algorithm.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// assert_eq!(limiter.algorithm(), Algorithm::sliding_log());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.current().settings.algorithm
     }
 
     /// Returns the quota.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.set_quota(Quota::per_hour(5))?;
+    /// assert_eq!(limiter.quota(), Quota::per_hour(5));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.current().settings.quota

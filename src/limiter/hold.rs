@@ -131,6 +131,21 @@ impl Charge {
 /// [`Admission`] with a [`Permit`].
 ///
 /// Nothing happens before the first poll. Dropping it before it is ready returns the units.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let call = limiter.hold("alice", 2).max_wait(Duration::from_secs(5));
+/// assert!(call.await?.is_admitted());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Hold<'a, K> {

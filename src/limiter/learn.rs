@@ -20,6 +20,22 @@ const DEFAULT_MAX_BLOCK: Duration = Duration::from_secs(3_600);
 /// [`RateLimitLayer::learn`](crate::RateLimitLayer::learn) adopt it.
 ///
 /// The default says nothing.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, VendorState};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let rejected = VendorState::default().with_block(Duration::from_secs(30));
+/// limiter.learn("vendor", rejected).await?;
+/// assert!(limiter.check("vendor").await?.is_blocked());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "it does nothing until a limiter learns it"]
 pub struct VendorState {
@@ -78,12 +94,36 @@ impl VendorState {
     }
 
     /// Sets the number of units that remain.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, VendorState};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.learn("vendor", VendorState::default().with_remaining(1)).await?;
+    /// assert_eq!(limiter.peek("vendor").await?.remaining(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub const fn with_remaining(mut self, units: u64) -> Self {
         self.remaining = Some(units);
         self
     }
 
     /// Sets the time for which the vendor rejects requests.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::VendorState;
+    ///
+    /// let state = VendorState::default().with_block(Duration::from_secs(30));
+    /// assert_eq!(state.blocked_for(), Some(Duration::from_secs(30)));
+    /// ```
     pub const fn with_block(mut self, duration: Duration) -> Self {
         (self.blocked_for, self.is_unknown) = (Some(duration), false);
         self
@@ -95,6 +135,16 @@ impl VendorState {
     ///
     /// Each process counts the rejections that it has seen, for up to 10,000 keys. The block itself
     /// holds for all processes of the store.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::VendorState;
+    ///
+    /// let state = VendorState::default().with_unknown_block();
+    /// assert_eq!(state.blocked_for(), Some(Duration::from_secs(1)));
+    /// ```
     pub const fn with_unknown_block(mut self) -> Self {
         (self.blocked_for, self.is_unknown) = (Some(FIRST_BLOCK), true);
         self
@@ -102,6 +152,15 @@ impl VendorState {
 
     /// Sets the name of the resource whose limit the response describes. A name of more than 40
     /// bytes is none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::VendorState;
+    ///
+    /// let state = VendorState::default().with_resource("search");
+    /// assert_eq!(state.resource(), Some("search"));
+    /// ```
     pub fn with_resource(mut self, name: &str) -> Self {
         self.resource = Resource::new(name);
         self
@@ -109,12 +168,33 @@ impl VendorState {
 
     /// Bounds the blocks that a limiter learns. The default is an hour: after it, one request finds
     /// out whether the vendor still rejects.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::VendorState;
+    ///
+    /// let state = VendorState::default().with_block(Duration::from_secs(86_400));
+    /// assert_eq!(state.blocked_for(), Some(Duration::from_secs(3_600)));
+    /// let state = state.max_block(Duration::from_secs(7_200));
+    /// assert_eq!(state.blocked_for(), Some(Duration::from_secs(7_200)));
+    /// ```
     pub const fn max_block(mut self, max: Duration) -> Self {
         self.max_block = max;
         self
     }
 
     /// Returns the number of units that remain, if the response says so.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::VendorState;
+    ///
+    /// assert_eq!(VendorState::default().remaining(), None);
+    /// assert_eq!(VendorState::default().with_remaining(7).remaining(), Some(7));
+    /// ```
     #[must_use]
     pub const fn remaining(&self) -> Option<u64> {
         self.remaining
@@ -123,6 +203,16 @@ impl VendorState {
     /// Returns the time for which the vendor rejects requests, if the response says that it does:
     /// at most [`max_block`](Self::max_block). For an
     /// [unknown time](Self::with_unknown_block), it is the first block.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::VendorState;
+    ///
+    /// let state = VendorState::default().with_block(Duration::from_secs(30));
+    /// assert_eq!(state.blocked_for(), Some(Duration::from_secs(30)));
+    /// ```
     #[must_use]
     pub fn blocked_for(&self) -> Option<Duration> {
         let time = self.blocked_for.filter(|time| !time.is_zero())?;
@@ -131,6 +221,15 @@ impl VendorState {
 
     /// Returns the resource whose limit the response describes, if it names one: GitHub does so in
     /// `x-ratelimit-resource`, and Discord in `x-ratelimit-bucket`. Each has a limit of its own.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::VendorState;
+    ///
+    /// let state = VendorState::default().with_resource("core");
+    /// assert_eq!(state.resource(), Some("core"));
+    /// ```
     #[must_use]
     pub fn resource(&self) -> Option<&str> {
         self.resource.as_ref().map(Resource::name)
@@ -141,12 +240,12 @@ impl VendorState {
     /// # Examples
     ///
     /// ```
-    /// use http::{HeaderMap, StatusCode};
+    /// use http::{HeaderMap, HeaderValue, StatusCode};
     /// use tower_ratelimit::VendorState;
     ///
     /// let mut headers = HeaderMap::new(); // of a response
-    /// headers.insert("x-ratelimit-remaining", "3".parse().unwrap());
-    /// headers.insert("x-ratelimit-resource", "search".parse().unwrap());
+    /// headers.insert("x-ratelimit-remaining", HeaderValue::from_static("3"));
+    /// headers.insert("x-ratelimit-resource", HeaderValue::from_static("search"));
     /// let state = VendorState::from_response(StatusCode::OK, &headers);
     /// assert_eq!(state.of_resource("search").remaining(), Some(3));
     /// assert_eq!(state.of_resource("core"), VendorState::default());
@@ -197,7 +296,7 @@ impl Limiter {
     /// # Examples
     ///
     /// ```
-    /// use http::{HeaderMap, StatusCode};
+    /// use http::{HeaderMap, HeaderValue, StatusCode};
     /// use std::time::Duration;
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, VendorState};
     ///
@@ -207,11 +306,11 @@ impl Limiter {
     /// let github = Limiter::new("github", MemoryStore::new(), Algorithm::token_bucket(), quota);
     ///
     /// let mut headers = HeaderMap::new(); // of a response
-    /// headers.insert("x-ratelimit-remaining", "17".parse().unwrap());
+    /// headers.insert("x-ratelimit-remaining", HeaderValue::from_static("17"));
     /// github.learn("token", VendorState::from_response(StatusCode::OK, &headers)).await?;
     /// assert_eq!(github.peek("token").await?.remaining(), 17);
     ///
-    /// headers.insert("retry-after", "60".parse().unwrap());
+    /// headers.insert("retry-after", HeaderValue::from_static("60"));
     /// let state = VendorState::from_response(StatusCode::FORBIDDEN, &headers);
     /// github.learn("token", state).await?;
     /// assert_eq!(github.peek("token").await?.blocked_for(), Some(Duration::from_secs(60)));

@@ -70,6 +70,21 @@ pub struct Permit {
 
 impl Permit {
     /// Returns the decision that admitted the request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(permit) = limiter.hold("alice", 2).await?.admitted() {
+    ///     assert_eq!(permit.decision().remaining(), 1);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
@@ -79,12 +94,44 @@ impl Permit {
     ///
     /// A permit of several limits settles each of them that is still held with the same number of
     /// units. To settle them separately, call [`settle_for`](Permit::settle_for).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(permit) = limiter.hold("alice", 3).await?.admitted() {
+    ///     permit.settle(1);
+    /// }
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub fn settle(mut self, used: u64) {
         self.holds.end(|_| used);
     }
 
     /// Ends the permit: none of its units were used.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(permit) = limiter.hold("alice", 3).await?.admitted() {
+    ///     permit.cancel();
+    /// }
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn cancel(self) {
         self.settle(0);
     }
@@ -144,7 +191,7 @@ impl Permit {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
     /// let quota = Quota::per_minute(100_000);
-    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::sliding_log(), quota);
     ///
     /// if let Some(mut permit) = tokens.hold("alice", 500).await?.admitted() {
     ///     for token in 1..=180 {
@@ -165,6 +212,22 @@ impl Permit {
     /// # Errors
     ///
     /// As for [`settle_for`](Permit::settle_for).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(mut permit) = limiter.hold("alice", 3).await?.admitted() {
+    ///     permit.set_used_for("api", 1)?;
+    /// } // dropped
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn set_used_for(&mut self, limiter: &str, used: u64) -> Result<(), Error> {
         self.holds.named(limiter)?.for_each(|part| part.used_at_drop = used);
         Ok(())
@@ -174,6 +237,21 @@ impl Permit {
     /// [lifetime](Limiter::hold_lifetime). The units count as used then; those of a limit on
     /// concurrency are available to other requests. The request should stop: from now on it may
     /// exceed the limit. In memory a permit never expires.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(permit) = limiter.hold("alice", 3).await?.admitted() {
+    ///     assert!(!permit.is_expired()); // over Redis, look between two steps of a long job
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_expired(&self) -> bool {
         self.holds.is_expired()

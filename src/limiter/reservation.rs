@@ -164,11 +164,45 @@ impl Reservation {
     }
 
     /// Returns the decision that admitted the request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(reservation) = limiter.reserve("alice", 1, Duration::ZERO).await?.admitted() {
+    ///     assert_eq!(reservation.decision().remaining(), 2);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn decision(&self) -> &Decision {
         &self.outcome.decision
     }
 
     /// Returns the time from now until the request may proceed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").cost(3).await?;
+    /// let admission = limiter.reserve("alice", 1, Duration::from_secs(3_600)).await?;
+    /// if let Some(reservation) = admission.admitted() {
+    ///     assert_eq!(reservation.delay(), Duration::from_secs(3_600));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn delay(&self) -> Duration {
         self.due.saturating_duration_since(Instant::now())
@@ -193,6 +227,24 @@ impl Reservation {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time, if it has to wait.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").cost(3).await?;
+    /// let admission = limiter.reserve("alice", 1, Duration::from_secs(3_600)).await?;
+    /// if let Some(reservation) = admission.admitted() {
+    ///     assert!(reservation.ready().await?.is_allowed()); // an hour later
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn ready(mut self) -> Result<Decision, Error> {
         let (charge, outcome) = (self.take_charge(), self.outcome.clone());
         let waiter = Waiter::until(charge, outcome, self.due, self.max_wait, self.deadline);
@@ -201,6 +253,23 @@ impl Reservation {
 
     /// Keeps the units spent, whatever happens later, and returns the decision. The caller waits
     /// for the [`delay`](Reservation::delay).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// if let Some(reservation) = limiter.reserve("alice", 1, Duration::ZERO).await?.admitted() {
+    ///     assert!(reservation.keep().is_allowed());
+    /// }
+    /// assert_eq!(limiter.peek("alice").await?.remaining(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn keep(mut self) -> Decision {
         drop(self.take_charge());
         self.outcome.decision.clone()
@@ -214,6 +283,21 @@ impl Reservation {
 impl Admission<Reservation> {
     /// Keeps what an admitted request has spent or reserved, as [`Reservation::keep`] does. Returns
     /// the decision: an allowed request proceeds after its [`delay`](Decision::delay).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let decision = limiter.reserve("alice", 1, Duration::ZERO).await?.keep();
+    /// assert!(decision.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn keep(self) -> Decision {
         match self {
             Self::Admitted(reservation) => reservation.keep(),

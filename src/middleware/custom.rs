@@ -18,6 +18,23 @@ type LearnResponse<Res> = Arc<dyn Fn(&Res) -> VendorState + Send + Sync>;
 
 /// Requests of any type, rejected by a closure. See
 /// [`RateLimitLayer::custom`](crate::RateLimitLayer::custom).
+///
+/// # Examples
+///
+/// ```
+/// # use tower_ratelimit::{
+/// #     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::Custom,
+/// # };
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let layer: RateLimitLayer<Custom<String, String>> =
+///     RateLimitLayer::custom(limiter, key::Global, |rejection, _| rejection.to_string());
+/// # let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Custom<Req, Res> {
     pricing: Pricing<Req>,
     reject: Reject<Req, Res>,

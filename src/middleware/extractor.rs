@@ -108,6 +108,22 @@ pub trait KeyExtractor<H>: Send + Sync + 'static {
     ///
     /// [`RequestError::MissingKey`] if the request has no key, and the other errors if the request
     /// is invalid or the service is misconfigured.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{
+    ///     Key,
+    ///     key::{self, KeyExtractor},
+    ///     layer::RequestError,
+    /// };
+    ///
+    /// fn user(head: &Parts) -> Result<Key<'static>, RequestError> {
+    ///     key::header("x-api-key").or(key::PeerIp).extract(head)
+    /// }
+    /// # let _ = user;
+    /// ```
     fn extract(&self, head: &H) -> Result<Key<'static>, RequestError>;
 
     /// Adds another extractor, for the requests in which this key is missing: the API key, or else

@@ -27,6 +27,41 @@ use crate::{
 
 /// A layer that limits the requests to a service, per key.
 ///
+/// # Examples
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+///
+/// let limiter = Limiter::new(
+///     "api",
+///     MemoryStore::new(),
+///     Algorithm::token_bucket(),
+///     Quota::per_second(10).burst(20),
+/// );
+/// let app: Router = Router::new()
+///     .route("/", get(|| async { "hello" }))
+///     .layer(RateLimitLayer::new(limiter, key::header("x-api-key")));
+/// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | limit each client address | [`per_ip`](RateLimitLayer::per_ip) |
+/// | limit by any key | [`new`](RateLimitLayer::new) |
+/// | limit the requests in flight | [`concurrency`](RateLimitLayer::concurrency) |
+/// | choose limits, keys and costs for each request | [`by_rule`](RateLimitLayer::by_rule) |
+/// | charge more than 1 | [`cost`](RateLimitLayer::cost), [`settle_by`](RateLimitLayer::settle_by) |
+/// | wait instead of rejecting | [`max_wait`](RateLimitLayer::max_wait) |
+/// | let requests through, or keep them out | [`exempt`](RateLimitLayer::exempt), [`forbid`](RateLimitLayer::forbid) |
+/// | change headers and rejections | [`headers`](RateLimitLayer::headers), [`map_rejection`](RateLimitLayer::map_rejection) |
+/// | choose what happens while the store fails | [`on_failure`](RateLimitLayer::on_failure) |
+/// | observe a new limit first | [`dry_run`](RateLimitLayer::dry_run) |
+/// | limit requests that are not HTTP | [`custom`](RateLimitLayer::custom) |
+///
+/// # Details
+///
 /// A request over the quota is rejected by default. It can wait instead, if
 /// [`max_wait`](RateLimitLayer::max_wait) or a leaky bucket allows it. The limiter holds the
 /// counts. All services of a layer and of its clones share the counts, and the bounds on waiting
@@ -102,23 +137,6 @@ use crate::{
 /// Handlers and other layers can read the [`Decision`](crate::Decision) from the
 /// [extensions](RateLimitLayer::extensions), which are off by default.
 ///
-/// # Examples
-///
-/// ```
-/// use axum::{Router, routing::get};
-/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
-///
-/// let limiter = Limiter::new(
-///     "api",
-///     MemoryStore::new(),
-///     Algorithm::token_bucket(),
-///     Quota::per_second(10).burst(20),
-/// );
-/// let app: Router = Router::new()
-///     .route("/", get(|| async { "hello" }))
-///     .layer(RateLimitLayer::new(limiter, key::header("x-api-key")));
-/// ```
-///
 /// # Example: a custom error body
 ///
 /// ```
@@ -150,6 +168,17 @@ impl RateLimitLayer {
     /// The key extractor is, for example, [`key::header`](crate::key::header()),
     /// [`key::PeerIp`](crate::key::PeerIp), [`key::Global`](struct@crate::key::Global), a
     /// closure over the head of the request, or a tuple of extractors.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    ///
+    /// let quota = Quota::per_second(10);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::header("x-api-key"));
+    /// # let _ = layer;
+    /// ```
     pub fn new(limiter: impl IntoLimiter, key: impl KeyExtractor<Parts>) -> Self {
         Self::of(Http::new(Pricing::by_key(limiter, key)))
     }
@@ -338,7 +367,7 @@ impl RateLimitLayer {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// let quota = Quota::per_minute(5);
-    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
     ///     .charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
     /// # let _ = layer;
@@ -446,7 +475,7 @@ impl RateLimitLayer {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let quota = Quota::per_day(100_000);
-    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let tokens = Limiter::new("tokens", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::new(&tokens, key::Global)
     ///     .cost(|_: &Parts| 500)
     ///     .settle_by(|response| {
@@ -559,7 +588,7 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Infallible> {
     /// let quota = Quota::per_hour(1);
-    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::FixedWindow, quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::fixed_window(), quota);
     /// let mut shout = ServiceBuilder::new()
     ///     .layer(RateLimitLayer::custom(
     ///         limiter,
@@ -582,6 +611,23 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     }
 
     /// Limits requests of any type by a [`Rule`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Charge, Limiter, MemoryStore, Quota, RateLimitLayer};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let layer = RateLimitLayer::custom_by_rule(
+    ///     move |user: &String| Ok(Charge::new(&limiter, user)),
+    ///     |rejection, user| format!("{user}: {rejection}"),
+    /// );
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn custom_by_rule(
         rule: impl Rule<Req>,
         reject: impl Fn(&Rejection, &Req) -> Res + Send + Sync + 'static,
@@ -642,16 +688,16 @@ impl<Req: 'static, Res: 'static> RateLimitLayer<Custom<Req, Res>> {
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Infallible> {
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let quota = Quota::per_day(100_000);
-    /// let rows = Limiter::new("rows", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let rows = Limiter::new("rows", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::custom(&rows, key::Global, |_, _: &String| Done { rows: 0 })
     ///     .cost(|_| 1_000)
     ///     .settle_by(|done| Some(Usage::of("rows", done.rows)));
     ///
     /// let service = service_fn(async |_: String| Ok::<_, Infallible>(Done { rows: 120 }));
     /// layer.layer(service).oneshot("a query".to_owned()).await?;
-    /// assert_eq!(rows.peek("global").await.unwrap().remaining(), 99_880);
+    /// assert_eq!(rows.peek("global").await?.remaining(), 99_880);
     /// # Ok(())
     /// # }
     /// ```
@@ -735,7 +781,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
     ///
     /// let quota = Quota::per_second(10);
-    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::SlidingLog, quota);
+    /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
     /// let layer = RateLimitLayer::new(limiter, key::Global)
     ///     .max_wait(Duration::from_secs(2))
     ///     .max_waiting_per_key(20);
@@ -794,6 +840,23 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// The requests of all services of this layer in this process are counted. A waiting request
     /// takes about 1 kB, and one that awaits a decision of Redis about 5 kB, without its head and
     /// body.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+    ///     .max_wait(Duration::from_secs(2))
+    ///     .max_waiting(1_000);
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn max_waiting(self, max: usize) -> Self {
         self.set(|shared| shared.wait_queue.set_max(max))
     }
@@ -805,6 +868,23 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// With Redis, the reservations of requests that are dropped while they wait are released in
     /// the background, up to 100 of one key in one call. A call takes the server about 0.5 us for
     /// each request that waits for the key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+    ///     .max_wait(Duration::from_secs(2))
+    ///     .max_waiting_per_key(20);
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn max_waiting_per_key(self, max: usize) -> Self {
         self.set(|shared| shared.wait_queue.set_max_per_key(max))
     }
@@ -872,6 +952,21 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// request waits.
     ///
     /// Use it to observe a new limit before it is enforced.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let is_enforced = false; // of the configuration
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp).dry_run(!is_enforced);
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn dry_run(self, on: bool) -> Self {
         self.set(|shared| shared.dry_run = on)
     }
@@ -962,6 +1057,23 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     }
 
     /// Sets what the layer does with a request without a key. The default is to reject it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{
+    /// #     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::MissingKey,
+    /// # };
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
+    ///     .missing_key(MissingKey::Share); // all requests without a key are one client
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn missing_key(self, missing_key: MissingKey) -> Self {
         self.set(|shared| shared.protocol.pricing_mut().missing_key = missing_key)
     }

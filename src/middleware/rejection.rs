@@ -75,6 +75,22 @@ impl Rejection {
     /// Returns the time after which a retry can succeed; `None` if a retry does not help, or if the
     /// time is unknown, because units are [held](crate::Limiter::hold). If the key is blocked, it
     /// is the end of the block, also if the request may wait.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, layer::Rejection};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").cost(3).await?;
+    /// let rejection = Rejection::Denied(limiter.check("alice").await?);
+    /// assert_eq!(rejection.retry_after(), Some(Duration::from_secs(3_600)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -87,6 +103,20 @@ impl Rejection {
     }
 
     /// Returns the name of the limiter, if the rejection concerns one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, layer::Rejection};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let rejection = Rejection::Denied(limiter.check("alice").await?);
+    /// assert_eq!(rejection.limiter(), Some("api"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> Option<&str> {
         match self {
@@ -167,6 +197,21 @@ impl Rejection {
 
     /// Returns [`retry_after`](Rejection::retry_after) in whole seconds, as the header
     /// `Retry-After` contains it: rounded up, and at least 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, layer::Rejection};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").cost(3).await?;
+    /// let rejection = Rejection::Denied(limiter.check("alice").await?);
+    /// assert_eq!(rejection.retry_after_secs(), Some(3_600));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
         self.retry_after().map(whole_seconds)
@@ -208,6 +253,20 @@ impl From<Error> for Rejection {
 }
 
 /// The reason why a request cannot be charged.
+///
+/// # Examples
+///
+/// ```
+/// use http::request::Parts;
+/// use tower_ratelimit::{Key, layer::RequestError};
+///
+/// fn tenant(head: &Parts) -> Result<Key<'static>, RequestError> {
+///     let host = head.headers.get("host").and_then(|host| host.to_str().ok());
+///     let host = host.ok_or_else(|| RequestError::missing_key("the request has no host"))?;
+///     Ok(Key::scoped("tenant", host))
+/// }
+/// # let _ = tenant;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -249,23 +308,59 @@ pub enum RequestError {
 
 impl RequestError {
     /// Makes an error for a request without a key; the message names the missing part.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{Rejection, RequestError};
+    ///
+    /// let error = RequestError::missing_key("send x-api-key");
+    /// assert_eq!(Rejection::Request(error).to_response().status(), 400);
+    /// ```
     pub fn missing_key(message: impl Into<Cow<'static, str>>) -> Self {
         Self::MissingKey { message: message.into() }
     }
 
     /// Makes an error for an invalid request: the response is 400 with this message.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{Rejection, RequestError};
+    ///
+    /// let error = RequestError::invalid("x-cost is not a number");
+    /// assert_eq!(Rejection::Request(error).to_response().status(), 400);
+    /// ```
     pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::Invalid { message: message.into() }
     }
 
     /// Makes an error for a misconfigured service: the response is 500, and the log of the service
     /// contains this message.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{Rejection, RequestError};
+    ///
+    /// let error = RequestError::misconfigured("no layer has set the tenant"); // for the log
+    /// assert_eq!(Rejection::Request(error).to_response().status(), 500);
+    /// ```
     pub fn misconfigured(message: impl Into<Cow<'static, str>>) -> Self {
         Self::Misconfigured { message: message.into() }
     }
 
     /// Makes an error for a client that is not let in at all: the response is 403 with this
     /// message.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{Rejection, RequestError};
+    ///
+    /// let error = RequestError::forbidden("this key was revoked");
+    /// assert_eq!(Rejection::Request(error).to_response().status(), 403);
+    /// ```
     pub fn forbidden(message: impl Into<Cow<'static, str>>) -> Self {
         Self::with_status(StatusCode::FORBIDDEN, message)
     }
@@ -341,6 +436,24 @@ impl fmt::Display for RequestError {
 impl StdError for RequestError {}
 
 /// The treatment of a request without a key.
+///
+/// # Examples
+///
+/// ```
+/// # use http::StatusCode;
+/// # use tower_ratelimit::{
+/// #     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::MissingKey,
+/// # };
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
+///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));
+/// # let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingKey {

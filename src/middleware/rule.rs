@@ -62,6 +62,21 @@ pub trait Rule<H>: Send + Sync + 'static {
     ///
     /// [`RequestError::MissingKey`] if the request has no key, and the other errors if the request
     /// is invalid or the service is misconfigured.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{Charge, Limiter, layer::{RequestError, Rule}};
+    ///
+    /// struct PerMethod(Limiter);
+    ///
+    /// impl Rule<Parts> for PerMethod {
+    ///     async fn charge(&self, head: &Parts) -> Result<Charge, RequestError> {
+    ///         Ok(Charge::new(&self.0, head.method.as_str()))
+    ///     }
+    /// }
+    /// ```
     fn charge(&self, head: &H) -> impl Future<Output = Result<Charge, RequestError>> + Send;
 
     /// Returns the charge if the rule is synchronous, which avoids the allocation of a future.

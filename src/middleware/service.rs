@@ -29,6 +29,21 @@ use crate::middleware::{
 /// [dropped requests](crate::guide::redis_capacity#dropped-requests). If the future is dropped
 /// after the inner service is called, the cost stays spent, and what the request holds counts as
 /// used.
+///
+/// # Examples
+///
+/// ```
+/// use tower::Layer;
+/// use tower_ratelimit::{Quota, RateLimitLayer, layer::RateLimit};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10));
+/// let service: RateLimit<axum::Router, _> = layer.layer(axum::Router::new());
+/// # let _ = service;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct RateLimit<S, P = Http> {
     inner: S,

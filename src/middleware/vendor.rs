@@ -54,12 +54,12 @@ impl VendorState {
     /// # Examples
     ///
     /// ```
-    /// use http::{HeaderMap, StatusCode};
+    /// use http::{HeaderMap, HeaderValue, StatusCode};
     /// use std::time::Duration;
     /// use tower_ratelimit::VendorState;
     ///
     /// let mut headers = HeaderMap::new();
-    /// headers.insert("ratelimit", "\"default\";r=0;t=30".parse().unwrap());
+    /// headers.insert("ratelimit", HeaderValue::from_static("\"default\";r=0;t=30"));
     /// let state = VendorState::from_response(StatusCode::OK, &headers);
     /// assert_eq!(state.blocked_for(), Some(Duration::from_secs(30)));
     /// ```
@@ -75,12 +75,12 @@ impl VendorState {
     /// # Examples
     ///
     /// ```
-    /// use http::{HeaderMap, StatusCode};
+    /// use http::{HeaderMap, HeaderValue, StatusCode};
     /// use tower_ratelimit::VendorState;
     ///
     /// let mut headers = HeaderMap::new();
-    /// headers.insert("x-ratelimit-remaining-requests", "59".parse().unwrap());
-    /// headers.insert("x-ratelimit-remaining-tokens", "149984".parse().unwrap());
+    /// headers.insert("x-ratelimit-remaining-requests", HeaderValue::from_static("59"));
+    /// headers.insert("x-ratelimit-remaining-tokens", HeaderValue::from_static("149984"));
     /// let state = VendorState::from_response_of("tokens", StatusCode::OK, &headers);
     /// assert_eq!(state.remaining(), Some(149_984));
     /// ```

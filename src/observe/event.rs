@@ -11,6 +11,20 @@ use crate::{
 };
 
 /// An event of a limiter, a layer or a store. Future versions may add events and fields.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use tower_ratelimit::{MemoryStore, observe::Event};
+///
+/// let denials = |event: &Event<'_>| match event {
+///     Event::Decided { decision, key, .. } if !decision.is_allowed() => println!("{key:?}"),
+///     Event::StoreFailed { error, .. } => println!("{error}"),
+///     _ => {}
+/// };
+/// MemoryStore::new().add_observer(Arc::new(denials));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -231,6 +245,16 @@ impl<'a> Event<'a> {
     /// Returns the name of the limiter. [`Reloaded`](Event::Reloaded),
     /// [`KeysHeld`](Event::KeysHeld) and [`BreakerChanged`](Event::BreakerChanged) have none, and
     /// [`Rejected`](Event::Rejected) has one for some reasons.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{MemoryStore, observe::Event};
+    ///
+    /// let names = |event: &Event<'_>| println!("{}", event.limiter().unwrap_or("no limiter"));
+    /// MemoryStore::new().add_observer(Arc::new(names));
+    /// ```
     #[must_use]
     pub fn limiter(&self) -> Option<&'a str> {
         match *self {

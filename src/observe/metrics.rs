@@ -77,6 +77,17 @@ pub fn metrics() -> impl Observer {
 
 /// Returns an observer as [`metrics`](fn@metrics) does, whose metrics have a label `store` with
 /// this name: for several stores in one process.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use tower_ratelimit::{MemoryStore, observe};
+///
+/// let (keys, addresses) = (MemoryStore::new(), MemoryStore::new());
+/// keys.add_observer(Arc::new(observe::metrics_of("keys")));
+/// addresses.add_observer(Arc::new(observe::metrics_of("addresses")));
+/// ```
 #[must_use]
 pub fn metrics_of(store: &str) -> impl Observer {
     Metrics(Arc::new(Shared { store: Some(store.to_owned().into()), ..Shared::default() }))

@@ -55,6 +55,24 @@ pub struct TopDenied {
 
 /// A key that is denied often. With the feature `serde`, it is
 /// [serialized](crate::guide::configuration#results-as-json).
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::{DeniedKey, TopDenied}};
+///
+/// # let top = Arc::new(TopDenied::new(1_000));
+/// # let store = MemoryStore::new();
+/// # store.add_observer(top.clone());
+/// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
+/// # let _ = limiter.check("alice").cost(1).now()?;
+/// # let _ = limiter.check("alice").now()?;
+/// for DeniedKey { limiter, key, count, .. } in top.top(10) {
+///     println!("{count} denials of {key} by {limiter}");
+/// }
+/// # Ok::<(), tower_ratelimit::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -101,6 +119,16 @@ impl TopDenied {
     /// # Panics
     ///
     /// If `capacity` is 0.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{MemoryStore, observe::TopDenied};
+    ///
+    /// let top = Arc::new(TopDenied::new(1_000));
+    /// MemoryStore::new().add_observer(top.clone());
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn new(capacity: usize) -> Self {
@@ -110,6 +138,22 @@ impl TopDenied {
     }
 
     /// Returns up to `count` keys, those with the largest counts first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Key, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// # let top = Arc::new(TopDenied::new(1_000));
+    /// # let store = MemoryStore::new();
+    /// # store.add_observer(top.clone());
+    /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
+    /// assert_eq!(top.top(10)[0].key, Key::from("alice"));
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
     #[must_use]
     pub fn top(&self, count: usize) -> Vec<DeniedKey> {
         let counters = lock(&self.counters);
@@ -118,6 +162,22 @@ impl TopDenied {
     }
 
     /// Returns the number of all denials that were counted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// # let top = Arc::new(TopDenied::new(1_000));
+    /// # let store = MemoryStore::new();
+    /// # store.add_observer(top.clone());
+    /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
+    /// assert_eq!(top.total(), 1);
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
     #[must_use]
     pub fn total(&self) -> u64 {
         lock(&self.counters).total
@@ -125,12 +185,45 @@ impl TopDenied {
 
     /// Returns the time at which counting began: when the observer was made, or when it was last
     /// [cleared](TopDenied::clear).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// # let top = Arc::new(TopDenied::new(1_000));
+    /// # let store = MemoryStore::new();
+    /// # store.add_observer(top.clone());
+    /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
+    /// println!("since {:?}: {}", top.since(), top.total());
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
     #[must_use]
     pub fn since(&self) -> SystemTime {
         *lock(&self.since)
     }
 
     /// Forgets all keys and counts, to begin another period.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, observe::TopDenied};
+    ///
+    /// # let top = Arc::new(TopDenied::new(1_000));
+    /// # let store = MemoryStore::new();
+    /// # store.add_observer(top.clone());
+    /// # let limiter = Limiter::new("api", store, Algorithm::sliding_log(), Quota::per_hour(1));
+    /// # let _ = limiter.check("alice").cost(1).now()?;
+    /// # let _ = limiter.check("alice").now()?;
+    /// top.clear(); // each day, say
+    /// assert_eq!(top.total(), 0);
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
     pub fn clear(&self) {
         drop(mem::take(&mut *lock(&self.counters)));
         *lock(&self.since) = SystemTime::now();

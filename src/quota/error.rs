@@ -5,6 +5,17 @@ use std::{error::Error, fmt};
 use super::Quota;
 
 /// An invalid quota or algorithm, or an algorithm that the quota does not fit.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::Quota;
+///
+/// match "0/s".parse::<Quota>() {
+///     Ok(quota) => println!("{quota}"),
+///     Err(error) => println!("{error}"), // quota "0/s": the limit is 0, but must be at least 1
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QuotaError {

@@ -62,6 +62,21 @@ impl RateLimiter {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// let decision = limiter.try_acquire(1, Duration::from_millis(500)).await?;
+    /// println!("{}", decision.is_allowed());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn try_acquire(&self, permits: u64, timeout: Duration) -> Result<Decision, Error> {
         if timeout.is_zero() || permits == 0 {
             let attempt = self.attempt(self.store.start_deadline(), permits, random()).await;
@@ -86,6 +101,19 @@ impl RateLimiter {
     /// # Panics
     ///
     /// As for [`try_acquire`](RateLimiter::try_acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// let _ = limiter.acquire(1).await?; // waits for as long as necessary
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn acquire(&self, permits: u64) -> Result<Decision, Error> {
         self.try_acquire(permits, Duration::MAX).await
     }

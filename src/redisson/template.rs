@@ -63,6 +63,20 @@ impl RateLimiter {
     /// [`RateLimiterError::Slots`] as for [`try_new`](RateLimiter::try_new), or if a key could
     /// address other names, because the template has braces other than a pair around the key, or
     /// contains only the key.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// let alice = limiter.for_key("alice")?; // "shared:alice" or, with a template, as it says
+    /// println!("{}", alice.name());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn for_key<'a>(&self, key: impl Into<Key<'a>>) -> Result<Self, RateLimiterError> {
         if !self.is_template() {
             return Ok(self.clone());
@@ -80,6 +94,20 @@ impl RateLimiter {
     /// # Panics
     ///
     /// If the label is not 1 to 64 of the characters `A-Z a-z 0-9 - _ . /`.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{RedisStore, redisson::RateLimiter};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// # let limiter = RateLimiter::new(store, "shared");
+    /// let limiter = limiter.label("partner-api"); // in logs and metrics
+    /// # let _ = limiter;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn label(self, label: &'static str) -> Self {

@@ -5,6 +5,17 @@ use std::{fmt, sync::Arc, time::SystemTime};
 /// The state of a store, without a call to it. The counters start with the store; clones share
 /// them. A store in memory is always `ready`, with counters of 0. With the feature
 /// `serde`, it is [serialized](crate::guide::configuration#results-as-json).
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::store;
+///
+/// let health = store::lazy("memory:")?.health();
+/// assert!(health.is_available);
+/// println!("{health}"); // for a page of the service
+/// # Ok::<(), tower_ratelimit::store::StoreError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -165,6 +176,16 @@ impl Health {
     /// When Redis becomes unavailable, the store opens another connection and sends a command that
     /// any server answers at once: so it tells a server that is stopped from one that hangs. Until
     /// the result is known, which can take some seconds, the status is `unavailable`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store;
+    ///
+    /// let health = store::lazy("memory:")?.health();
+    /// assert_eq!(health.status(), "ready");
+    /// # Ok::<(), tower_ratelimit::store::StoreError>(())
+    /// ```
     #[must_use]
     pub fn status(&self) -> &'static str {
         self.status.as_str()

@@ -169,6 +169,15 @@ struct CachePadded<T>(T);
 
 impl MemoryStore {
     /// Makes an empty store for at most 100,000 keys.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::MemoryStore;
+    ///
+    /// let store = MemoryStore::new();
+    /// assert_eq!(store.key_count(), 0);
+    /// ```
     #[must_use]
     pub fn new() -> Self {
         Self::with_max_keys(DEFAULT_MAX_KEYS)
@@ -181,6 +190,15 @@ impl MemoryStore {
     /// # Panics
     ///
     /// If `max_keys` is 0.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::MemoryStore;
+    ///
+    /// let store = MemoryStore::with_max_keys(1_000_000); // about 140 MB, if all are in use
+    /// # let _ = store;
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn with_max_keys(max_keys: usize) -> Self {
@@ -217,6 +235,15 @@ impl MemoryStore {
     /// is [`WhenFull::RejectNewKeys`].
     ///
     /// Clones of the store share the setting, which can be changed while requests flow.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStore, store::WhenFull};
+    ///
+    /// let store = MemoryStore::new();
+    /// store.set_when_full(WhenFull::EvictSoonest); // new clients count more than denied ones
+    /// ```
     pub fn set_when_full(&self, when_full: WhenFull) {
         let evicts = when_full == WhenFull::EvictSoonest;
         self.0.evicts.store(evicts, Ordering::Relaxed);
@@ -246,6 +273,21 @@ impl MemoryStore {
     }
 
     /// Returns the number of keys in the store, at most `max_keys`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// let quota = Quota::per_hour(3);
+    /// let limiter = Limiter::new("api", store.clone(), Algorithm::sliding_log(), quota);
+    /// let _ = limiter.check("alice").await?;
+    /// assert_eq!(store.key_count(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn key_count(&self) -> usize {
         self.0.slots.0.used()

@@ -13,6 +13,7 @@ mod keys;
 mod layer;
 mod learn;
 mod observe;
+mod programs;
 mod recipes;
 mod reload;
 mod responses;

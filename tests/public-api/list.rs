@@ -16,17 +16,20 @@ const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
 /// At most so many of each, as the head of the list counts them. Fewer are better: a type belongs
 /// to the crate if users name it, or match on it.
-const LIMITS: [(&str, usize); 6] = [
+const LIMITS: [(&str, usize); 7] = [
     ("public types and traits", 61),
     ("public types and traits at the root", 15),
     ("methods of Limiter", 21),
     ("methods of Charge", 14),
     ("methods of RateLimitLayer", 26),
     ("lines that name the crate `redis`, without the feature `redis-1`", 0),
+    (WITHOUT_EXAMPLE, 0),
 ];
 
 /// The internal crates, some of whose items the crate exports as its own.
 const INNER_CRATES: [&str; 2] = ["tower-ratelimit-connections", "tower-ratelimit-redisson"];
+
+const WITHOUT_EXAMPLE: &str = "public functions, types and traits without an example";
 
 /// The only feature whose items may name the crate `redis`.
 const REDIS_FEATURE: &str = "redis-1";
@@ -50,6 +53,7 @@ struct Line {
     text: String,
     /// The same for all paths of an item.
     id: u32,
+    has_example: bool,
 }
 
 fn root() -> PathBuf {
@@ -70,6 +74,7 @@ struct Item {
     full: String,
     id: u32,
     parent_id: Option<u32>,
+    has_example: bool,
 }
 
 /// Reads the public items with some features, as Rust `version` documents them; items of internal
@@ -127,16 +132,18 @@ fn exported(full: &str, name: &str, exports: &BTreeMap<String, String>) -> Strin
 }
 
 fn items_of(package: &str, version: &str, features: &[&str], first_id: u32) -> Vec<Item> {
-    let items = public_api(package, version, features);
+    let (items, with_example) = public_api(package, version, features);
     let item = |item: &PublicItem| Item {
         full: item.to_string(),
         id: first_id + item.id().0,
         parent_id: item.parent_id().map(|id| first_id + id.0),
+        has_example: with_example.contains(&item.id().0),
     };
     items.items().map(item).collect()
 }
 
-fn public_api(package: &str, version: &str, features: &[&str]) -> PublicApi {
+/// Reads what rustdoc says of a package, and the ids of the items whose docs have an example.
+fn public_api(package: &str, version: &str, features: &[&str]) -> (PublicApi, BTreeSet<u32>) {
     let target = root().join("target/msrv");
     let path = target.join(format!("doc/{}.json", package.replace('-', "_")));
     // That of other features has the same path.
@@ -163,8 +170,13 @@ fn public_api(package: &str, version: &str, features: &[&str]) -> PublicApi {
     let form = text.rsplit("\"format_version\":").next().unwrap().trim_end_matches('}');
     let hint = "use the version of the crate `public-api` that reads it, and its number as `FORM`";
     assert_eq!(form, FORM.to_string(), "Rust {version} writes another form of JSON; {hint}");
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let items = json["index"].as_object().unwrap().iter();
+    let with_example =
+        items.filter(|(_, item)| item["docs"].as_str().is_some_and(|docs| docs.contains("```")));
+    let with_example = with_example.map(|(id, _)| id.parse().unwrap());
     let items = Builder::from_rustdoc_json(path).omit_blanket_impls(true);
-    items.omit_auto_trait_impls(true).build().unwrap()
+    (items.omit_auto_trait_impls(true).build().unwrap(), with_example.collect())
 }
 
 fn lines(items: &[Item]) -> BTreeSet<Line> {
@@ -179,7 +191,7 @@ fn lines(items: &[Item]) -> BTreeSet<Line> {
             || ["StructuralPartialEq for ", "Unpin for "].iter().any(|it| text.contains(it))
             || is_of_trait && text.contains(" fn ")
             || text.starts_with("pub mod guide");
-        let line = Line { path, is_impl, text, id: item.id };
+        let line = Line { path, is_impl, text, id: item.id, has_example: item.has_example };
         (!is_left_out && !line.path.is_empty()).then_some(line)
     };
     items.iter().filter_map(line).collect()
@@ -233,15 +245,23 @@ fn path(line: &str) -> String {
     path.unwrap_or_default().trim_end_matches(':').to_owned()
 }
 
+fn is_type(line: &&Line) -> bool {
+    const KINDS: [&str; 4] = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
+    let text = line.text.trim_start_matches("#[non_exhaustive] ");
+    // Types of a trait have a path such as `Type::Output`.
+    let of_type = line.path.rsplit("::").nth(1).is_some_and(starts_uppercase);
+    KINDS.iter().any(|kind| text.starts_with(kind)) && !of_type
+}
+
+/// Returns the paths of functions, types and traits without an example in their docs.
+fn without_example(all: &BTreeSet<Line>) -> BTreeSet<&str> {
+    let items = all.iter().filter(|line| !line.has_example);
+    let items = items.filter(|line| is_type(line) || line.text.contains(" fn "));
+    items.map(|line| &*line.path).collect()
+}
+
 /// Returns what the head of the list counts, in the order of `LIMITS`. Methods of one name are one.
 fn counts(all: &BTreeSet<Line>, without_redis: &BTreeSet<Line>) -> [usize; LIMITS.len()] {
-    const KINDS: [&str; 4] = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
-    let is_type = |line: &&Line| {
-        let text = line.text.trim_start_matches("#[non_exhaustive] ");
-        // Types of a trait have a path such as `Type::Output`.
-        let of_type = line.path.rsplit("::").nth(1).is_some_and(starts_uppercase);
-        KINDS.iter().any(|kind| text.starts_with(kind)) && !of_type
-    };
     let types = || all.iter().filter(is_type);
     let methods = |name: &str| {
         let methods = all.iter().filter(|it| it.path.starts_with(name) && it.text.contains(" fn "));
@@ -257,6 +277,7 @@ fn counts(all: &BTreeSet<Line>, without_redis: &BTreeSet<Line>) -> [usize; LIMIT
         methods("Charge::"),
         methods("RateLimitLayer::"),
         without_redis.iter().filter(is_redis).count(),
+        without_example(all).len(),
     ]
 }
 
@@ -265,10 +286,9 @@ fn list() -> String {
     let (version, features) = manifest();
     let others: Vec<_> = features.iter().filter(|it| *it != REDIS_FEATURE).cloned().collect();
     let without_redis = lines(&public_items(&version, &others));
-    let all = match others == features {
-        true => without_redis.clone(),
-        false => lines(&public_items(&version, &features)),
-    };
+    let all = lines(&public_items(&version, &features));
+    // For the one who adds an item.
+    println!("without an example: {:?}", without_example(&all));
     let mut text = HEAD.to_owned();
     for (count, (name, limit)) in counts(&all, &without_redis).iter().zip(LIMITS) {
         text += &format!("# {count} {name}, of at most {limit}\n");

@@ -13,6 +13,7 @@
 mod algorithms;
 mod flight;
 mod observed;
+mod own_page;
 mod redis_server;
 mod session;
 mod settings;
@@ -33,12 +34,13 @@ use std::{
 use axum::{
     Router,
     extract::{State, WebSocketUpgrade},
-    http::{HeaderMap, StatusCode, header, uri::Authority},
+    http::{HeaderMap, StatusCode, header},
     response::{Html, IntoResponse, Response},
     routing::get,
 };
 use clap::Parser;
 use observed::Sessions;
+use own_page::is_own_page;
 use redis_server::Redis;
 use support::{Context, Failure, exit_code};
 use tokio::{
@@ -116,24 +118,6 @@ impl Drop for OpenPage {
     fn drop(&mut self) {
         self.0.pages.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Returns whether the request comes from the page of this server. Any website can open a
-/// WebSocket to an address of this machine, also by a name of its own that leads here.
-fn is_own_page(headers: &HeaderMap, is_local: bool) -> bool {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let Some(host) = text(header::HOST) else { return false };
-    let is_same = match text(header::ORIGIN) {
-        Some(origin) => origin.strip_prefix("http://") == Some(host),
-        // Not a browser.
-        None => true,
-    };
-    let name = host.parse::<Authority>();
-    let is_loopback = name.is_ok_and(|name| {
-        let name = name.host().trim_matches(['[', ']']);
-        name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
-    });
-    is_same && (is_loopback || !is_local)
 }
 
 async fn run(flags: Flags) -> Result<(), Failure> {

@@ -20,6 +20,7 @@ use crate::support::{Context, Failure};
 const DEADLINE: Duration = Duration::from_millis(500);
 
 pub struct Redis {
+    url: String,
     config: RedisConfig,
     private: Option<Private>,
 }
@@ -38,12 +39,13 @@ impl Redis {
         let config = RedisConfig::from_url(&url)?.deadline(DEADLINE);
         let private = Private { folder, process: Mutex::default() };
         private.revive()?;
-        Ok(Self { config, private: Some(private) })
+        Ok(Self { url, config, private: Some(private) })
     }
 
     /// Returns the server at a URL, if it can decide.
     pub async fn at(url: &str) -> Result<Self, Failure> {
-        let redis = Self { config: RedisConfig::from_url(url)?, private: None };
+        let config = RedisConfig::from_url(url)?;
+        let redis = Self { url: url.to_owned(), config, private: None };
         let store = redis.store("playground")?;
         store.ping().await.context(format_args!("cannot use the Redis server at {url}"))?;
         Ok(redis)
@@ -52,6 +54,11 @@ impl Redis {
     /// Returns a store with connections of its own, as another replica has.
     pub fn store(&self, prefix: &str) -> Result<RedisStore, Failure> {
         Ok(RedisStore::new(self.config.clone().prefix(prefix))?)
+    }
+
+    #[allow(dead_code, reason = "the demo passes it to its replicas")]
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     pub fn is_private(&self) -> bool {

@@ -313,6 +313,7 @@ impl Session {
         if old.needs_restart(&self.settings) {
             return self.restart();
         }
+        let policy = self.settings.failure_policy();
         let new_window = self.settings.window();
         let mut is_changed = false;
         for (index, shown) in SHOWN.iter().enumerate() {
@@ -320,6 +321,10 @@ impl Session {
             let capacity = self.capacity(shown)?;
             let lane = &mut self.lanes[index];
             lane.is_on = self.settings.lanes.iter().any(|on| on == shown.id);
+            if old.policy != self.settings.policy {
+                let limiters = lane.limiters.iter().map(|it| it.clone().on_failure(policy));
+                lane.limiters = limiters.collect();
+            }
             if Ok(quota) == old.quota(shown) {
                 continue;
             }

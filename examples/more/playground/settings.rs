@@ -108,7 +108,7 @@ impl Settings {
 
     /// Returns whether a change needs new limiters, and so begins all counts again.
     pub fn needs_restart(&self, new: &Self) -> bool {
-        let parts = |it: &Self| (it.replicas, it.store, it.policy, it.holds);
+        let parts = |it: &Self| (it.replicas, it.store, it.holds);
         parts(self) != parts(new)
     }
 }

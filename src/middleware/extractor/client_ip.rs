@@ -14,6 +14,18 @@ use crate::{error::ConfigError, middleware::rejection::RequestError};
 
 /// The header in which trusted proxies report the address of the client. Each trusted proxy must
 /// write the header, or remove what the client wrote: there is no fallback to another header.
+///
+/// # Examples
+///
+/// ```
+/// use http::HeaderName;
+/// use tower_ratelimit::key::{ClientIp, ProxyHeader};
+///
+/// // nginx, with `proxy_set_header X-Real-IP $remote_addr`
+/// let header = ProxyHeader::Single(HeaderName::from_static("x-real-ip"));
+/// let client = ClientIp::new(header, ["127.0.0.1", "::1"]);
+/// # let _ = client;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProxyHeader {
@@ -118,6 +130,15 @@ impl ClientIp {
     /// then every client could choose its key. For networks that are not literals, use
     /// [`try_new`](ClientIp::try_new). If the addresses of the proxies are unknown, see [the
     /// guide](crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::key::{ClientIp, ProxyHeader};
+    ///
+    /// let client = ClientIp::new(ProxyHeader::XForwardedFor, ["10.0.0.0/8", "fd00::/8"]);
+    /// # let _ = client;
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn new<T: AsRef<str>>(header: ProxyHeader, trusted: impl IntoIterator<Item = T>) -> Self {
@@ -132,6 +153,17 @@ impl ClientIp {
     /// # Errors
     ///
     /// If one of them is not a network, or if they contain all public addresses of IPv4 or IPv6.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::key::{ClientIp, ProxyHeader};
+    ///
+    /// let networks = "10.0.0.0/8,fd00::/8"; // of the configuration
+    /// let client = ClientIp::try_new(ProxyHeader::XForwardedFor, networks.split(','))?;
+    /// # let _ = client;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_new<T: AsRef<str>>(
         header: ProxyHeader,
         trusted: impl IntoIterator<Item = T>,
@@ -146,6 +178,17 @@ impl ClientIp {
     /// # Panics
     ///
     /// If `bits` is above 128.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::key;
+    ///
+    /// let homes = key::PeerIp.ipv6_prefix(56);
+    /// let one = [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1];
+    /// let other = [0x2001, 0xdb8, 0, 0xff, 0, 0, 0, 1];
+    /// assert_eq!(homes.key(one), homes.key(other));
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
@@ -255,6 +298,19 @@ impl ClientIp {
     /// Returns the key of a client with this address, for
     /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other
     /// calls.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.reset(key::PeerIp.key([192, 0, 2, 1])).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn key(&self, address: impl Into<IpAddr>) -> Key<'static> {
         self.key_of(address.into())
@@ -272,6 +328,21 @@ impl ClientIp {
     ///
     /// If one of them is not a network. For networks that are not literals, use
     /// [`try_within`](ClientIp::try_within).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+    ///     .forbid(key::PeerIp.within(["203.0.113.0/24"]));
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn within<T: AsRef<str>>(
         self,
@@ -285,6 +356,22 @@ impl ClientIp {
     /// # Errors
     ///
     /// If one of them is not a network.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let networks = ["203.0.113.0/24"]; // of the configuration
+    /// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+    ///     .forbid(key::PeerIp.try_within(networks)?);
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_within<T: AsRef<str>>(
         self,
         networks: impl IntoIterator<Item = T>,

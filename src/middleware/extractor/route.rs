@@ -14,6 +14,20 @@ use crate::middleware::rejection::RequestError;
 ///
 /// The router must be one of axum 0.8, around the layer: `Router::layer` or `route_layer`. Without
 /// it, no request has a route, and all are rejected with 500.
+///
+/// # Examples
+///
+/// ```
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let layer = RateLimitLayer::new(limiter, (key::PeerIp, key::Route)); // of each route
+/// # let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Route {}
@@ -25,6 +39,19 @@ pub const Route: Route = Route {};
 impl Route {
     /// Returns the key of a route, as it is written in the router, for
     /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other calls.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// limiter.reset(key::Route.key("/users/{id}")).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn key(&self, route: &str) -> Key<'static> {
         Key::scoped("route", route)

@@ -13,6 +13,20 @@ use crate::{keys::Scope, middleware::rejection::RequestError};
 /// The extractor of a value that requests contain, such as an API key: made by
 /// [`header`](super::header()), [`query`](super::query()), [`cookie`](super::cookie()) or
 /// [`bearer`](super::bearer()).
+///
+/// # Examples
+///
+/// ```
+/// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let layer = RateLimitLayer::new(limiter, key::cookie("session"));
+/// # let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Value {
     /// As it is named in messages.
@@ -48,6 +62,21 @@ impl Value {
     /// # Panics
     ///
     /// If the secret is empty.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let secret = "of the configuration"; // the same in all replicas
+    /// let layer = RateLimitLayer::new(limiter, key::bearer().hashed(secret));
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn hashed(mut self, secret: impl AsRef<[u8]>) -> Self {

@@ -101,6 +101,21 @@ impl<B> ResponseBody<B> {
 
 impl ResponseBody {
     /// Returns the bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, layer::Rejection};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let quota = Quota::per_hour(3);
+    /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+    /// let rejection = Rejection::Denied(limiter.check("alice").await?);
+    /// let body = rejection.to_response().into_body().into_bytes();
+    /// assert!(body.starts_with(b"{\"type\":"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         let (Kind::Service { body, .. } | Kind::Rejection { body }) = self.kind;

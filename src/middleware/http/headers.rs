@@ -50,6 +50,23 @@ const X_TRIPLE: Triple = [
 ///
 /// With the feature `serde`, a dialect is read and written by its name, such as `"draft11"` or
 /// `"x-rate-limit-epoch"`.
+///
+/// # Examples
+///
+/// ```
+/// # use tower_ratelimit::{
+/// #     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::Headers,
+/// # };
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let quota = Quota::per_hour(3);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
+/// let layer = RateLimitLayer::new(limiter, key::PeerIp)
+///     .headers([Headers::XRateLimit, Headers::RetryAfter]);
+/// # let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]

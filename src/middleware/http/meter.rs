@@ -59,11 +59,47 @@ use crate::middleware::passage::RequestHolds;
 )]
 pub trait Meter: Send + 'static {
     /// Sees data of the body. By default, it is ignored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{Meter, Usage};
+    ///
+    /// struct Lines(u64);
+    ///
+    /// impl Meter for Lines {
+    ///     fn data(&mut self, data: &[u8]) {
+    ///         self.0 += data.iter().filter(|byte| **byte == b'\n').count() as u64;
+    ///     }
+    ///
+    ///     fn usage(&mut self, _is_complete: bool) -> Option<Usage> {
+    ///         Some(Usage::of("lines", self.0))
+    ///     }
+    /// }
+    /// ```
     fn data(&mut self, data: &[u8]) {
         let _ = data;
     }
 
     /// Sees the trailers of the body. By default, they are ignored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{Meter, Usage};
+    ///
+    /// struct Status(Option<u64>);
+    ///
+    /// impl Meter for Status {
+    ///     fn trailers(&mut self, trailers: &http::HeaderMap) {
+    ///         self.0 = trailers.get("grpc-status").map(|status| u64::from(status == "0"));
+    ///     }
+    ///
+    ///     fn usage(&mut self, _is_complete: bool) -> Option<Usage> {
+    ///         Some(Usage::of("successes", self.0?))
+    ///     }
+    /// }
+    /// ```
     fn trailers(&mut self, trailers: &HeaderMap) {
         let _ = trailers;
     }
@@ -73,6 +109,24 @@ pub trait Meter: Send + 'static {
     ///
     /// `is_complete` is false if the client or the service has cut the body off: then the meter has
     /// seen only a part of it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{Meter, Usage};
+    ///
+    /// struct Bytes(u64);
+    ///
+    /// impl Meter for Bytes {
+    ///     fn data(&mut self, data: &[u8]) {
+    ///         self.0 += data.len() as u64;
+    ///     }
+    ///
+    ///     fn usage(&mut self, is_complete: bool) -> Option<Usage> {
+    ///         is_complete.then(|| Usage::of("bytes", self.0)) // else the estimate counts
+    ///     }
+    /// }
+    /// ```
     fn usage(&mut self, is_complete: bool) -> Option<Usage>;
 }
 
@@ -91,6 +145,15 @@ pub struct Usage(Vec<(Cow<'static, str>, u64)>);
 
 impl Usage {
     /// Returns the usage of `used` units of the limiter of this name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::Usage;
+    ///
+    /// let usage = Usage::of("tokens", 180);
+    /// assert_ne!(usage, Usage::of("tokens", 181));
+    /// ```
     #[must_use]
     pub fn of(limiter: impl Into<Cow<'static, str>>, used: u64) -> Self {
         Self::default().and(limiter, used)
@@ -98,6 +161,15 @@ impl Usage {
 
     /// Adds the usage of `used` units of another limiter. A name that the request holds no units of
     /// is ignored. If a name is repeated, the first number counts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::Usage;
+    ///
+    /// let usage = Usage::of("tokens", 180).and("money", 65);
+    /// # let _ = usage;
+    /// ```
     #[must_use]
     pub fn and(mut self, limiter: impl Into<Cow<'static, str>>, used: u64) -> Self {
         self.0.push((limiter.into(), used));

@@ -14,6 +14,18 @@ use super::meter::{Meter, Usage};
 use crate::sync::get_mut;
 
 /// The tokens of a request to a language model, as its answer reports them.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::layer::Tokens;
+///
+/// fn cost(tokens: &Tokens) -> u64 {
+///     let cached = tokens.cached_input / 10; // a tenth of the price
+///     tokens.input - tokens.cached_input + cached + 4 * tokens.output
+/// }
+/// # let _ = cost;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Tokens {
@@ -77,7 +89,7 @@ pub struct Tokens {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = MemoryStore::new();
-/// let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::SlidingLog, quota);
+/// let limiter = |name, quota| Limiter::new(name, store.clone(), Algorithm::sliding_log(), quota);
 /// let tokens = limiter("tokens", Quota::per_minute(100_000));
 /// let money = limiter("money", Quota::per_day(50_000_000_000)); // 50 dollars
 ///
@@ -117,6 +129,17 @@ type ToUsage<T> = Mutex<Box<dyn FnMut(T) -> Usage + Send>>;
 impl TokenMeter {
     /// Creates the meter of an answer with this head. `report` determines the usage of each limiter
     /// from the tokens.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{TokenMeter, Usage};
+    ///
+    /// fn meter(head: &http::response::Parts) -> TokenMeter {
+    ///     TokenMeter::new(head, |tokens| Usage::of("tokens", tokens.input + tokens.output))
+    /// }
+    /// # let _ = meter;
+    /// ```
     pub fn new(
         head: &response::Parts,
         report: impl FnMut(Tokens) -> Usage + Send + 'static,
@@ -129,6 +152,18 @@ impl TokenMeter {
     ///
     /// The closure receives the number of events that have arrived. Models send about an event per
     /// token of the answer, and a few more. The estimates of limiters that it does not name count.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::{TokenMeter, Usage};
+    ///
+    /// fn meter(head: &http::response::Parts) -> TokenMeter {
+    ///     TokenMeter::new(head, |tokens| Usage::of("tokens", tokens.output))
+    ///         .when_cut_off(|events| Usage::of("tokens", events)) // about a token each
+    /// }
+    /// # let _ = meter;
+    /// ```
     #[must_use]
     pub fn when_cut_off(mut self, usage: impl FnMut(u64) -> Usage + Send + 'static) -> Self {
         self.when_cut_off = Some(Mutex::new(Box::new(usage)));

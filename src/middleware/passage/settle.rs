@@ -14,6 +14,21 @@ use crate::{error::Error, limiter::Holds, sync::lock};
 ///
 /// A layer with [`settle_handle`](crate::RateLimitLayer::settle_handle) inserts it into the
 /// extensions of requests. What is not settled at the end of the response body counts as used.
+///
+/// # Examples
+///
+/// ```
+/// use axum::Extension;
+/// use tower_ratelimit::layer::Settle;
+///
+/// async fn answer(Extension(settle): Extension<Settle>) -> &'static str {
+///     if let Err(error) = settle.settle("tokens", 730) {
+///         eprintln!("{error}"); // the work is done: answer anyway
+///     }
+///     "42"
+/// }
+/// # let _: axum::routing::MethodRouter = axum::routing::get(answer);
+/// ```
 #[derive(Clone)]
 pub struct Settle(Arc<Mutex<SharedHolds>>);
 
@@ -38,6 +53,18 @@ impl Settle {
     ///
     /// [`Error::NotHeld`] if the request holds no units of a limiter of this name, and
     /// [`Error::HoldEnded`] if they were settled before, or if the request has ended.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{Error, layer::Settle};
+    ///
+    /// fn finish(settle: &Settle, input: u64, output: u64) -> Result<(), Error> {
+    ///     settle.settle("input", input)?;
+    ///     settle.settle("output", output)
+    /// }
+    /// # let _ = finish;
+    /// ```
     pub fn settle(&self, limiter: &str, used: u64) -> Result<(), Error> {
         // Ended without the lock: observers can call anything.
         let mut named = lock(&self.0).holds.take(limiter)?;
@@ -78,6 +105,17 @@ impl Settle {
 
     /// Returns whether a hold of the request has expired: see
     /// [`Permit::is_expired`](crate::Permit::is_expired).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::layer::Settle;
+    ///
+    /// fn may_go_on(settle: &Settle) -> bool {
+    ///     !settle.is_expired() // look between two steps of a long job
+    /// }
+    /// # let _ = may_go_on;
+    /// ```
     #[must_use]
     pub fn is_expired(&self) -> bool {
         lock(&self.0).holds.is_expired()

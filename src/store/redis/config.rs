@@ -103,6 +103,19 @@ impl RedisConfig {
     /// # Errors
     ///
     /// If the URL is invalid.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("redis://:secret@127.0.0.1:6379/0")?;
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn server(url: &str) -> Result<Self, StoreError> {
         let config = Self::from_url(url)?;
         match config.transport.is_one_server() {
@@ -222,12 +235,39 @@ impl RedisConfig {
 
     /// Sets the user at the servers, in place of the user in the URLs. The user at the Sentinels is
     /// in their URLs.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("redis://127.0.0.1/")?.user("limiter").password("secret");
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn user(self, user: impl Into<String>) -> Self {
         self.with(|it| it.user = Some(user.into()))
     }
 
     /// Sets the password at the servers, in place of the password in the URLs.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let password = std::fs::read_to_string("/run/secrets/redis")?;
+    /// let config = RedisConfig::server("redis://127.0.0.1/")?.password(password.trim());
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn password(self, password: impl Into<String>) -> Self {
         self.with(|it| it.password = Some(password.into()))
@@ -322,6 +362,19 @@ impl RedisConfig {
     }
 
     /// Sets the number of the database, in place of the number in the URLs. The default is 0.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("redis://127.0.0.1/")?.database(2);
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn database(self, database: u32) -> Self {
         self.with(|it| it.database = Some(database.into()))
@@ -375,6 +428,21 @@ impl RedisConfig {
     /// # Errors
     ///
     /// If one of them is invalid.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (chain, key) = (std::fs::read("client.pem")?, std::fs::read("client.key")?);
+    /// let config = RedisConfig::server("rediss://redis.internal")?;
+    /// let config = config.client_certificate(chain, key)?;
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "tls-rustls-no-provider")]
     pub fn client_certificate(
         self,
@@ -391,6 +459,20 @@ impl RedisConfig {
     /// # Errors
     ///
     /// If the text contains no certificate, or an invalid one.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::sentinels(["rediss://sentinel.internal"], "main")?
+    ///     .sentinel_ca_certificates(std::fs::read("ca.pem")?)?;
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "tls-rustls-no-provider")]
     pub fn sentinel_ca_certificates(self, pem: impl AsRef<[u8]>) -> Result<Self, StoreError> {
         self.with_tls(|it| &mut it.sentinel_tls, |tls| tls.ca_certificates(pem.as_ref()))
@@ -402,6 +484,21 @@ impl RedisConfig {
     /// # Errors
     ///
     /// If one of them is invalid.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (chain, key) = (std::fs::read("client.pem")?, std::fs::read("client.key")?);
+    /// let config = RedisConfig::sentinels(["rediss://sentinel.internal"], "main")?
+    ///     .sentinel_client_certificate(chain, key)?;
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "tls-rustls-no-provider")]
     pub fn sentinel_client_certificate(
         self,
@@ -470,6 +567,19 @@ impl RedisConfig {
     /// # Panics
     ///
     /// If the prefix contains a `{`, which would determine the slots in a cluster.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("redis://127.0.0.1/")?.prefix("shop");
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
@@ -517,6 +627,19 @@ impl RedisConfig {
     /// # Panics
     ///
     /// If `connections` is 0.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("rediss://redis.internal")?.connections(2);
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     #[track_caller]
     pub fn connections(self, connections: usize) -> Self {
@@ -530,6 +653,20 @@ impl RedisConfig {
     ///
     /// [`RedisStore::new`](crate::RedisStore::new) rejects a deadline of 0, with which every
     /// decision would fail.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("redis://127.0.0.1/")?.deadline(Duration::from_millis(50));
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
@@ -553,6 +690,20 @@ impl RedisConfig {
     /// denials of the key. If another process does, or if Redis loses the key, this process may
     /// deny for up to this time what Redis would allow. At most 57,344 keys with denials are
     /// remembered, one denial of each, in up to 23 MB.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_ratelimit::store::RedisConfig;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("redis://127.0.0.1/")?.denial_ttl(Duration::ZERO);
+    /// # let _ = config; // none is remembered
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn denial_ttl(self, denial_ttl: Duration) -> Self {
         Self { denial_ttl, ..self }

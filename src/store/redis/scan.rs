@@ -73,6 +73,21 @@ impl KeyScan {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time and I/O.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{Algorithm, RedisStore};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let mut scan = store.scan("api", Algorithm::token_bucket());
+    /// while let Some(keys) = scan.next().await? {
+    ///     println!("{}", keys.len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     // Not an iterator: a step needs the answer of a server.
     #[allow(clippy::should_implement_trait)]
     pub async fn next(&mut self) -> Result<Option<Vec<Key<'static>>>, StoreError> {
@@ -96,6 +111,21 @@ impl KeyScan {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time and I/O.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::RedisStore;
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let mut scan = store.scan_all();
+    /// while let Some(names) = scan.next_names().await? {
+    ///     println!("{}", names.join(" "));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn next_names(&mut self) -> Result<Option<Vec<String>>, StoreError> {
         let names = self.names().await?.map(|names| {
             let names = names.into_iter().filter(|it| key_in(it, self.head.as_deref()).is_some());

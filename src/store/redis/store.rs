@@ -43,6 +43,36 @@ use crate::{
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
 ///
+/// # Examples
+///
+/// ```no_run
+/// use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::connect("redis://127.0.0.1/").await?;
+/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
+///
+/// if limiter.check("alice").await?.is_allowed() {
+///     println!("hello, alice");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | connect, and prove that Redis can decide | [`connect`](RedisStore::connect) |
+/// | start although Redis is down | [`lazy`](RedisStore::lazy) |
+/// | set more than a URL can | [`new`](RedisStore::new) with a [`RedisConfig`] |
+/// | know how Redis does | [`health`](RedisStore::health), [`ping`](RedisStore::ping) |
+/// | observe decisions | [`add_observer`](RedisStore::add_observer) |
+/// | list keys | [`scan`](RedisStore::scan), [`scan_all`](RedisStore::scan_all) |
+/// | shut down | [`flush`](RedisStore::flush) |
+///
+/// # Details
+///
 /// It supports Redis 6.2 and later, and Valkey: one server, a master behind
 /// [Sentinels](RedisConfig::sentinels), or a [cluster](RedisConfig::cluster). A URL or a
 /// [`RedisConfig`] describes it, with all settings.
@@ -123,22 +153,6 @@ use crate::{
 ///
 /// The guide describes the [failure modes](crate::guide::redis_failures) and the
 /// [permissions](crate::guide::redis_permissions).
-///
-/// # Examples
-///
-/// ```no_run
-/// use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
-///
-/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// let store = RedisStore::connect("redis://127.0.0.1/").await?;
-/// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
-///
-/// if limiter.check("alice").await?.is_allowed() {
-///     println!("hello, alice");
-/// }
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct RedisStore {
     backend: Arc<Backend>,
@@ -155,6 +169,21 @@ impl RedisStore {
     ///
     /// If the TLS settings are invalid, a user has no password, or the deadline is 0; or if the
     /// process cannot start the thread of the background.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{RedisStore, store::RedisConfig};
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = RedisConfig::server("redis://127.0.0.1/")?.deadline(Duration::from_millis(50));
+    /// let store = RedisStore::new(config)?;
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
         home::start().map_err(|error| {
             StoreError::config(format!(
@@ -202,6 +231,20 @@ impl RedisStore {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time and I/O.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::connect("redis://127.0.0.1/?prefix=shop&deadline=50ms").await?;
+    /// let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_second(10));
+    /// # let _ = limiter;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let store = Self::lazy(url)?;
         store.ping().await?;
@@ -214,6 +257,19 @@ impl RedisStore {
     /// # Errors
     ///
     /// If the URL is invalid.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::RedisStore;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = RedisStore::lazy("redis://127.0.0.1/?prefix=shop")?; // Redis may be down
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lazy(url: &str) -> Result<Self, StoreError> {
         Self::new(RedisConfig::from_url(url)?)
     }
@@ -234,6 +290,20 @@ impl RedisStore {
     /// # Panics
     ///
     /// If the process cannot start the thread of the background.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::RedisStore;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = redis::Client::open("redis://127.0.0.1/")?;
+    /// let store = RedisStore::from_connection(redis::aio::ConnectionManager::new(client).await?);
+    /// # let _ = store;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "redis-1")]
     #[must_use]
     pub fn from_connection<C>(connection: C) -> Self
@@ -260,6 +330,20 @@ impl RedisStore {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time and I/O.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::RedisStore;
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// if let Err(error) = store.ping().await {
+    ///     eprintln!("{error:?}"); // names a permission that is missing, say
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Deadline::new(ANSWER_TIMEOUT.max(self.deadline));
         let Backend { client, monitor, .. } = &*self.backend;
@@ -306,6 +390,19 @@ impl RedisStore {
     }
 
     /// Returns the state of the server and the counters, without calling Redis.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::RedisStore;
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let health = store.health();
+    /// println!("{}: {} timeouts", health.status(), health.timeouts);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn health(&self) -> Health {
         self.backend.monitor.health(self.backend.client.health(self.deadline))
@@ -313,6 +410,21 @@ impl RedisStore {
 
     /// Returns a scan over the keys with state of the limiter with this name and algorithm, on all
     /// servers of the store: see [`KeyScan`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::{Algorithm, RedisStore};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let mut scan = store.scan("api", Algorithm::token_bucket());
+    /// while let Some(keys) = scan.next().await? {
+    ///     println!("{keys:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn scan(&self, limiter: &str, algorithm: Algorithm) -> KeyScan {
         KeyScan::new(self.backend.clone(), Some((limiter, algorithm)))
@@ -320,6 +432,21 @@ impl RedisStore {
 
     /// Returns a scan over the keys with state of all limiters, also under other prefixes and of
     /// other services: see [`KeyScan::next_names`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use tower_ratelimit::RedisStore;
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = RedisStore::connect("redis://127.0.0.1/").await?;
+    /// let mut scan = store.scan_all();
+    /// while let Some(names) = scan.next_names().await? {
+    ///     println!("{names:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn scan_all(&self) -> KeyScan {
         KeyScan::new(self.backend.clone(), None)

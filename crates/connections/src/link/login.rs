@@ -12,6 +12,15 @@ use super::error::is_reply;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A user and a password at Redis. The password can be a token that expires.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::store::Credentials;
+///
+/// let credentials = Credentials::new("shop", "secret");
+/// assert_eq!(credentials.user(), "shop");
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     user: String,
@@ -20,18 +29,43 @@ pub struct Credentials {
 
 impl Credentials {
     /// Makes credentials. If Redis has only a password, the user is `default`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store::Credentials;
+    ///
+    /// let credentials = Credentials::new("", "secret"); // of the default user
+    /// # let _ = credentials;
+    /// ```
     #[must_use]
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { user: user.into(), password: password.into() }
     }
 
     /// Returns the name of the user.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store::Credentials;
+    ///
+    /// assert_eq!(Credentials::new("shop", "secret").user(), "shop");
+    /// ```
     #[must_use]
     pub fn user(&self) -> &str {
         &self.user
     }
 
     /// Returns the password.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::store::Credentials;
+    ///
+    /// assert_eq!(Credentials::new("shop", "secret").password(), "secret");
+    /// ```
     #[must_use]
     pub fn password(&self) -> &str {
         &self.password

@@ -404,3 +404,49 @@ async fn the_page_fits_each_width() {
     }
     page.close().await;
 }
+
+#[tokio::test]
+async fn the_code_follows_the_settings_and_the_address_keeps_them() {
+    let page = Page::open(&[]).await;
+    assert_eq!(page.value("location.hash").await, "");
+    page.click("[data-kind=steady]").await;
+    page.slide("max_wait_ms", Key::End, "max_wait_ms", 5_000).await;
+    let code = "document.getElementById('rust').textContent";
+    page.until(&format!("{code}.includes('.max_wait(Duration::from_secs(5));')")).await;
+    let quota = "let quota = Quota::new(1_000, Duration::from_secs(3));";
+    assert_eq!(page.value(&format!("{code}.includes('{quota}')")).await, true);
+    let toml = page.value("document.getElementById('toml').textContent").await;
+    assert_eq!(toml, "[limits.api]\nalgorithm = \"token-bucket\"\nquota = \"1000/3s\"");
+    page.click("[data-copy=rust]").await;
+    page.until(&format!("getSelection().toString() === {code}")).await;
+
+    page.until("location.hash.includes('max_wait_ms=5000')").await;
+    page.client.refresh().await.unwrap();
+    page.until("window.playground?.state()?.settings.max_wait_ms === 5000").await;
+    page.until("playground.state().traffic.kind === 'steady'").await;
+    page.close().await;
+}
+
+#[tokio::test]
+async fn the_policy_changes_while_redis_is_down_and_a_lower_quota_loses_no_counts() {
+    let page = Page::open(&["--redis"]).await;
+    page.click("[data-kind=steady]").await;
+    page.until(&format!("{} > 0", shown("sliding-log", "admitted"))).await;
+    let verdict =
+        "document.querySelector('[data-lane=sliding-log] [data-stat=verdict]').textContent";
+    page.slide_to("limit", 10).await;
+    page.until("playground.state().settings.limit === 10").await;
+    let kept = format!("{verdict}.includes('never more than 10')");
+    let last = format!("{verdict} === '! above 10: decided under the last quota'");
+    page.until(&format!("{kept} || {last}")).await;
+    assert_eq!(page.value(&format!("{verdict}.includes('lost')")).await, false);
+
+    page.click("#redis").await;
+    page.until("document.getElementById('store').className.includes('bad')").await;
+    let start = page.value("playground.state().start").await;
+    let policy = "document.getElementById('policy')";
+    page.value(&format!("({policy}.value = 'open', {policy}.onchange(), 0)")).await;
+    page.until(&format!("{verdict}.includes('let through uncounted')")).await;
+    assert_eq!(page.value("playground.state().start").await, start);
+    page.close().await;
+}

@@ -9,6 +9,7 @@ fn the_help_of_each_example_fits_into_100_columns() {
     for name in [
         "api_client",
         "configured",
+        "demo",
         "failover",
         "grpc",
         "llm_gateway",

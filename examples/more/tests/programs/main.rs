@@ -5,6 +5,7 @@ mod support;
 
 mod api_client;
 mod configured;
+mod demo;
 mod failover;
 mod grpc;
 mod help;

@@ -1,0 +1,38 @@
+//! `copy-one-of-these.md`: uploads.
+
+use axum::{
+    Router,
+    body::Bytes,
+    http::{StatusCode, header::CONTENT_LENGTH, request::Parts},
+    routing::post,
+};
+use std::net::SocketAddr;
+use tower_ratelimit::{
+    Algorithm, Charge, Limiter, Quota, RateLimitLayer,
+    key::{self, KeyExtractor},
+    layer::RequestError,
+    store::{self, AnyStore},
+};
+
+async fn upload(body: Bytes) -> String {
+    format!("{} bytes\n", body.len())
+}
+
+pub fn app(store: &AnyStore) -> Router {
+    let quota = Quota::per_hour(10_000_000).burst(1_000_000); // bytes
+    let bytes = Limiter::new("upload", store.clone(), Algorithm::token_bucket(), quota);
+    let layer = RateLimitLayer::by_rule(move |head: &Parts| {
+        let length = head.headers.get(CONTENT_LENGTH).and_then(|it| it.to_str().ok()?.parse().ok());
+        let missing = || RequestError::with_status(StatusCode::LENGTH_REQUIRED, "send a length");
+        Ok(Charge::new(&bytes, key::PeerIp.extract(head)?).cost(length.ok_or_else(missing)?))
+    });
+    Router::new().route("/", post(upload)).layer(layer)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
+    let app = app(&store::lazy(&url)?).into_make_service_with_connect_info::<SocketAddr>();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    Ok(axum::serve(listener, app).await?)
+}
