@@ -187,11 +187,11 @@ impl MemoryStore {
         Self::with_clock(max_keys, Clock::new())
     }
 
-    /// Makes a store that reads a counter with two ticks in a microsecond, as it reads that of the
-    /// processor where tests cannot pause the time.
-    #[cfg(all(test, feature = "cpu-counter"))]
-    pub(crate) fn with_counter(counter: quanta::Clock) -> Self {
-        Self::with_clock(DEFAULT_MAX_KEYS, Clock::of_counter(counter))
+    /// Makes a store that reads the number as it reads the counter of the processor where tests
+    /// cannot pause the time.
+    #[cfg(test)]
+    pub(crate) fn with_counter(counter: &Arc<std::sync::atomic::AtomicU64>) -> Self {
+        Self::with_clock(DEFAULT_MAX_KEYS, Clock::of_number(counter))
     }
 
     #[track_caller]
