@@ -157,12 +157,11 @@ mod counter {
         #[inline]
         fn read(&self) -> u64 {
             #[cfg(test)]
-            let ticks = self.0.load(Relaxed);
+            return self.0.load(Relaxed);
             #[cfg(all(not(test), feature = "cpu-counter", target_arch = "x86_64"))]
-            let ticks = safe_arch::read_timestamp_counter();
+            return safe_arch::read_timestamp_counter();
             #[cfg(not(any(test, all(feature = "cpu-counter", target_arch = "x86_64"))))]
-            let ticks = 0;
-            ticks
+            return 0; // never read: see `of_processor`
         }
 
         /// Reads the counter and tokio's clock at the same instant: the closest of some pairs, as

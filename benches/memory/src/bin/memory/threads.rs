@@ -21,8 +21,9 @@ use tower_ratelimit::{Algorithm, Quota};
 
 use crate::interleaved::Series;
 
-const ROUNDS: usize = 7;
-const ROUND: Duration = Duration::from_millis(200);
+const ROUNDS: usize = 5;
+/// For each thread, so that the scheduler gives all of them their shares.
+const ROUND: Duration = Duration::from_millis(100);
 /// A thread times one check of so many, with one reading of the clock.
 const TIMED: usize = 64;
 
@@ -116,7 +117,7 @@ fn run(subject: &dyn Check, keys: &[String], threads: usize) -> Round {
             (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
         barrier.wait();
         let start = Instant::now();
-        thread::sleep(ROUND);
+        thread::sleep(ROUND * threads as u32);
         is_over.store(true, Ordering::Relaxed);
         let timed = handles.into_iter().map(|handle| handle.join().expect("no panic"));
         let timed: Vec<Vec<u64>> = timed.collect();
