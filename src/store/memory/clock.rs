@@ -154,14 +154,21 @@ mod counter {
             (is_readable && !CAN_PAUSE && is_used_by_kernel()).then(Self::default)
         }
 
+        #[cfg(test)]
+        fn read(&self) -> u64 {
+            self.0.load(Relaxed)
+        }
+
+        #[cfg(all(not(test), feature = "cpu-counter", target_arch = "x86_64"))]
         #[inline]
         fn read(&self) -> u64 {
-            #[cfg(test)]
-            return self.0.load(Relaxed);
-            #[cfg(all(not(test), feature = "cpu-counter", target_arch = "x86_64"))]
-            return safe_arch::read_timestamp_counter();
-            #[cfg(not(any(test, all(feature = "cpu-counter", target_arch = "x86_64"))))]
-            return 0; // never read: see `of_processor`
+            safe_arch::read_timestamp_counter()
+        }
+
+        /// Never called: see [`of_processor`](Self::of_processor).
+        #[cfg(not(any(test, all(feature = "cpu-counter", target_arch = "x86_64"))))]
+        fn read(&self) -> u64 {
+            0
         }
 
         /// Reads the counter and tokio's clock at the same instant: the closest of some pairs, as
