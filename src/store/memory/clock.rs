@@ -5,7 +5,7 @@ use std::{sync::OnceLock, time::Duration};
 
 use tokio::time::Instant;
 
-use self::counter::{Counter, Ticks};
+use self::counter::{Counter, Ticks, micros};
 
 /// Counts microseconds since it was made; by a counter, since the first clock of the process was:
 /// the later ones know its rate at once.
@@ -53,21 +53,15 @@ impl Clock {
     }
 }
 
-#[inline]
-fn micros(time: Duration) -> i64 {
-    (time.as_secs() * 1_000_000 + u64::from(time.subsec_micros())) as i64
-}
-
 /// The counter of the processor, as long as it agrees with tokio's clock.
 mod counter {
     use std::{
         fs,
         sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+        time::Duration,
     };
 
     use tokio::time::Instant;
-
-    use super::micros;
 
     /// The microseconds after which the counter is compared with tokio's clock: the most that a
     /// counter grants by a leap.
@@ -140,6 +134,11 @@ mod counter {
             self.corrected.store(now, Relaxed);
             now
         }
+    }
+
+    #[inline]
+    pub(super) fn micros(time: Duration) -> i64 {
+        (time.as_secs() * 1_000_000 + u64::from(time.subsec_micros())) as i64
     }
 
     /// Reads the counter of the processor; in tests, a number.
@@ -226,10 +225,7 @@ mod counter {
 
     #[cfg(test)]
     mod tests {
-        use std::{
-            sync::{Arc, atomic::AtomicU64},
-            time::Duration,
-        };
+        use std::sync::Arc;
 
         use tokio::time::advance;
 
