@@ -161,12 +161,12 @@ bench: redis-server bench-memory
 BUILD_MEMORY = cargo build --release --manifest-path benches/memory/Cargo.toml --target-dir target/memory
 
 bench-memory: valgrind
-	$(BUILD_MEMORY) --features counter
-	cp target/memory/release/memory target/memory/memory-by-counter
+	$(BUILD_MEMORY) --no-default-features
+	cp target/memory/release/memory target/memory/memory-by-system-clock
 	$(BUILD_MEMORY)
 	target/memory/release/memory $(MEMORY)
 	@echo
-	target/memory/memory-by-counter $(or $(MEMORY),checks threads)
+	target/memory/memory-by-system-clock $(or $(MEMORY),checks threads)
 	@echo
 	target/memory/release/allocations
 	@echo

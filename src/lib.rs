@@ -130,7 +130,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `axum` (default) | [`key::PeerIp`] reads axum's `ConnectInfo<SocketAddr>`, [`key::Route`](struct@key::Route) is its `MatchedPath`, and [`layer::Rejection`] is a response |
-//! | `cpu-counter` | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor, where the kernel does: faster checks |
+//! | `cpu-counter` (default) | [`MemoryStore`](MemoryStore#the-clock-of-the-processor) reads the counter of the processor on x86-64, where the kernel does: faster checks |
 //! | `metrics` | [`observe::metrics`](fn@observe::metrics): counters, gauges and histograms |
 //! | `redis` | [`RedisStore`] |
 //! | `redis-1` | [`RedisStore::from_connection`], for connections of the crate `redis`, version 1.8 or a later 1.x; implies `redis` |

@@ -3,6 +3,12 @@
 /// The results of one measurement, by round.
 pub struct Series(Vec<f64>);
 
+impl From<Vec<f64>> for Series {
+    fn from(rounds: Vec<f64>) -> Self {
+        Self(rounds)
+    }
+}
+
 impl Series {
     pub fn median(&self) -> f64 {
         self.quantile(0.5)

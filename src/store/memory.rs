@@ -59,12 +59,25 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 ///
 /// # The clock of the processor
 ///
-/// Reading the clock of the system takes a third of a check. With the feature `cpu-counter`, the
-/// store reads the counter of the processor instead, where the kernel does so itself: on Linux, if
-/// the clock source is `tsc` on x86-64 or `arch_sys_counter` on AArch64. A program that enables
-/// tokio's feature `test-util` keeps tokio's clock. A counter that differs between processors never
-/// grants units by stepping back. Its rate is measured once, when the first store is made, which
-/// takes up to 200 ms, and differs from that of the system clock by up to 1 in 10,000.
+/// Reading the clock of the system takes up to half of a check. With the feature `cpu-counter`,
+/// which is on by default, the store reads the counter of the processor instead, where the kernel
+/// does so itself: on x86-64, with Linux, if its clock source is `tsc`. Elsewhere the store reads
+/// tokio's clock. So it does in a program that enables tokio's feature `test-util`, whose tests can
+/// pause the time.
+///
+/// The store compares the counter with tokio's clock every 100 ms, and corrects its rate. The two
+/// differ by microseconds, however long the program runs. The first store of a process reads
+/// tokio's clock for 10 ms, and takes no longer to be made.
+///
+/// If the counter leaves tokio's clock by 1 in 1,000, the store reads tokio's clock from then on.
+/// That happens after the machine was suspended, where the time stands still for both clocks or
+/// leaps for the counter alone. It also happens where the counters of two processors differ. Until
+/// the store notices, a leap ahead grants up to 100 ms of a quota early, and nothing in all. A step
+/// back grants nothing, and delays a refill by up to 100 ms. A virtual machine that moves to
+/// another host keeps its counter, or is such a case.
+///
+/// Switch the feature off by `default-features = false` where a program must not read the counter:
+/// in a sandbox that forbids the instruction, or under a recorder of executions.
 ///
 /// # Memory
 ///
@@ -205,11 +218,11 @@ impl MemoryStore {
         Self::with_clock(max_keys, Clock::new())
     }
 
-    /// Makes a store that reads a counter with two ticks in a microsecond, as it reads that of the
-    /// processor where tests cannot pause the time.
-    #[cfg(all(test, feature = "cpu-counter"))]
-    pub(crate) fn with_counter(counter: quanta::Clock) -> Self {
-        Self::with_clock(DEFAULT_MAX_KEYS, Clock::of_counter(counter))
+    /// Makes a store that reads the number as it reads the counter of the processor where tests
+    /// cannot pause the time.
+    #[cfg(test)]
+    pub(crate) fn with_counter(counter: &Arc<std::sync::atomic::AtomicU64>) -> Self {
+        Self::with_clock(DEFAULT_MAX_KEYS, Clock::of_number(counter))
     }
 
     #[track_caller]

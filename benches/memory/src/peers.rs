@@ -21,6 +21,8 @@ use governor::{
 };
 use hashbrown::HashTable;
 use http::{Request, Response, StatusCode};
+use quota::{QuotaPolicy, QuotaPool, RefillRate};
+use throttle_kit::InMemoryBackend;
 use tower::limit::{RateLimit, rate::Rate};
 use tower_governor::{
     GovernorError, GovernorLayer, governor::GovernorConfigBuilder, key_extractor::KeyExtractor,
@@ -72,6 +74,36 @@ impl Check for Limiter {
 impl<C: Clock + Sync> Check for Governor<C> {
     fn check(&self, key: &String) -> bool {
         self.check_key(key).is_ok()
+    }
+}
+
+pub fn quota_pool(quota: Quota) -> QuotaPool {
+    let rate = quota.limit() as f64 / quota.window().as_secs_f64();
+    let policy = QuotaPolicy::new().set_capacity(quota.burst_size() as f64);
+    QuotaPool::new(policy.set_refill_rate(RefillRate::per_sec(rate)), quota.burst_size())
+}
+
+impl Check for QuotaPool {
+    fn check(&self, key: &String) -> bool {
+        // Without the tokens that are left, which `consume` returns.
+        QuotaPool::check(self, key, 1)
+    }
+}
+
+/// throttle-kit's store in memory.
+pub struct ThrottleKit(throttle_kit::RateLimiter<InMemoryBackend>);
+
+impl ThrottleKit {
+    pub fn new(quota: Quota) -> Self {
+        let burst = quota.burst_size() as u32;
+        let quota = throttle_kit::Quota::from_parts(period(quota), burst);
+        Self(throttle_kit::RateLimiter::new(quota, InMemoryBackend::new()))
+    }
+}
+
+impl Check for ThrottleKit {
+    fn check(&self, key: &String) -> bool {
+        crate::ready(self.0.check(key)).allowed
     }
 }
 

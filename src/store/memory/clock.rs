@@ -1,183 +1,194 @@
 //! The clock of the store, in whole microseconds: tokio's, or, with the feature `cpu-counter`, the
-//! counter of the processor. Shards clamp its readings.
+//! counter of the processor, corrected by tokio's. Shards clamp its readings.
 
-use std::{
-    hash::{Hash, Hasher},
-    time::Duration,
-};
+use std::{sync::OnceLock, time::Duration};
 
 use tokio::time::Instant;
 
-/// Counts microseconds since it was made.
+use self::counter::{Counter, Ticks, micros};
+
+/// Counts microseconds since it was made; by a counter, since the first clock of the process was:
+/// the later ones know its rate at once.
 pub(super) struct Clock {
     epoch: Instant,
-    /// The nanoseconds in `epoch`, if they can be read: see [`nanos`].
-    epoch_nanos: Option<i64>,
-    #[cfg(feature = "cpu-counter")]
-    counter: Option<counter::Counter>,
+    counter: Option<Counter>,
 }
 
 impl Clock {
     pub(super) fn new() -> Self {
-        let epoch = Instant::now();
-        Self {
-            epoch,
-            epoch_nanos: readable_nanos(epoch),
-            #[cfg(feature = "cpu-counter")]
-            counter: counter::Counter::new(),
+        static START: OnceLock<(u64, Instant)> = OnceLock::new();
+        match Ticks::of_processor() {
+            Some(ticks) => {
+                let start = *START.get_or_init(|| ticks.beside_instant());
+                Self::of_ticks(ticks, start)
+            }
+            None => Self { epoch: Instant::now(), counter: None },
         }
     }
 
-    /// Returns a clock that reads a counter with two ticks in a microsecond.
-    #[cfg(all(test, feature = "cpu-counter"))]
-    pub(super) fn of_counter(counter: quanta::Clock) -> Self {
-        let counter = Some(counter::Counter::of_mock(counter));
-        Self { counter, ..Self::new() }
+    fn of_ticks(ticks: Ticks, (start, epoch): (u64, Instant)) -> Self {
+        Self { epoch, counter: Some(Counter::new(ticks, start)) }
+    }
+
+    /// Returns a clock whose counter is a number.
+    #[cfg(test)]
+    pub(super) fn of_number(number: &std::sync::Arc<std::sync::atomic::AtomicU64>) -> Self {
+        let ticks = Ticks(number.clone());
+        let start = ticks.beside_instant();
+        Self::of_ticks(ticks, start)
     }
 
     /// Readings of two threads can be out of order: a shard clamps them.
     #[inline]
     pub(super) fn now(&self) -> i64 {
-        #[cfg(feature = "cpu-counter")]
-        if let Some(counter) = &self.counter {
-            return counter.now();
+        match &self.counter {
+            Some(counter) => counter.now().unwrap_or_else(|| counter.correct(self.epoch)),
+            None => micros(self.epoch.elapsed()),
         }
-        self.elapsed()
     }
 
-    /// Returns the time by tokio's clock.
-    #[inline]
-    fn elapsed(&self) -> i64 {
-        let now = Instant::now();
-        if let Some(epoch) = self.epoch_nanos {
-            // An instant of another runtime of a test can be earlier.
-            return ((nanos(now) - epoch) / 1_000).max(0);
-        }
-        let elapsed = now.duration_since(self.epoch);
-        (elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())) as i64
-    }
-
-    /// Returns the instant of a reading. Equal readings have equal instants, except when the two
-    /// clocks have drifted apart by another second.
+    /// Returns the instant of a reading.
     pub(super) fn instant(&self, reading: i64) -> Instant {
-        let drift = ((self.elapsed() - self.now()) as f64 / 1e6).round() * 1e6;
-        self.epoch + Duration::from_micros((reading + drift as i64) as u64)
+        self.epoch + Duration::from_micros(reading as u64)
     }
 }
 
-/// Returns the nanoseconds of an instant since some instant in the past.
-///
-/// The standard library offers only the difference of two instants, which takes a seventh of a
-/// check. The hash of an instant consists of its seconds and nanoseconds, which is not documented:
-/// see [`readable_nanos`].
-#[inline]
-fn nanos(instant: Instant) -> i64 {
-    let mut parts = Parts::default();
-    instant.hash(&mut parts);
-    parts.seconds.wrapping_mul(1_000_000_000).wrapping_add(parts.nanos)
-}
-
-/// Returns the nanoseconds of an instant if those of later instants are later by as much.
-fn readable_nanos(instant: Instant) -> Option<i64> {
-    let first = nanos(instant);
-    // Each bit of the seconds, with nanoseconds that carry over.
-    let are_later = (0..32).all(|bit| {
-        let time = Duration::new(1 << bit, 999_999_999) + Duration::from_nanos(1 << bit);
-        let later = instant.checked_add(time).map(nanos);
-        later.is_none_or(|later| i128::from(later) - i128::from(first) == time.as_nanos() as i128)
-    });
-    let half = Duration::from_nanos(500_000_000);
-    (are_later && nanos(instant + half) == first + 500_000_000).then_some(first)
-}
-
-/// The parts of an instant, as its hash writes them.
-#[derive(Default)]
-struct Parts {
-    seconds: i64,
-    nanos: i64,
-}
-
-impl Hasher for Parts {
-    #[inline]
-    fn write_i64(&mut self, seconds: i64) {
-        self.seconds = seconds;
-    }
-
-    #[inline]
-    fn write_u64(&mut self, seconds: u64) {
-        self.seconds = seconds as i64;
-    }
-
-    #[inline]
-    fn write_u32(&mut self, nanos: u32) {
-        self.nanos = nanos.into();
-    }
-
-    fn write(&mut self, _: &[u8]) {}
-
-    fn finish(&self) -> u64 {
-        0
-    }
-}
-
-/// The counter of the processor, where all parts of it can be trusted.
-#[cfg(feature = "cpu-counter")]
+/// The counter of the processor, as long as it agrees with tokio's clock.
 mod counter {
-    use std::fs;
+    use std::{
+        fs,
+        sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+        time::Duration,
+    };
 
+    use tokio::time::Instant;
+
+    /// The microseconds after which the counter is compared with tokio's clock: the most that a
+    /// counter grants by a leap.
+    const INTERVAL: i64 = 100_000;
+    /// The microseconds after which the rate of the counter is measured first.
+    const FIRST: i64 = 10_000;
+    /// The counter may differ by this part of the time since the last correction, twice as much as
+    /// NTP changes the rate of the system's clock: 1 in ..
+    const TOLERANCE: i64 = 1_000;
+
+    /// Values of [`Counter::corrected`] which no reading follows within the interval.
+    const NEVER: i64 = -INTERVAL;
+    const GIVEN_UP: i64 = i64::MIN;
+
+    /// Counts by the average rate of the ticks since the start: so one number corrects both the
+    /// rate and the reading.
     pub(super) struct Counter {
-        clock: quanta::Clock,
+        ticks: Ticks,
         start: u64,
         /// Microseconds in 2^64 ticks.
-        rate: u64,
+        rate: AtomicU64,
+        /// The reading at the last correction.
+        corrected: AtomicI64,
     }
 
     impl Counter {
-        /// Returns `None` if a test can pause the time, which no counter notices, or if the kernel
-        /// does not use the counter itself.
-        pub(super) fn new() -> Option<Self> {
-            if CAN_PAUSE || !is_used_by_kernel() {
-                return None;
-            }
-            let clock = quanta::Clock::new();
-            let ticks = 1 << 44;
-            let rate = rate(ticks, clock.delta_as_nanos(0, ticks));
-            Some(Self { start: clock.raw(), clock, rate })
+        pub(super) fn new(ticks: Ticks, start: u64) -> Self {
+            Self { ticks, start, rate: AtomicU64::new(0), corrected: AtomicI64::new(NEVER) }
         }
 
-        #[cfg(test)]
-        pub(super) fn of_mock(clock: quanta::Clock) -> Self {
-            Self { start: clock.raw(), clock, rate: 1 << 63 }
+        /// Returns `None` if the counter must be corrected first: also if it is behind the last
+        /// correction, as after a step back.
+        #[inline]
+        pub(super) fn now(&self) -> Option<i64> {
+            let now = self.reading(self.ticks.read());
+            let age = now.wrapping_sub(self.corrected.load(Relaxed));
+            (0..INTERVAL).contains(&age).then_some(now)
         }
 
         #[inline]
-        pub(super) fn now(&self) -> i64 {
-            micros(self.clock.raw().saturating_sub(self.start), self.rate)
+        fn reading(&self, ticks: u64) -> i64 {
+            let ticks = u128::from(ticks.wrapping_sub(self.start));
+            ((ticks * u128::from(self.rate.load(Relaxed))) >> 64) as i64
+        }
+
+        /// Returns the time by tokio's clock, and corrects the counter by it. Gives the counter up
+        /// for good if it has left that clock, as when the machine was suspended.
+        ///
+        /// Another thread may see a new rate beside an old reading, or the reverse. It then comes
+        /// here again, or its reading is as accurate as before.
+        #[cold]
+        #[inline(never)]
+        pub(super) fn correct(&self, epoch: Instant) -> i64 {
+            let last = self.corrected.load(Relaxed);
+            let now = micros(epoch.elapsed());
+            if last == GIVEN_UP || last == NEVER && now < FIRST {
+                return now;
+            }
+            let (ticks, instant) = self.ticks.beside_instant();
+            let elapsed = instant.duration_since(epoch);
+            let now = micros(elapsed);
+            let tolerance = (now - last).max(INTERVAL) / TOLERANCE;
+            if last != NEVER && (self.reading(ticks) - now).abs() > tolerance {
+                self.corrected.store(GIVEN_UP, Relaxed);
+                return now;
+            }
+            let ticks = u128::from(ticks.wrapping_sub(self.start)).max(1);
+            let rate = (elapsed.as_nanos() << 64) / (ticks * 1_000);
+            self.rate.store(rate.try_into().unwrap_or(0), Relaxed);
+            self.corrected.store(now, Relaxed);
+            now
         }
     }
 
-    fn rate(ticks: u64, nanos: u64) -> u64 {
-        (((u128::from(nanos) << 64) / 1_000) / u128::from(ticks)) as u64
+    #[inline]
+    pub(super) fn micros(time: Duration) -> i64 {
+        (time.as_secs() * 1_000_000 + u64::from(time.subsec_micros())) as i64
     }
 
-    /// Rounds down, so that the result is as monotonic as the counter.
-    #[inline]
-    fn micros(ticks: u64, rate: u64) -> i64 {
-        ((u128::from(ticks) * u128::from(rate)) >> 64) as i64
+    /// Reads the counter of the processor; in tests, a number.
+    #[derive(Default)]
+    pub(super) struct Ticks(#[cfg(test)] pub(super) std::sync::Arc<AtomicU64>);
+
+    impl Ticks {
+        /// Returns `None` if a test can pause the time, which no counter notices, or if the kernel
+        /// does not take its time from the counter.
+        pub(super) fn of_processor() -> Option<Self> {
+            let is_readable = cfg!(all(feature = "cpu-counter", target_arch = "x86_64"));
+            (is_readable && !CAN_PAUSE && is_used_by_kernel()).then(Self::default)
+        }
+
+        #[cfg(test)]
+        fn read(&self) -> u64 {
+            self.0.load(Relaxed)
+        }
+
+        #[cfg(all(not(test), feature = "cpu-counter", target_arch = "x86_64"))]
+        #[inline]
+        fn read(&self) -> u64 {
+            safe_arch::read_timestamp_counter()
+        }
+
+        /// Never called: see [`of_processor`](Self::of_processor).
+        #[cfg(not(any(test, all(feature = "cpu-counter", target_arch = "x86_64"))))]
+        fn read(&self) -> u64 {
+            0
+        }
+
+        /// Reads the counter and tokio's clock at the same instant: the closest of some pairs, as
+        /// the thread can lose its processor between the two.
+        pub(super) fn beside_instant(&self) -> (u64, Instant) {
+            let pair = || {
+                let (before, instant) = (self.read(), Instant::now());
+                (self.read().wrapping_sub(before), before, instant)
+            };
+            let closest = (0..3).map(|_| pair()).fold(pair(), |a, b| if b.0 < a.0 { b } else { a });
+            let (width, before, instant) = closest;
+            (before.wrapping_add(width / 2), instant)
+        }
     }
 
     /// Returns whether the kernel takes its time from the counter that this program reads. It has
     /// then found that all processors agree about it, which those of some machines do not: a
-    /// limiter would grant units whenever its thread moves. An emulated processor of another
-    /// architecture sees the file of its host, which has another counter.
+    /// limiter would grant units whenever its thread moves.
     fn is_used_by_kernel() -> bool {
         const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-        let expected = match () {
-            () if cfg!(target_arch = "x86_64") => "tsc",
-            () if cfg!(target_arch = "aarch64") => "arch_sys_counter",
-            () => return false,
-        };
-        fs::read_to_string(SOURCE).is_ok_and(|source| source.trim() == expected)
+        fs::read_to_string(SOURCE).is_ok_and(|source| source.trim() == "tsc")
     }
 
     /// True if tokio has its feature `test-util` in this build, with which a test can pause the
@@ -214,51 +225,121 @@ mod counter {
 
     #[cfg(test)]
     mod tests {
-        use super::*;
+        use std::sync::Arc;
+
+        use tokio::time::advance;
+
+        use super::{super::Clock, *};
+
+        const SECOND: Duration = Duration::from_secs(1);
+        const HZ: f64 = 2_593_907_123.0;
+
+        /// A counter, and the clock of a store that reads it.
+        struct Both {
+            number: Arc<AtomicU64>,
+            clock: Clock,
+            /// The time by the counter, in seconds.
+            time: f64,
+        }
+
+        impl Both {
+            fn new() -> Self {
+                let number = Arc::new(AtomicU64::new(1 << 63));
+                let clock = Clock::of_number(&number);
+                Self { number, clock, time: 0.0 }
+            }
+
+            /// Passes the time in steps, with a counter that is `ppm` faster.
+            async fn pass(&mut self, time: Duration, step: Duration, ppm: f64) {
+                let mut left = time;
+                while !left.is_zero() {
+                    let step = step.min(left);
+                    self.leap(step.as_secs_f64() * (1.0 + ppm / 1e6));
+                    advance(step).await;
+                    self.clock.now();
+                    left -= step;
+                }
+            }
+
+            fn leap(&mut self, seconds: f64) {
+                self.time += seconds;
+                let ticks = (self.time * HZ) as i64 as u64;
+                self.number.store((1_u64 << 63).wrapping_add(ticks), Relaxed);
+            }
+
+            /// Returns by how many microseconds the clock is ahead of tokio's.
+            fn ahead(&self) -> i64 {
+                self.clock.now() - micros(self.clock.epoch.elapsed())
+            }
+
+            fn is_given_up(&self) -> bool {
+                self.clock.counter.as_ref().unwrap().corrected.load(Relaxed) == GIVEN_UP
+            }
+        }
 
         #[test]
         fn a_build_with_test_util_keeps_the_clock_that_tests_pause() {
             const { assert!(CAN_PAUSE) };
-            assert!(Counter::new().is_none());
+            assert!(Ticks::of_processor().is_none());
         }
 
-        #[test]
-        fn ticks_become_whole_microseconds_rounded_down() {
-            // 2.5 ticks per nanosecond.
-            let rate = rate(5 << 40, 2 << 40);
-            for (ticks, expected) in [(0, 0), (2_499, 0), (2_501, 1), (5_001, 2)] {
-                assert_eq!(micros(ticks, rate), expected);
+        #[tokio::test(start_paused = true)]
+        async fn a_minute_measures_the_rate_of_the_counter_to_1_ppm() {
+            let mut both = Both::new();
+            let mut random = fastrand::Rng::with_seed(1);
+            while both.clock.epoch.elapsed() < 60 * SECOND {
+                both.pass(SECOND / 100, SECOND, 0.0).await;
+                // Each pair of readings is up to a microsecond apart.
+                let late = random.f64() / 1e6;
+                both.leap(late);
+                both.clock.now();
+                both.leap(-late);
             }
-            // After a hundred years, still to the microsecond.
-            let year = 365 * 86_400 * 1_000_000_u64;
-            let hundred = micros(100 * year * 2_500, rate);
-            assert!(hundred.abs_diff(100 * year as i64) <= 1_000, "{hundred}");
+            let rate = both.clock.counter.as_ref().unwrap().rate.load(Relaxed) as f64;
+            let ppm = (rate / (2_f64.powi(64) * 1e6 / HZ) - 1.0) * 1e6;
+            assert!(ppm.abs() < 1.0, "{ppm}");
         }
-    }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_nanoseconds_of_an_instant_can_be_read() {
-        let now = Instant::now();
-        // Elsewhere, the clock computes the difference of two instants.
-        if cfg!(unix) {
-            assert!(readable_nanos(now).is_some());
-            for time in [0, 1, 999, 1_000, 999_999_999, 1_000_000_000, 86_400_000_000_001] {
-                assert_eq!(nanos(now + Duration::from_nanos(time)) - nanos(now), time as i64);
+        #[tokio::test(start_paused = true)]
+        async fn the_clock_agrees_with_tokios_timers_after_an_hour() {
+            for step in [SECOND / 20, SECOND / 3, 3_600 * SECOND] {
+                let mut both = Both::new();
+                both.pass(SECOND, SECOND / 50, 0.0).await;
+                // NTP corrects the system's clock meanwhile.
+                both.pass(3_600 * SECOND, step, 200.0).await;
+                assert!(!both.is_given_up());
+                both.pass(SECOND / 11, SECOND / 11, 200.0).await;
+                assert!(both.ahead().abs() <= 20, "{} us", both.ahead());
+                let [now, instant] = [Instant::now(), both.clock.instant(both.clock.now())];
+                assert!(now.max(instant) - now.min(instant) <= 20 * SECOND / 1_000_000);
             }
         }
-    }
 
-    #[test]
-    fn both_ways_to_read_the_clock_agree() {
-        let clock = Clock::new();
-        let by_difference = Clock { epoch_nanos: None, ..Clock::new() };
-        let drift = (clock.epoch.max(by_difference.epoch) - clock.epoch).as_micros() as i64;
-        let [first, other, last] = [clock.elapsed(), by_difference.elapsed(), clock.elapsed()];
-        assert!(first - 1 <= other + drift && other + drift <= last + 1);
+        #[tokio::test(start_paused = true)]
+        async fn a_counter_that_leaps_is_followed_for_an_interval_at_most() {
+            // A suspended machine, another machine, and processors whose counters differ.
+            for leap in [3_600.0, 1.0, 0.2, 0.05, 0.001, -0.001, -0.05, -0.2, -1.0, -1e4, -1e12] {
+                let mut both = Both::new();
+                both.pass(SECOND, SECOND / 500, 50.0).await;
+                both.leap(leap);
+                let mut latest = 0;
+                for _ in 0..300 {
+                    let ahead = both.ahead();
+                    assert!(ahead.abs() < INTERVAL, "{leap}: {ahead}");
+                    latest = latest.max(both.clock.now());
+                    both.pass(SECOND / 1_000, SECOND, 50.0).await;
+                }
+                assert!(both.is_given_up(), "{leap}");
+                assert_eq!(both.ahead(), 0);
+                assert!(both.clock.now() > latest, "{leap}: the time stands still");
+            }
+        }
+
+        #[tokio::test(start_paused = true)]
+        async fn a_counter_is_not_read_before_its_rate_is_known() {
+            let mut both = Both::new();
+            both.pass(SECOND / 100, SECOND / 1_000, 900_000.0).await;
+            assert_eq!(both.ahead(), 0);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of the shards, which the public interface does not expose.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
 };
@@ -160,21 +160,50 @@ async fn a_reading_that_is_older_than_the_last_one_grants_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_counter_that_differs_between_processors_grants_nothing() {
-    let (clock, mock) = quanta::Clock::mock();
-    let limiter = limiter("a", &MemoryStore::with_counter(clock), Quota::per_second(10).burst(1));
-    // Two ticks in a microsecond: a thread moves between counters that are 40 ms apart.
-    let difference = 2 * 40_000_u64;
-    mock.increment(difference);
-    assert!(limiter.check("alice").await.unwrap().is_allowed());
-    for _ in 0..10 {
-        mock.decrement(difference);
-        let denied = limiter.check("alice").await.unwrap();
-        assert_eq!(denied.retry_after(), Some(Duration::from_millis(100)));
-        mock.increment(difference);
-        assert!(!limiter.check("alice").await.unwrap().is_allowed());
+    let counter = Arc::default();
+    let limiter =
+        limiter("a", &MemoryStore::with_counter(&counter), Quota::per_second(10).burst(1));
+    pass(&counter, 1_000).await;
+    for difference in [40, 100, 2_000] {
+        assert!(limiter.check("alice").await.unwrap().is_allowed());
+        for _ in 0..10 {
+            // The thread moves between two processors.
+            counter.fetch_sub(2_000 * difference, Ordering::Relaxed);
+            let denied = limiter.check("alice").await.unwrap();
+            assert_eq!(denied.retry_after(), Some(Duration::from_millis(100)));
+            counter.fetch_add(2_000 * difference, Ordering::Relaxed);
+            assert!(!limiter.check("alice").await.unwrap().is_allowed());
+        }
+        pass(&counter, 100).await;
     }
-    mock.increment(2 * 100_000_u64);
-    assert!(limiter.check("alice").await.unwrap().is_allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_counter_that_leaps_ahead_grants_a_tenth_of_a_second_early_and_nothing_more() {
+    for (leap, early) in [(50, 5), (99, 9), (101, 0), (3_600_000, 0)] {
+        let counter = Arc::default();
+        let limiter = limiter("a", &MemoryStore::with_counter(&counter), Quota::per_second(100));
+        pass(&counter, 1_000).await;
+        assert!(limiter.check("alice").cost(100).await.unwrap().is_allowed());
+        counter.fetch_add(2_000 * leap, Ordering::Relaxed);
+        let mut admitted = 0;
+        for millis in 0..=500 {
+            while limiter.check("alice").await.unwrap().is_allowed() {
+                admitted += 1;
+            }
+            assert!(admitted <= early + millis / 10, "{leap}, after {millis} ms");
+            pass(&counter, 1).await;
+        }
+        assert_eq!(admitted, 50, "{leap}");
+    }
+}
+
+/// Passes the time of tokio, and of a counter with two ticks in a microsecond.
+async fn pass(counter: &AtomicU64, millis: u64) {
+    for _ in 0..millis {
+        counter.fetch_add(2_000, Ordering::Relaxed);
+        tokio::time::advance(Duration::from_millis(1)).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

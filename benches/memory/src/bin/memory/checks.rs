@@ -1,16 +1,11 @@
-//! Checks: in one thread, in two, and with many keys.
+//! Checks in one thread, and with many keys.
 
-use std::{
-    hint::black_box,
-    sync::Barrier,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{hint::black_box, time::Instant};
 
 use governor::clock::{DefaultClock, MonotonicClock};
 use memory::{
     NEVER, ONE, QUICK, SLOW, limiter,
-    peers::{Approximate, Check, Least, governor},
+    peers::{Approximate, Check, Least, ThrottleKit, governor, quota_pool},
     shuffled_keys,
 };
 use tower_ratelimit::{Algorithm, Quota};
@@ -24,11 +19,13 @@ const ROUNDS: usize = 21;
 const PASSES: usize = 5;
 
 /// The names of the subjects, in the order of [`in_turns`].
-const SUBJECTS: [&str; 7] = [
+const SUBJECTS: [&str; 9] = [
     "token bucket",
     "fixed window",
     "governor",
     "governor, system clock",
+    "quota",
+    "throttle-kit",
     "pingora-limits",
     "the least possible",
     "the least possible, counter",
@@ -74,20 +71,6 @@ pub(super) fn print_checks() {
             nanos(PASSES * keys.len(), || (0..PASSES).for_each(|_| pass(&subject, &keys)))
         });
         println!("    {label:<28} {:6.1}", series.median());
-    }
-}
-
-pub(super) fn print_threads() {
-    println!();
-    println!("A check in 2 threads: ns by the clock of the wall, median of {ROUNDS}");
-    for (label, count, quota) in
-        [("10,000 keys", 10_000, SLOW), ("denied", 10_000, ONE), ("one key", 1, SLOW)]
-    {
-        let keys = shuffled_keys(count);
-        // Shorter runs end before the scheduler has moved one of the threads.
-        let passes = 500_000 / count;
-        let all = in_turns(quota, |subject| in_threads(subject, &keys, passes, 2));
-        print(label, &all);
     }
 }
 
@@ -155,8 +138,10 @@ fn in_turns(quota: Quota, measure: impl Fn(&dyn Check) -> f64) -> [Series; SUBJE
         1 => measure(&limiter(Algorithm::fixed_window(), quota)),
         2 => measure(&governor(quota, DefaultClock::default())),
         3 => measure(&governor(quota, MonotonicClock)),
-        4 => measure(&Approximate::new(quota)),
-        5 => measure(&Least::new(quota)),
+        4 => measure(&quota_pool(quota)),
+        5 => measure(&ThrottleKit::new(quota)),
+        6 => measure(&Approximate::new(quota)),
+        7 => measure(&Least::new(quota)),
         _ => measure(&Least::with_counter(quota)),
     })
 }
@@ -172,26 +157,4 @@ fn print(label: &str, all: &[Series; SUBJECTS.len()]) {
 
 fn pass(subject: &dyn Check, keys: &[String]) {
     subject.check_all(keys);
-}
-
-/// Checks all keys in each thread, each beginning with another key.
-fn in_threads(subject: &dyn Check, keys: &[String], passes: usize, threads: usize) -> f64 {
-    pass(subject, keys);
-    let barrier = &Barrier::new(threads);
-    let run = |thread: usize| {
-        let (tail, head) = keys.split_at(thread * keys.len() / threads);
-        barrier.wait();
-        let start = Instant::now();
-        for _ in 0..passes {
-            pass(subject, head);
-            pass(subject, tail);
-        }
-        start.elapsed()
-    };
-    let slowest = thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
-        let times = handles.into_iter().map(|handle| handle.join().expect("no panic"));
-        times.max().unwrap_or(Duration::ZERO)
-    });
-    slowest.as_nanos() as f64 / (passes * keys.len()) as f64
 }

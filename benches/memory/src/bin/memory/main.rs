@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! make bench-memory                  # all measurements
-//! make bench-memory MEMORY=layers    # one of: checks, threads, tails, keys, observers, layers
+//! make bench-memory MEMORY=layers    # one of: checks, threads, keys, observers, layers
 //! ```
 
 #[path = "../../../../support/interleaved.rs"]
@@ -13,23 +13,24 @@ mod interleaved;
 mod checks;
 mod layers;
 mod observers;
-mod tails;
+mod threads;
 
 use std::{env, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};
 
 fn main() {
-    let parts: [(&str, fn()); 6] = [
+    let parts: [(&str, fn()); 5] = [
         ("checks", checks::print_checks),
-        ("threads", checks::print_threads),
-        ("tails", tails::print_tails),
+        ("threads", threads::print_threads),
         ("keys", checks::print_keys),
         ("observers", observers::print_observers),
         ("layers", layers::print_layers),
     ];
     if cfg!(feature = "counter") {
-        println!("With the feature `cpu-counter`, where the kernel itself reads the counter:");
+        println!("With the feature `cpu-counter`, as by default:");
+    } else {
+        println!("Without the feature `cpu-counter`:");
     }
     let words: Vec<_> = env::args().skip(1).collect();
     for (name, print) in &parts {
