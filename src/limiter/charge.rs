@@ -479,7 +479,8 @@ impl Charge {
     /// Decides about all limits.
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
         if let Some(part) = self.only_part() {
-            return part.limiter.decide(part.action(action), &part.key, part.cost(), max_wait);
+            let action = Part::action(action, part.holds());
+            return part.limiter.decide(action, &part.key, part.cost(), max_wait);
         }
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
         let mut versions = PerLimit::new();
@@ -513,10 +514,11 @@ impl Charge {
                 return Err(Error::DifferentStores);
             }
             let version = &versions[index];
-            holds |= part.is_estimate || !version.spends;
+            let is_held = part.is_estimate || !version.spends;
+            holds |= is_held;
             wait = version.resolve(max_wait).max(wait);
             reservable = version.resolve(MaxWait::LONGEST).min(reservable);
-            let action = part.action(action);
+            let action = Part::action(action, is_held);
             let limit = limiter.request(version, action, &part.key, part.cost(), MaxWait::NONE)?;
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
@@ -548,9 +550,10 @@ impl Part {
         self.is_estimate || self.limiter.only_holds()
     }
 
-    /// Returns the action of a request on this part.
-    fn action(&self, action: Action) -> Action {
-        if action == Action::Check && self.holds() { Action::HOLD } else { action }
+    /// Returns the action of a request on a part.
+    #[inline]
+    fn action(action: Action, is_held: bool) -> Action {
+        if is_held && action == Action::Check { Action::HOLD } else { action }
     }
 
     fn cost(&self) -> u64 {

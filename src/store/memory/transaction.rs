@@ -24,9 +24,8 @@ impl MemoryStore {
         loop {
             combined.replies.clear();
             let mut transaction = Transaction::new(self);
-            transaction.lock(limits);
             let mut requests = PerLimit::new();
-            transaction.write_requests(request, &mut requests);
+            transaction.lock(request, &mut requests);
             let has_room = !action.commits() || transaction.take_slots(&mut slots);
             let step = |limit, it: &_| transaction.step(limit, it, action);
             let looked = combined.look(&requests, has_room, step);
@@ -92,12 +91,12 @@ impl<'a> Transaction<'a> {
         Self { store, now: 0, keys, fresh, shards }
     }
 
-    /// Locks the shards of the keys, and finds the keys.
-    fn lock(&mut self, limits: &'a [LimitRequest<'a>]) {
+    /// Locks the shards of the keys, finds the keys, and writes the requests to the engine.
+    fn lock(&mut self, request: &StoreRequest<'a>, requests: &mut PerLimit<EngineRequest>) {
         let Self { store, now, keys, fresh, shards } = self;
         let MemoryStore(inner) = *store;
         let mut wanted = 0_u64;
-        for limit in limits {
+        for limit in request.limits {
             let hash = store.hash(limit.settings, limit.key.as_bytes());
             let (shard, place) = (store.shard_index(hash), KeyPlace::Fresh(0));
             wanted |= 1 << shard;
@@ -118,6 +117,7 @@ impl<'a> Transaction<'a> {
             *shard = (wanted & ((1 << *shard) - 1)).count_ones() as usize;
             let shard = &mut shards[*shard].1;
             shard.latest = *now;
+            requests.push(shard.request(request, limit, *now));
             *place = match shard.find_bucket(*hash, settings, key) {
                 Some(bucket) => KeyPlace::Bucket(bucket),
                 None => {
@@ -125,13 +125,6 @@ impl<'a> Transaction<'a> {
                     KeyPlace::Fresh(fresh.len() - 1)
                 }
             };
-        }
-    }
-
-    /// Writes the requests to the engine.
-    fn write_requests(&mut self, request: &StoreRequest<'_>, to: &mut PerLimit<EngineRequest>) {
-        for LockedKey { limit, shard, .. } in &self.keys {
-            to.push(self.shards[*shard].1.request(request, limit, self.now));
         }
     }
 
