@@ -133,7 +133,8 @@ impl AnyLimiter {
                     mem::forget(outcome.replace(decided));
                     None
                 };
-                limiter.decide_then(Action::Check, key, cost, max_wait, done, Some)
+                let later = limiter.decide_then(Action::Check, key, cost, max_wait, done, Some);
+                later?.unless_ready(outcome)
             }
             _ => {
                 let action = if self.only_holds() { Action::HOLD } else { Action::Check };
