@@ -220,11 +220,8 @@ impl Limiter {
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
         let key = key.into();
         let answer = self.store().reset(&self.current().settings, &key);
-        let result = answer.await;
-        if let Err(error) = &result {
-            report_failed(self.observers(), self.name(), "reset", error);
-        }
-        result?;
+        let report = |error: &_| report_failed(self.observers(), self.name(), "reset", error);
+        answer.await.inspect_err(report)?;
         self.report_change(&Event::Reset { limiter: self.name(), key: &key });
         Ok(())
     }

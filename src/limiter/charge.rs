@@ -417,16 +417,14 @@ impl Charge {
     /// them at a time since the costs were checked.
     #[inline]
     pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
-        if !receipts.may_hold() {
-            return Ok(());
-        }
+        let mut parts = self.parts.iter().enumerate();
         let is_held = |index: usize| matches!(receipts.get(index), Receipt::Hold(..));
-        match self.parts.iter().enumerate().find(|(index, _)| is_held(*index)) {
-            Some((_, part)) => {
-                Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() })
-            }
-            None => Ok(()),
+        if receipts.may_hold()
+            && let Some((_, part)) = parts.find(|(index, _)| is_held(*index))
+        {
+            return Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() });
         }
+        Ok(())
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {

@@ -1,5 +1,5 @@
-//! The first stage: the key and the price of a request, from its head, for the `Bill` that goes with
-//! it to its response. Rules and key extractors are in `rule.rs` and `extractor.rs`.
+//! The first stage: the key and the price of a request, from its head, for the `Bill`, which goes
+//! with it to its response. Rules and key extractors are in `rule.rs` and `extractor.rs`.
 
 use std::{fmt, sync::Arc};
 
