@@ -88,12 +88,8 @@ where
 {
     pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
         let (head, rest) = P::split(request);
-        Self {
-            stage: Stage::Admitting { head: Some(head), rest: Some(rest), step: Step::Arrived },
-            inner,
-            bill: Bill::exempt(),
-            shared,
-        }
+        let (head, rest, step) = (Some(head), Some(rest), Step::Arrived);
+        Self { stage: Stage::Admitting { head, rest, step }, inner, bill: Bill::exempt(), shared }
     }
 }
 
@@ -186,7 +182,8 @@ impl<P: ProtocolBase> Shared<P> {
     /// Takes what the request holds for the service, which is called now.
     #[inline]
     fn begin(&self, bill: &mut Bill) {
-        let may_hold = || bill.outcome.as_ref().is_some_and(|it| it.receipts.may_hold());
+        let outcome = bill.outcome.as_ref();
+        let may_hold = || outcome.is_some_and(|outcome| outcome.receipts.may_hold());
         if self.protocol.shares_holds() || self.protocol.learns() || may_hold() {
             self.hold(bill);
         }

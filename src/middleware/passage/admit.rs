@@ -159,7 +159,8 @@ impl<P: ProtocolBase> Shared<P> {
         if let Some(answer) = self.ask(MaxWait::NONE, bill) {
             return self.wait(bill, answer, MaxWait::NONE, None);
         }
-        let is_allowed = bill.outcome.as_ref().is_some_and(|it| it.decision.is_allowed());
+        let outcome = bill.outcome.as_ref();
+        let is_allowed = outcome.is_some_and(|outcome| outcome.decision.is_allowed());
         if is_allowed { Ok(None) } else { Err(None) }
     }
 
