@@ -29,13 +29,15 @@ mod token_bucket;
 
 use std::{fmt, str::FromStr, time::Duration};
 
+#[cfg(any(test, feature = "redis"))]
+pub(crate) use self::combine::combine;
 #[cfg(feature = "redis")]
 pub(crate) use self::hold::{HoldAction, HoldChange, HoldReply};
 #[cfg(feature = "redis")]
 pub(crate) use self::table::{SOURCES, ScriptSource};
 pub(crate) use self::{
     block::LONGEST_BLOCK,
-    combine::{Combined, PerLimit, combine},
+    combine::{Combined, PerLimit},
     core::Core,
     hold::{HoldReceipt, Lifetime},
     request::{Action, EngineReply, EngineRequest, Release, units},

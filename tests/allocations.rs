@@ -154,6 +154,22 @@ fn a_check_of_up_to_four_limits_allocates_nothing() {
     }
 }
 
+#[test]
+fn a_charge_of_two_limits_is_made_without_an_allocation() {
+    let [one, two] = limiters(["one", "two"]);
+    let check = || {
+        let charges = [
+            Charge::new(&one, "ada").also(&two),
+            Charge::new(&one, "bea").and(Charge::new(&two, "all")),
+        ];
+        for charge in charges {
+            assert!(charge.check().now().unwrap().is_allowed());
+        }
+    };
+    check();
+    assert_eq!(measure(check).count_total, 0);
+}
+
 #[tokio::test]
 async fn a_check_that_a_remembered_denial_answers_allocates_nothing() {
     let server = server::RedisServer::start();

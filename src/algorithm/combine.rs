@@ -18,42 +18,70 @@ pub(crate) struct Combined {
 
 /// Decides about several limits. All of them admit the request or none, and it waits as long as the
 /// longest wait of a limit. `step` decides about one of them.
-#[inline]
+#[cfg(any(test, feature = "redis"))]
 pub(crate) fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
 ) -> Combined {
     let mut combined = Combined { replies: PerLimit::new(), binding: 0 };
-    let Combined { replies, binding } = &mut combined;
-    let (mut wait, mut excess) = (0, Some(0));
-    // Looks at all limits without a change. Units that are spent for one limit do not wait for
-    // another.
-    for (limit, request) in requests.iter().enumerate() {
-        if !request.action.can_be_denied() {
-            replies.push(EngineReply::uncounted(request.now));
-            continue;
-        }
-        let peek = step(limit, &EngineRequest { action: Action::Peek, ..*request });
-        if peek.admitted {
-            wait = peek.wait.unwrap_or(0).max(wait);
-        } else if is_longer(peek.wait, excess) {
-            (excess, *binding) = (peek.wait, limit);
-        }
-        replies.push(peek);
-    }
-    let admitted = excess == Some(0);
-    let admission = Admission { admitted, wait: if admitted { Some(wait) } else { excess } };
-    let mut least = (i64::MAX, 0);
-    for ((limit, request), reply) in requests.iter().enumerate().zip(replies) {
-        let wait = reply.wait.unwrap_or(0);
-        let resolved = request.action.can_be_denied().then_some(admission);
-        *reply = step(limit, &EngineRequest { admission: resolved, ..*request });
-        let rank = (reply.remaining, -wait);
-        if admitted && rank < least {
-            (*binding, least) = (limit, rank);
-        }
-    }
+    let looked = combined.look(requests, true, &mut step);
+    combined.commit(requests, looked, step);
     combined
+}
+
+impl Combined {
+    /// Looks at the limits without a change. If no other one denies or waits, and `may_commit`, the
+    /// last one decides. Returns the decision, and the number of limits that have looked only.
+    #[inline]
+    pub(crate) fn look(
+        &mut self,
+        requests: &[EngineRequest],
+        may_commit: bool,
+        mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
+    ) -> (Admission, usize) {
+        let (mut wait, mut excess, mut looked) = (0, Some(0), requests.len());
+        for (limit, request) in requests.iter().enumerate() {
+            // Units that are spent for one limit do not wait for another.
+            if !request.action.can_be_denied() {
+                self.replies.push(EngineReply::uncounted(request.now));
+                continue;
+            }
+            let decides = may_commit && (wait, excess) == (0, Some(0)) && limit + 1 == looked;
+            looked -= usize::from(decides);
+            let action = if decides { request.action } else { Action::Peek };
+            let reply = step(limit, &EngineRequest { action, ..*request });
+            if reply.admitted {
+                wait = reply.wait.unwrap_or(0).max(wait);
+            } else if is_longer(reply.wait, excess) {
+                (excess, self.binding) = (reply.wait, limit);
+            }
+            self.replies.push(reply);
+        }
+        let admitted = excess == Some(0);
+        (Admission { admitted, wait: if admitted { Some(wait) } else { excess } }, looked)
+    }
+
+    /// Decides about each limit that has looked only.
+    #[inline]
+    pub(crate) fn commit(
+        &mut self,
+        requests: &[EngineRequest],
+        (admission, looked): (Admission, usize),
+        mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
+    ) {
+        let mut least = (i64::MAX, 0);
+        for (limit, (request, reply)) in requests.iter().zip(&mut self.replies).enumerate() {
+            let wait = reply.wait.unwrap_or(0);
+            if limit < looked {
+                let admission = request.action.can_be_denied().then_some(admission);
+                *reply = step(limit, &EngineRequest { admission, ..*request });
+            }
+            let rank = (reply.remaining, -wait);
+            if admission.admitted && rank < least {
+                (self.binding, least) = (limit, rank);
+            }
+        }
+    }
 }
 
 /// Returns whether a wait is longer than another one. An unknown wait is the longest.

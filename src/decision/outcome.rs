@@ -55,15 +55,12 @@ impl Outcome {
         action: Action,
         age: f64,
     ) -> Self {
-        let mut decision = None;
         let mut receipts = Receipts::NONE;
         for (index, (limit, reply)) in limits.clone().zip(replies).enumerate() {
             receipts.add(index, Receipt::new(limit.algorithm, reply, action));
-            if index == binding {
-                decision = Some(Decision::new(limit, *reply, age).of_limit(binding));
-            }
         }
-        let mut decision = decision.expect("a limit binds");
+        let limit = limits.clone().nth(binding).expect("a limit binds");
+        let mut decision = Decision::new(limit, replies[binding], age).of_limit(binding);
         if counts {
             let count = |(limit, reply): (Policy, &_)| Count::new(limit.limit.name, reply);
             decision = decision.with_counts(limits.zip(replies).map(count).collect());
@@ -118,6 +115,12 @@ impl Receipts {
                 self.each = Some(Box::new(before.chain([receipt]).collect()));
             }
         }
+    }
+
+    /// Returns whether a request may hold units.
+    #[inline]
+    pub(crate) fn may_hold(&self) -> bool {
+        self.each.is_some() || matches!(self.shared, Receipt::Hold(..))
     }
 
     /// Forgets the holds, which are kept elsewhere.

@@ -178,15 +178,8 @@ impl Waiter {
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Acquire<'a, K> {
-    call: Call<'a, K, Decision>,
-    max_wait: Duration,
-}
-
-impl<'a, K> Acquire<'a, K> {
-    #[inline]
-    pub(super) fn new(call: Call<'a, K, Decision>, max_wait: Duration) -> Self {
-        Self { call, max_wait }
-    }
+    pub(super) call: Call<'a, K, Decision>,
+    pub(super) max_wait: Duration,
 }
 
 /// The key is moved before it is used.

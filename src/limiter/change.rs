@@ -2,18 +2,14 @@
 
 use std::time::Duration;
 
-use super::{
-    handle::Limiter,
-    max_wait::MaxWait,
-    report::{report_key_changed, reported_failure},
-};
+use super::{handle::Limiter, max_wait::MaxWait};
 use crate::{
     algorithm::{Action, LONGEST_BLOCK, micros},
     decision::KeyState,
     error::Error,
     keys::Key,
-    observe::Event,
-    store::{Reporting, Store, StoreRequest},
+    observe::{Event, log},
+    store::{Store, report_failed},
 };
 
 impl Limiter {
@@ -101,7 +97,7 @@ impl Limiter {
         if n == 0 {
             return self.peek(key).await;
         }
-        let outcome = self.decide(action, key, n, MaxWait::DEFAULT).await?;
+        let outcome = self.decide(action, key, n, MaxWait::NONE).await?;
         self.call_line_after(action, key);
         Ok(KeyState::changed(outcome.decision))
     }
@@ -169,7 +165,7 @@ impl Limiter {
     ) -> Result<KeyState, Error> {
         let key = key.into();
         let micros = (micros(duration) as i64).min(LONGEST_BLOCK);
-        let state = self.change_block(Action::Block { duration: micros }, &key).await?;
+        let state = self.change(Action::Block { duration: micros }, &key, 1).await?;
         self.report_change(&Event::Blocked { limiter: self.name(), key: &key, duration });
         Ok(state)
     }
@@ -206,20 +202,9 @@ impl Limiter {
     /// ```
     pub async fn unblock(&self, key: impl Into<Key<'_>>) -> Result<KeyState, Error> {
         let key = key.into();
-        let state = self.change_block(Action::Unblock, &key).await?;
+        let state = self.change(Action::Unblock, &key, 1).await?;
         self.report_change(&Event::Unblocked { limiter: self.name(), key: &key });
         Ok(state)
-    }
-
-    async fn change_block(&self, action: Action, key: &Key<'_>) -> Result<KeyState, Error> {
-        let answer = {
-            let version = self.current();
-            let limit = self.request(&version, action, key, 1, MaxWait::NONE)?;
-            self.store().decide(&StoreRequest::new(action, &[limit], Reporting::Each))
-        };
-        let decision = answer.await?.decision;
-        self.call_line_after(action, key);
-        Ok(KeyState::changed(decision))
     }
 
     /// Calls the line of a key after an action that can return units. Over Redis, the store does.
@@ -266,13 +251,14 @@ impl Limiter {
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
         let key = key.into();
         let answer = self.store().reset(&self.current().settings, &key);
-        let (name, observers) = (self.static_name(), self.observers());
-        reported_failure(observers, name, "reset", answer).await?;
+        let report = |error: &_| report_failed(self.observers(), self.name(), "reset", error);
+        answer.await.inspect_err(report)?;
         self.report_change(&Event::Reset { limiter: self.name(), key: &key });
         Ok(())
     }
 
     fn report_change(&self, event: &Event<'_>) {
-        report_key_changed(self.observers(), event);
+        self.observers().report(event);
+        log::key_changed(event);
     }
 }

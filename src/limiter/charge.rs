@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
@@ -18,7 +18,10 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Observers,
-    store::{LimitRequest, Released, Reporting, Store, StoreFuture, StoreRequest, report_decided},
+    store::{
+        AnyStore, LimitRequest, Released, Reporting, Store, StoreFuture, StoreRequest,
+        report_decided,
+    },
 };
 
 /// The charge of a request: its limits, keys and costs.
@@ -111,7 +114,7 @@ pub struct Charge {
 }
 
 /// One limit needs no allocation.
-type Parts = SmallVec<[Part; 1]>;
+type Parts = SmallVec<[Part; 2]>;
 
 #[derive(Clone, Debug)]
 struct Part {
@@ -156,7 +159,7 @@ impl Charge {
 
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
         let part = Part { limiter, key: key.into_owned(), cost, is_estimate: false };
-        Self { parts: Parts::from([part]), one_key: true, counts: false }
+        Self { parts: smallvec![part], one_key: true, counts: false }
     }
 
     /// Creates an empty charge: the request is not counted.
@@ -327,8 +330,9 @@ impl Charge {
     /// # }
     /// ```
     pub fn of(&self, limiter: &str) -> Self {
-        let parts = self.parts.iter().filter(|part| part.limiter.name() == limiter);
-        self.of_parts(parts.cloned().collect())
+        let mut charge = self.clone();
+        charge.parts.retain(|part| part.limiter.name() == limiter);
+        charge
     }
 
     /// Returns whether the charge is empty.
@@ -490,11 +494,11 @@ impl Charge {
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`
     /// if one of the limiters has no such fallback.
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
-        let parts = self.parts.iter().map(|part| {
-            let limiter = part.limiter.own().ok()?.fallback(fraction)?.into_limiter();
-            Some(Part { limiter, ..part.clone() })
-        });
-        Some(self.of_parts(parts.collect::<Option<_>>()?))
+        let mut charge = self.clone();
+        for part in charge.parts.iter_mut() {
+            part.limiter = part.limiter.own().ok()?.fallback(fraction)?.into_limiter();
+        }
+        Some(charge)
     }
 
     /// Returns whether the costs are such that all limits can grant them.
@@ -507,7 +511,8 @@ impl Charge {
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.parts.first()?;
-        Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
+        let settings = &part.limiter.own().ok()?.current().settings;
+        Some(Decision::uncounted(settings.policy(part.cost())))
     }
 
     /// Returns the units that a request has taken, in the background, if possible.
@@ -522,11 +527,6 @@ impl Charge {
             part.limiter.release_in_background(&part.key, &receipt, part.cost())
         });
         released.collect()
-    }
-
-    /// Returns the charge with other parts.
-    fn of_parts(&self, parts: Parts) -> Self {
-        Self { parts, ..*self }
     }
 
     /// Returns the part of a charge to one limiter.
@@ -553,16 +553,6 @@ impl Charge {
         self.parts
             .iter()
             .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
-    }
-
-    /// Returns the same with the index of each limit in the charge.
-    pub(super) fn own_parts_with_index(
-        &self,
-    ) -> impl Iterator<Item = (usize, &Limiter, &Key<'static>, u64)> {
-        self.parts.iter().enumerate().filter_map(|(index, part)| {
-            let limiter = part.limiter.own().ok()?;
-            Some((index, limiter, &part.key, part.cost()))
-        })
     }
 
     /// Returns the parts of [`own_parts`](Self::own_parts) whose units are held.
@@ -596,14 +586,16 @@ impl Charge {
 
     /// Returns an error if an admitted request, which has no permit, holds units: a limit counts
     /// them at a time since the costs were checked.
+    #[inline]
     pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
+        let mut parts = self.parts.iter().enumerate();
         let is_held = |index: usize| matches!(receipts.get(index), Receipt::Hold(..));
-        match self.parts.iter().enumerate().find(|(index, _)| is_held(*index)) {
-            Some((_, part)) => {
-                Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() })
-            }
-            None => Ok(()),
+        if receipts.may_hold()
+            && let Some((_, part)) = parts.find(|(index, _)| is_held(*index))
+        {
+            return Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() });
         }
+        Ok(())
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
@@ -625,27 +617,19 @@ impl Charge {
     }
 
     /// Removes the limits with a cost of 0.
-    pub(crate) fn without_free_limits(self) -> Self {
-        if self.parts.iter().all(|part| part.cost != Some(0)) {
-            return self;
-        }
-        self.of_parts(self.parts.iter().filter(|part| part.cost != Some(0)).cloned().collect())
+    pub(crate) fn without_free_limits(mut self) -> Self {
+        self.parts.retain(|part| part.cost != Some(0));
+        self
     }
 
     /// Returns whether instants can be reserved.
     pub(super) fn reserves(&self) -> bool {
-        self.one_key && !self.holds_units() && self.limiters().all(AnyLimiter::reserves)
+        self.one_key && !self.holds_units() && self.limiters().all(|limiter| limiter.own().is_ok())
     }
 
     /// Resolves a wait in microseconds: the longest of all limits.
     pub(crate) fn resolve(&self, max_wait: MaxWait) -> u64 {
         self.limiters().map(|limiter| limiter.resolve(max_wait)).max().unwrap_or_default()
-    }
-
-    /// Bounds a wait by the longest one that all limits can reserve.
-    fn reservable(&self, max_wait: MaxWait) -> MaxWait {
-        let longest = self.limiters().map(|limiter| limiter.resolve(MaxWait::LONGEST));
-        MaxWait::UpTo(longest.fold(self.resolve(max_wait), u64::min))
     }
 
     /// Returns the instant until which a denied request retries; `None` if it makes a reservation
@@ -663,39 +647,48 @@ impl Charge {
 
     /// Decides about all limits.
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
-        match self.only_part() {
-            Some(part) => {
-                part.limiter.decide(part.action(action), &part.key, part.cost(), max_wait)
+        if let Some(part) = self.only_part() {
+            let action = Part::action(action, part.holds());
+            return part.limiter.decide(action, &part.key, part.cost(), max_wait);
+        }
+        // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
+        let mut versions = PerLimit::new();
+        self.own_parts().for_each(|(limiter, ..)| versions.push(limiter.current()));
+        let mut limits = PerLimit::new();
+        match self.write_limits(action, max_wait, &versions, &mut limits) {
+            Ok((store, reporting)) => {
+                let request = StoreRequest::new(action, &limits, reporting);
+                store.decide(&StoreRequest { counts: self.counts, ..request })
             }
-            None => {
-                let answer = self.decide_together(action, max_wait);
-                answer.unwrap_or_else(|error| StoreFuture::ready(Err(error)))
-            }
+            Err(error) => StoreFuture::ready(Err(error)),
         }
     }
 
-    fn decide_together(
-        &self,
+    /// Writes the requests to the limits. Returns their store, and which answers are reported.
+    #[inline(always)]
+    fn write_limits<'a>(
+        &'a self,
         action: Action,
         max_wait: MaxWait,
-    ) -> Result<StoreFuture<Outcome>, Error> {
-        let reporting = Reporting::of_waiting(self.can_wait_for_holds(max_wait));
-        let limiter = self.limiters().next().ok_or(Error::NoLimits)?.own()?;
-        let max_wait = if self.reserves() { self.reservable(max_wait) } else { MaxWait::NONE };
-        let names = limiter.store().names();
-        // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
-        let mut versions: PerLimit<Current<'_>> = PerLimit::new();
-        for part in &self.parts {
-            versions.push(part.limiter.own()?.current());
-        }
-        let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
-        for (part, version) in self.parts.iter().zip(&versions) {
+        versions: &'a [Current<'a>],
+        limits: &mut PerLimit<LimitRequest<'a>>,
+    ) -> Result<(&'a AnyStore, Reporting), Error> {
+        let Some(first) = self.parts.first() else { return Err(Error::NoLimits) };
+        let store = first.limiter.own()?.store();
+        let names = store.names();
+        let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
+        for (index, part) in self.parts.iter().enumerate() {
             let limiter = part.limiter.own()?;
-            if !limiter.store().names().is_same(names) {
+            if index > 0 && !limiter.store().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
-            let action = part.action(action);
-            let limit = limiter.request(version, action, &part.key, part.cost(), max_wait)?;
+            let version = &versions[index];
+            let is_held = part.is_estimate || !version.spends;
+            holds |= is_held;
+            wait = version.resolve(max_wait).max(wait);
+            reservable = version.resolve(MaxWait::LONGEST).min(reservable);
+            let action = Part::action(action, is_held);
+            let limit = limiter.request(version, action, &part.key, part.cost(), MaxWait::NONE)?;
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
@@ -703,9 +696,11 @@ impl Charge {
             }
             limits.push(limit);
         }
-        let request = StoreRequest::new(action, &limits, reporting);
-        let request = StoreRequest { counts: self.counts, ..request };
-        Ok(limiter.store().decide(&request))
+        if self.one_key && !holds {
+            limits.iter_mut().for_each(|limit| limit.max_wait = wait.min(reservable));
+        }
+        let waits = (max_wait.is_asked_for() || holds) && wait > 0;
+        Ok((store, Reporting::of_waiting(waits)))
     }
 
     /// Reports a decision about the charge that its store has not reported.
@@ -724,9 +719,10 @@ impl Part {
         self.is_estimate || self.limiter.only_holds()
     }
 
-    /// Returns the action of a request on this part.
-    fn action(&self, action: Action) -> Action {
-        if action == Action::Check && self.holds() { Action::HOLD } else { action }
+    /// Returns the action of a request on a part.
+    #[inline]
+    fn action(action: Action, is_held: bool) -> Action {
+        if is_held && action == Action::Check { Action::HOLD } else { action }
     }
 
     fn cost(&self) -> u64 {

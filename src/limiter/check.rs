@@ -255,7 +255,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// ```
     #[inline]
     pub fn max_wait(self, max_wait: Duration) -> Acquire<'a, K> {
-        Acquire::new(self.call, max_wait)
+        Acquire { call: self.call, max_wait }
     }
 
     /// Decides in code that cannot await: each store must be a

@@ -9,15 +9,15 @@ use super::{
     backoff::Backoff,
     failure_policy::FailurePolicy,
     max_wait::MaxWait,
-    report::{report_released, report_settings},
+    report::report_released,
     version::{Current, Version, Versions},
 };
 use crate::{
     algorithm::{Action, Algorithm, HoldReceipt, Kind, Params},
-    decision::{Outcome, Policy, Receipt, Source},
+    decision::{Outcome, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
-    observe::LimiterObservers,
+    observe::{Event, LimiterObservers, log},
     quota::Quota,
     store::{
         AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Released,
@@ -218,14 +218,10 @@ impl Limiter {
     /// # }
     /// ```
     pub fn with_quota(&self, quota: Quota) -> Result<Self, ConfigError> {
-        let Inner { store, taken, observers, .. } = &*self.0;
         let known = self.current();
         let settings = known.settings.changed(known.settings.algorithm, quota)?;
-        let mut limiter = Self::assemble(store.clone(), taken.clone(), settings, observers.clone());
-        if let Some(inner) = Arc::get_mut(&mut limiter.0) {
-            inner.backoff = self.0.backoff.clone();
-        }
-        Ok(limiter.on_failure(self.0.on_failure).hold_lifetime(self.0.hold_lifetime))
+        let versions = Versions::new(Version::new(settings));
+        Ok(Self(Arc::new(Inner { versions, ..(*self.0).clone() })))
     }
 
     /// Changes the quota of this limiter, of its clones, and of the layers and charges that hold
@@ -289,9 +285,11 @@ impl Limiter {
     /// Calls the requests that wait, and reports the old and the new settings. Wakers and observers
     /// can call anything.
     pub(crate) fn settings_changed(&self, change: [Arc<Settings>; 2]) {
-        self.lines().limiter_changed(self.name());
+        let (limiter, observers) = (self.name(), self.observers());
+        self.lines().limiter_changed(limiter);
         let [from, to] = change.map(|settings| (settings.algorithm, settings.quota));
-        report_settings(self.observers(), self.name(), from, to);
+        observers.report(&Event::SettingsChanged { limiter, from, to });
+        log::settings_changed(limiter, from, to);
     }
 
     /// Creates a limiter with a failure policy, which shares the name and the counts of this one.
@@ -477,10 +475,6 @@ impl Limiter {
         self.current().settings.params
     }
 
-    pub(super) fn policy(&self, cost: u64) -> Policy {
-        self.current().settings.policy(cost)
-    }
-
     pub(super) fn store(&self) -> &AnyStore {
         &self.0.store
     }
@@ -642,11 +636,6 @@ impl Limiter {
         let (settings, observers) = (&self.current().settings, &self.0.observers);
         let ended = EndedHold { settings, algorithm, observers, key, receipt, units, used };
         self.0.store.end_hold(&ended);
-    }
-
-    /// Returns whether units can be held.
-    pub(super) fn can_hold(&self) -> bool {
-        self.params().can_hold()
     }
 
     /// Returns whether units are only held.

@@ -121,10 +121,6 @@ impl Charge {
     pub fn hold(&self) -> Hold<'_, Key<'static>> {
         Hold { call: Call::Charge(self, None), max_wait: Duration::ZERO }
     }
-
-    fn check_estimate(&self) -> Result<(), Error> {
-        if self.holds_units() { Ok(()) } else { Err(Error::NoEstimate) }
-    }
 }
 
 /// A call that holds units, made by [`Limiter::hold`] or [`Charge::hold`]: a future of an
@@ -252,8 +248,8 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         } else {
             return this.call.poll_rest(cx);
         };
-        if let Err(error) = charge.check_estimate() {
-            return Poll::Ready(Err(error));
+        if !charge.holds_units() {
+            return Poll::Ready(Err(Error::NoEstimate));
         }
         if waits {
             let max_wait = MaxWait::up_to(this.max_wait);

@@ -9,7 +9,6 @@ use super::{
     admission::{Admission, Guard},
     charge::Charge,
     handle::{KeptHold, Limiter},
-    report::{report_hold_began, report_hold_ended},
     target::AnyLimiter,
 };
 use crate::{
@@ -17,6 +16,7 @@ use crate::{
     decision::{Decision, Outcome, Receipt, Receipts},
     error::Error,
     keys::Key,
+    observe::Event,
 };
 
 /// Units that are held, for a cost that is known later. A permit that is dropped counts as used: a
@@ -292,7 +292,8 @@ impl AnyLimiter {
 impl Charge {
     /// Returns the units that an admitted request holds.
     pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
-        let held = self.own_parts_with_index().filter_map(|(index, limiter, key, units)| {
+        // A foreign limiter shares no charge.
+        let held = self.own_parts().enumerate().filter_map(|(index, (limiter, key, units))| {
             let Receipt::Hold(receipt, algorithm) = receipts.get(index) else { return None };
             Some(HeldUnits::new(limiter, key.clone(), units, receipt, algorithm))
         });
@@ -407,7 +408,8 @@ impl HeldUnits {
         let hold = Some(limiter.keep_hold(&key, units, receipt, algorithm));
         let held = Self { limiter: limiter.clone(), key, units, used_at_drop: units, hold };
         // Its drop ends the hold if an observer panics.
-        report_hold_began(limiter.observers(), limiter.name(), &held.key, units);
+        let (limiter, observers) = (limiter.name(), limiter.observers());
+        observers.report(&Event::HoldBegan { limiter, key: &held.key, held: units });
         held
     }
 
@@ -433,9 +435,10 @@ impl HeldUnits {
     #[inline]
     fn end(&mut self, used: u64) {
         if let Some(hold) = self.hold.take() {
-            let Self { limiter, key, units, .. } = self;
-            limiter.end_hold(hold, key, *units, used);
-            report_hold_ended(limiter.observers(), limiter.name(), key, [*units, used]);
+            let Self { limiter, key, units: held, .. } = &*self;
+            limiter.end_hold(hold, key, *held, used);
+            let (limiter, observers) = (limiter.name(), limiter.observers());
+            observers.report(&Event::HoldEnded { limiter, key, held: *held, used });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The targets of a charge: limiters of this crate, and limiters in a foreign format, which the
 //! rest of the crate reaches through [`ChargeTarget`] alone. It knows no charges.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, mem, sync::Arc};
 
 use super::{
     handle::{DEFAULT_MAX_PER_KEY, Limiter},
@@ -78,10 +78,7 @@ impl AnyLimiter {
 
     /// Returns the quota, if it is known before a decision.
     pub(crate) fn quota(&self) -> Option<Quota> {
-        match &self.0 {
-            Kind::Own(limiter) => Some(limiter.quota()),
-            Kind::Foreign(_) => None,
-        }
+        self.own().ok().map(Limiter::quota)
     }
 
     /// Returns the limiter, if its store can decide about several limiters together.
@@ -126,15 +123,23 @@ impl AnyLimiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-    ) -> StoreFuture<Outcome> {
+        outcome: &mut Option<Outcome>,
+    ) -> Option<StoreFuture<Outcome>> {
         match &self.0 {
             // With a constant action, most of a decision is left out.
             Kind::Own(limiter) if !limiter.only_holds() => {
-                let action = Action::Check;
-                limiter.decide_then(action, key, cost, max_wait, StoreFuture::from, |it| it)
+                let done = |decided| {
+                    // Not assigned: the drop of the value before, which is none, takes a copy.
+                    mem::forget(outcome.replace(decided));
+                    None
+                };
+                let later = limiter.decide_then(Action::Check, key, cost, max_wait, done, Some);
+                later?.unless_ready(outcome)
             }
-            Kind::Own(_) => self.decide(Action::HOLD, key, cost, max_wait),
-            Kind::Foreign(_) => self.decide(Action::Check, key, cost, max_wait),
+            _ => {
+                let action = if self.only_holds() { Action::HOLD } else { Action::Check };
+                self.decide(action, key, cost, max_wait).unless_ready(outcome)
+            }
         }
     }
 
@@ -158,10 +163,7 @@ impl AnyLimiter {
     /// Returns whether a request of this process may wait to check again, for whatever key.
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
-        match &self.0 {
-            Kind::Own(limiter) => !limiter.lines().is_empty(),
-            Kind::Foreign(_) => true,
-        }
+        self.own().map_or(true, |limiter| !limiter.lines().is_empty())
     }
 
     /// Returns whether each answer is there at once.
@@ -172,18 +174,13 @@ impl AnyLimiter {
 
     /// Returns whether units can be held.
     pub(super) fn can_hold(&self) -> bool {
-        matches!(&self.0, Kind::Own(limiter) if limiter.can_hold())
+        matches!(&self.0, Kind::Own(limiter) if limiter.params().can_hold())
     }
 
     /// Returns whether units are only held.
     #[inline]
     pub(crate) fn only_holds(&self) -> bool {
         matches!(&self.0, Kind::Own(limiter) if limiter.only_holds())
-    }
-
-    /// Returns whether instants can be reserved.
-    pub(super) fn reserves(&self) -> bool {
-        matches!(self.0, Kind::Own(_))
     }
 
     /// Resolves a wait in microseconds: at most the longest that is possible.
@@ -197,10 +194,7 @@ impl AnyLimiter {
 
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
-        match &self.0 {
-            Kind::Own(limiter) => limiter.default_max_waiting(),
-            Kind::Foreign(_) => DEFAULT_MAX_PER_KEY,
-        }
+        self.own().map_or(DEFAULT_MAX_PER_KEY, Limiter::default_max_waiting)
     }
 
     pub(crate) fn spawn_background(&self, task: BackgroundTask) {

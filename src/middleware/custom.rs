@@ -109,12 +109,15 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
     }
 
     fn respond(&self, response: Res, bill: &mut Bill) -> Res {
+        let mut holds = bill.holds.take();
+        // After the holds: if the closure panics, what the request holds ends after its response.
+        let response = response;
         // The drop ends what is not settled.
-        if let Some(mut holds) = bill.holds.take()
+        if let Some(holds) = &mut holds
             && let Some(settle_by) = &self.settle_by
             && let Some(usage) = settle_by(&response)
         {
-            usage.settle(&mut holds);
+            usage.settle(holds);
         }
         response
     }

@@ -136,6 +136,8 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
 
     #[inline(always)]
     fn respond(&self, response: Response<ResBody>, bill: &mut Bill) -> Self::Response {
+        // Before the body: if a closure panics, what the request holds ends after its body.
+        let mut holds = bill.holds.take();
         let (mut head, body) = response.into_parts();
         let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
         if let Some((decision, charge)) = bill.counted()
@@ -144,8 +146,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
             self.headers.add(&mut head.headers, decision, charge);
         }
         self.add_extension(&mut head.extensions, bill);
-        let holds = bill.holds.take();
-        let guard = holds.and_then(|holds| self.guard(holds, &head, is_charged));
+        let guard = if holds.is_none() { None } else { self.guard(&mut holds, &head, is_charged) };
         Response::from_parts(head, ResponseBody::service(body, guard))
     }
 
@@ -223,19 +224,19 @@ impl Http {
     #[inline(never)]
     fn guard(
         &self,
-        mut holds: Box<RequestHolds>,
+        found: &mut Option<Box<RequestHolds>>,
         head: &response::Parts,
         is_charged: bool,
     ) -> Option<BodyGuard> {
+        let holds = found.as_mut()?;
         if !is_charged {
             holds.end_spent(|_| 0);
         } else if !self.settles() {
             holds.end_spent(|held| held);
         }
-        match &self.settle_by {
-            Some(make_meter) => BodyGuard::metered(holds, make_meter, head),
-            None => BodyGuard::unmetered(holds, head.status),
-        }
+        let make_meter = self.settle_by.as_ref().filter(|_| holds.is_open());
+        let meter = make_meter.map(|make_meter| make_meter(head));
+        BodyGuard::new(found.take()?, meter, head)
     }
 
     fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {

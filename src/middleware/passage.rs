@@ -8,10 +8,9 @@
 //! | the readiness of the service, and its call | here |
 //! | the response, and the end of what the request holds | `settle.rs`; `http.rs`, `custom.rs` |
 //!
-//! The request takes a `Bill` (`bill.rs`) along.
+//! The request takes a `Bill` along.
 
 mod admit;
-mod bill;
 mod price;
 mod settle;
 mod wait;
@@ -26,13 +25,13 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use self::bill::{Step, TAKEN};
+use self::price::{Step, TAKEN};
 pub(crate) use self::{
     admit::Shared,
     price::{IntoMatch, Pricing, matcher},
     settle::{Expects, RequestHolds},
 };
-pub use self::{bill::Bill, settle::Settle};
+pub use self::{price::Bill, settle::Settle};
 use crate::{
     limiter::{Holds, Learning},
     middleware::protocol::{Protocol, ProtocolBase, Rejected},
@@ -115,8 +114,8 @@ where
                 Some(verdict) => verdict,
                 None => ready!(shared.go_on(cx, head, step, bill)),
             };
-            if let Err(mut rejection) = verdict
-                && shared.rejects(&mut rejection, bill)
+            if let Err(reason) = verdict
+                && let Some(rejection) = shared.rejection(reason, bill)
             {
                 let found = head.as_ref().expect(TAKEN);
                 let rejected = shared.protocol.reject(rejection, found, &bill.charge);
@@ -183,7 +182,9 @@ impl<P: ProtocolBase> Shared<P> {
     /// Takes what the request holds for the service, which is called now.
     #[inline]
     fn begin(&self, bill: &mut Bill) {
-        if self.protocol.shares_holds() || self.protocol.learns() || bill.may_hold() {
+        let outcome = bill.outcome.as_ref();
+        let may_hold = || outcome.is_some_and(|outcome| outcome.receipts.may_hold());
+        if self.protocol.shares_holds() || self.protocol.learns() || may_hold() {
             self.hold(bill);
         }
     }

@@ -220,6 +220,16 @@ impl<T> StoreFuture<T> {
             _ => None,
         }
     }
+
+    /// Writes an answer that is there at once into `slot`, else returns itself.
+    #[inline]
+    pub(crate) fn unless_ready(self, slot: &mut Option<T>) -> Option<Self> {
+        match self {
+            Self::Ready(Some(Ok(answer))) => *slot = Some(answer),
+            later => return Some(later),
+        }
+        None
+    }
 }
 
 impl<T> From<T> for StoreFuture<T> {

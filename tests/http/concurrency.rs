@@ -294,6 +294,36 @@ async fn a_place_is_free_after_the_body_of_the_response_is_dropped_however_it_en
 }
 
 #[tokio::test]
+async fn a_place_is_free_after_the_response_is_dropped_if_a_closure_panics() {
+    let limiter = concurrency(1);
+    let works = Works::of(&limiter);
+    let by_meter = layer(&limiter).settle_by(|_| -> Usage { panic!("as intended") });
+    let by_head = layer(&limiter).charge_when(|_| panic!("as intended"));
+    for layer in [by_meter, by_head] {
+        let begun = works.clone();
+        let service = layer.layer(service_fn(move |_: Request<Body>| {
+            let work = begun.begin();
+            let frames = tokio_stream::iter([Ok::<_, BoxError>(Frame::data(Bytes::new()))]);
+            let frames = frames.map(move |frame| {
+                let _work = &work;
+                frame
+            });
+            ready(Ok::<_, Infallible>(Response::new(StreamBody::new(frames))))
+        }));
+        assert!(tokio::spawn(service.oneshot(get(&[]))).await.is_err());
+        assert_eq!((works.take(), works.held_now()), (vec![1], 0));
+    }
+
+    let layer = RateLimitLayer::custom(&limiter, key::Global, |_, _: &u32| None);
+    let layer = layer.settle_by(|_: &Option<Work>| panic!("as intended"));
+    let begun = works.clone();
+    let service =
+        layer.layer(service_fn(move |_: u32| ready(Ok::<_, Infallible>(Some(begun.begin())))));
+    assert!(tokio::spawn(service.oneshot(1)).await.is_err());
+    assert_eq!((works.take(), works.held_now()), (vec![1], 0));
+}
+
+#[tokio::test]
 async fn a_rejection_says_that_the_time_is_unknown() {
     let limiter = concurrency(2);
     let dialects = [Headers::Draft11, Headers::XRateLimit];

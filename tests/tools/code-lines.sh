@@ -5,7 +5,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-git ls-files 'src/*.rs' 'crates/*/src/*.rs' | grep -v -e '/tests/' -e 'tests\.rs$' | xargs awk '
+# Modules of tests with another name.
+tests() {
+  git ls-files 'src/*.rs' 'crates/*/src/*.rs' | xargs awk '
+    is_test && sub(/^mod /, "") { sub(/;$/, ""); name = FILENAME; sub(/\.rs$/, "", name)
+                                  print name "/" $0 ".rs" }
+    { is_test = /^#\[cfg\(test\)\]$/ }'
+}
+
+git ls-files 'src/*.rs' 'crates/*/src/*.rs' | grep -v -e '/tests/' -e 'tests\.rs$' | grep -vxFf <(tests) | xargs awk '
   FNR == 1 { storey = FILENAME; in_tests = 0; sub(/^src\//, "", storey); sub(/\.rs$/, "", storey)
              sub(/^crates\//, "", storey); sub(/\/src\/.*/, "", storey)
              if (match(storey, /^store\/(memory|redis)/)) storey = substr(storey, 1, RLENGTH)

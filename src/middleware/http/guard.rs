@@ -13,7 +13,7 @@ use std::{
 use http::{StatusCode, header::CONTENT_LENGTH, response};
 use http_body::{Body, Frame};
 
-use super::meter::{MakeMeter, Meter};
+use super::meter::Meter;
 use crate::{
     middleware::passage::{Expects, RequestHolds},
     sync::get_mut,
@@ -41,26 +41,23 @@ pub(crate) struct MeteredHolds {
 }
 
 impl BodyGuard {
-    /// Returns the guard of a response, unless nothing is held any more. Ends what is held
-    /// immediately if the connection becomes a tunnel.
-    #[inline]
-    pub(super) fn unmetered(holds: Box<RequestHolds>, status: StatusCode) -> Option<Self> {
-        let goes_on = holds.is_open() && !is_tunnel(&holds, status);
-        goes_on.then(|| Self::Unmetered(holds))
-    }
-
-    /// Returns the guard of a response with a meter, as [`unmetered`](Self::unmetered) does.
-    pub(super) fn metered(
+    /// Returns the guard of what lasts as long as the body; `None` if nothing does. In a tunnel,
+    /// another protocol follows.
+    pub(super) fn new(
         holds: Box<RequestHolds>,
-        make_meter: &MakeMeter,
+        meter: Option<Box<dyn Meter>>,
         head: &response::Parts,
     ) -> Option<Self> {
-        if !holds.is_open() {
-            return None;
-        }
-        let is_tunnel = is_tunnel(&holds, head.status);
-        let metered = Box::new(MeteredHolds::new(holds, make_meter, head, is_tunnel));
-        (!is_tunnel).then(|| Self::Metered(metered))
+        let is_tunnel = head.status == StatusCode::SWITCHING_PROTOCOLS
+            || holds.expects == Expects::Tunnel && head.status.is_success();
+        let goes_on = holds.is_open() && !is_tunnel;
+        let guard = match meter {
+            Some(meter) => {
+                Self::Metered(Box::new(MeteredHolds::new(holds, meter, head, is_tunnel)))
+            }
+            None => Self::Unmetered(holds),
+        };
+        goes_on.then_some(guard)
     }
 
     /// Shows a polled frame to the meter. Breaks if it is the last one: a server need not poll
@@ -91,16 +88,10 @@ impl BodyGuard {
     }
 }
 
-/// Returns whether the connection becomes a tunnel with this response.
-fn is_tunnel(holds: &RequestHolds, status: StatusCode) -> bool {
-    status == StatusCode::SWITCHING_PROTOCOLS
-        || holds.expects == Expects::Tunnel && status.is_success()
-}
-
 impl MeteredHolds {
     fn new(
         holds: Box<RequestHolds>,
-        make_meter: &MakeMeter,
+        meter: Box<dyn Meter>,
         head: &response::Parts,
         is_tunnel: bool,
     ) -> Self {
@@ -109,7 +100,7 @@ impl MeteredHolds {
         let length = head.headers.get(CONTENT_LENGTH);
         let left = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let is_complete = is_tunnel || has_no_body || left == Some(0);
-        let meter = Some(Mutex::new(make_meter(head)));
+        let meter = Some(Mutex::new(meter));
         Self { holds, meter, left, is_complete: AtomicBool::new(is_complete) }
     }
 

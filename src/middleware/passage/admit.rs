@@ -3,7 +3,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use super::bill::{Bill, Step, TAKEN};
+use super::price::{Bill, Step, TAKEN};
 use crate::{
     algorithm::Action,
     decision::Outcome,
@@ -41,7 +41,15 @@ pub(crate) struct Shared<P> {
 
 /// The result of admission: nothing if the request proceeds, a `Waiter` if it waits, or the reason
 /// of its rejection.
-pub(super) type Verdict = Result<Option<Box<Waiter>>, Rejection>;
+pub(super) type Verdict = Result<Option<Box<Waiter>>, Reason>;
+
+/// Why a request is rejected; `None` if it is denied: the bill has the decision. Boxed, because a
+/// verdict is moved with each request.
+pub(super) type Reason = Option<Box<Rejection>>;
+
+pub(super) fn reason(rejection: Rejection) -> Reason {
+    Some(Box::new(rejection))
+}
 
 impl<P: ProtocolBase> Shared<P> {
     pub(crate) fn new(protocol: P) -> Self {
@@ -85,17 +93,10 @@ impl<P: ProtocolBase> Shared<P> {
     /// else returns the answer.
     #[inline]
     pub(super) fn ask(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
-        let answer = match (self.limiter(), &bill.units) {
-            (Some(limiter), Some((key, cost))) => limiter.admit(key, *cost, max_wait),
-            _ => bill.charge.decide(Action::Check, max_wait),
-        };
-        match answer {
-            StoreFuture::Ready(Some(Ok(outcome))) => {
-                // Not assigned: the drop of the value before, which is none, takes another copy.
-                mem::forget(bill.outcome.replace(outcome));
-                None
-            }
-            answer => Some(answer),
+        let Bill { units, charge, outcome, .. } = bill;
+        match (self.limiter(), units) {
+            (Some(limiter), Some((key, cost))) => limiter.admit(key, *cost, max_wait, outcome),
+            _ => charge.decide(Action::Check, max_wait).unless_ready(outcome),
         }
     }
 
@@ -106,17 +107,18 @@ impl<P: ProtocolBase> Shared<P> {
         head: &mut Option<P::Head>,
         step: &mut Step<P::Head>,
         bill: &mut Bill,
-    ) -> Option<Result<(), Rejection>> {
+    ) -> Option<Result<(), Reason>> {
         let Step::Arrived = step else { return None };
         let pricing = self.protocol.pricing();
         let found = head.as_ref().expect(TAKEN);
         let verdict = match pricing.price(found, bill) {
+            Ok(true) => self.admit(found, bill),
             Ok(false) => {
                 let found = head.take().expect(TAKEN);
                 *step = Step::Pricing(pricing.look_up(found));
                 return None;
             }
-            priced => self.admit(found, priced.map(drop), bill),
+            Err(error) => Err(reason(Rejection::Request(error))),
         };
         match verdict {
             Ok(None) => Some(Ok(())),
@@ -124,22 +126,16 @@ impl<P: ProtocolBase> Shared<P> {
                 *step = Step::Waiting(waiter);
                 None
             }
-            Err(rejection) => Some(Err(rejection)),
+            Err(reason) => Some(Err(reason)),
         }
     }
 
     /// Admits or denies a request that is priced.
     #[inline]
-    pub(super) fn admit(
-        &self,
-        head: &P::Head,
-        priced: Result<(), RequestError>,
-        bill: &mut Bill,
-    ) -> Verdict {
-        priced.map_err(Rejection::Request)?;
+    pub(super) fn admit(&self, head: &P::Head, bill: &mut Bill) -> Verdict {
         if self.protocol.holds_costs() {
             let charge = mem::replace(self.charge(bill), Charge::exempt());
-            bill.charge = charge.estimate_all()?;
+            bill.charge = charge.estimate_all().map_err(|error| reason(error.into()))?;
         }
         if bill.is_exempt() {
             return Ok(None);
@@ -163,10 +159,9 @@ impl<P: ProtocolBase> Shared<P> {
         if let Some(answer) = self.ask(MaxWait::NONE, bill) {
             return self.wait(bill, answer, MaxWait::NONE, None);
         }
-        match bill.outcome.take_if(|outcome| !outcome.decision.is_allowed()) {
-            None => Ok(None),
-            Some(denied) => Err(Rejection::Denied(denied.decision)),
-        }
+        let outcome = bill.outcome.as_ref();
+        let is_allowed = outcome.is_some_and(|outcome| outcome.decision.is_allowed());
+        if is_allowed { Ok(None) } else { Err(None) }
     }
 
     /// Decides about a request that waits for up to `max_wait`, if there is room for it.
@@ -228,7 +223,8 @@ impl<P: ProtocolBase> Shared<P> {
             || decision.waits_for_holds()
             || decision.is_blocked() && self.charge(bill).holds_units();
         if !waits {
-            return Err(Rejection::Denied(outcome.decision));
+            bill.outcome = Some(outcome);
+            return Err(None);
         }
         let slot = slot.or_else(|| self.wait_queue.enter(self.charge(bill)));
         if slot.is_some() {
@@ -257,24 +253,26 @@ impl<P: ProtocolBase> Shared<P> {
         Ok(Some(Box::new(waiter.wait_slot(slot))))
     }
 
-    /// Returns whether a request is rejected. In a dry run it proceeds.
-    pub(super) fn rejects(&self, rejection: &mut Rejection, bill: &mut Bill) -> bool {
-        if let Rejection::Request(RequestError::Misconfigured { message: error }) = rejection {
-            log::misconfigured(&self.misconfigured, error);
+    /// Returns the rejection of a request; `None` in a dry run, in which it proceeds.
+    pub(super) fn rejection(&self, reason: Reason, bill: &mut Bill) -> Option<Rejection> {
+        if let Some(Rejection::Request(RequestError::Misconfigured { message })) = reason.as_deref()
+        {
+            log::misconfigured(&self.misconfigured, message);
         }
         if self.dry_run {
-            if let Rejection::Denied(decision) = rejection {
-                bill.outcome = Some(Outcome::of_nothing(decision.clone()));
-            }
-            return false;
+            return None;
         }
-        self.report(rejection, bill);
-        if let Rejection::Denied(decision) = rejection
+        let mut rejection = match reason {
+            Some(reason) => *reason,
+            None => Rejection::Denied(bill.outcome.take().expect("a denial").decision),
+        };
+        self.report(&rejection, bill);
+        if let Rejection::Denied(decision) = &mut rejection
             && self.retry_jitter > 0.0
         {
             decision.delay_retry(self.retry_jitter * random_fraction());
         }
-        true
+        Some(rejection)
     }
 
     /// Reports a rejection to the observers of the limiter and of the layer.

@@ -1,12 +1,13 @@
-//! The first stage: the key and the price of a request, from its head. Rules and key extractors are
-//! in `rule.rs` and `extractor.rs`.
+//! The first stage: the key and the price of a request, from its head, for the `Bill`, which goes
+//! with it to its response. Rules and key extractors are in `rule.rs` and `extractor.rs`.
 
 use std::{fmt, sync::Arc};
 
-use super::bill::Bill;
+use super::settle::RequestHolds;
 use crate::{
+    decision::{Decision, Outcome},
     keys::Key,
-    limiter::{AnyLimiter, Charge, IntoLimiter},
+    limiter::{AnyLimiter, Charge, IntoLimiter, Learning, VendorState, Waiter},
     middleware::{
         extractor::KeyExtractor,
         rejection::{MissingKey, RequestError},
@@ -14,6 +15,8 @@ use crate::{
         watch::watched,
     },
 };
+
+pub(super) const TAKEN: &str = "polled after completion";
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
      charge for requests without a key from the rule";
@@ -25,6 +28,55 @@ pub(crate) fn matcher<H, M: IntoMatch>(
     matches: impl Fn(&H) -> M + Send + Sync + 'static,
 ) -> Matcher<H> {
     Arc::new(move |head| matches(head).into_match())
+}
+
+/// The way of a request to the service.
+pub enum Step<H> {
+    Arrived,
+    /// The rule looks up the charge of the head.
+    Pricing(Lookup<H>),
+    Waiting(Box<Waiter>),
+    /// The request is admitted, but the service was not ready.
+    Admitted,
+}
+
+/// What a request is charged, the decision, and what the request has taken.
+#[derive(Debug)]
+pub struct Bill {
+    /// The units of one key of the layer's limiter. A charge is made of them only if it is needed,
+    /// which saves copies.
+    pub(super) units: Option<(Key<'static>, u64)>,
+    /// Exempt if it was not made of the units.
+    pub(super) charge: Charge,
+    /// `None` before the decision, and if the request proceeds without one.
+    pub(super) outcome: Option<Outcome>,
+    /// What the request holds. The drop ends it, as used.
+    pub(crate) holds: Option<Box<RequestHolds>>,
+}
+
+impl Bill {
+    #[inline(always)]
+    pub(super) fn exempt() -> Self {
+        Self { units: None, charge: Charge::exempt(), outcome: None, holds: None }
+    }
+
+    #[inline]
+    pub(super) fn is_exempt(&self) -> bool {
+        self.units.is_none() && self.charge.is_exempt()
+    }
+
+    /// Returns the decision, and the charge if it was made: the limiter of a layer is known without
+    /// it.
+    #[inline]
+    pub(crate) fn counted(&self) -> Option<(&Decision, &Charge)> {
+        self.outcome.as_ref().map(|outcome| (&outcome.decision, &self.charge))
+    }
+
+    /// Returns the call by which the limit adopts what a response says, if that is new.
+    pub(super) fn learn(&self, vendor: VendorState) -> Option<Learning> {
+        let (decision, charge) = self.counted()?;
+        charge.learn(vendor, decision.remaining())
+    }
 }
 
 /// The key extractor or rule of a layer, and its other settings for charges.

@@ -4,8 +4,8 @@
 use std::task::{Context, Poll, ready};
 
 use super::{
-    admit::{Shared, Verdict},
-    bill::{Bill, Step, TAKEN},
+    admit::{Reason, Shared, Verdict, reason},
+    price::{Bill, Step, TAKEN},
 };
 use crate::{
     decision::{Decision, Outcome},
@@ -23,15 +23,17 @@ impl<P: ProtocolBase> Shared<P> {
         head: &mut Option<P::Head>,
         step: &mut Step<P::Head>,
         bill: &mut Bill,
-    ) -> Poll<Result<(), Rejection>> {
+    ) -> Poll<Result<(), Reason>> {
         loop {
             let verdict = match step {
                 Step::Arrived | Step::Admitted => Ok(None),
                 Step::Pricing(lookup) => {
                     let (found, charge) = ready!(lookup.as_mut().poll(cx));
                     let found = head.insert(found);
-                    let priced = self.protocol.pricing().price_charge(found, charge, bill);
-                    self.admit(found, priced, bill)
+                    match self.protocol.pricing().price_charge(found, charge, bill) {
+                        Ok(()) => self.admit(found, bill),
+                        Err(error) => Err(reason(Rejection::Request(error))),
+                    }
                 }
                 Step::Waiting(waiter) => {
                     let decided = ready!(waiter.poll(cx));
@@ -41,7 +43,7 @@ impl<P: ProtocolBase> Shared<P> {
             match verdict {
                 Ok(Some(waiter)) => *step = Step::Waiting(waiter),
                 Ok(None) => return Poll::Ready(Ok(())),
-                Err(rejection) => return Poll::Ready(Err(rejection)),
+                Err(reason) => return Poll::Ready(Err(reason)),
             }
         }
     }
@@ -60,13 +62,13 @@ impl<P: ProtocolBase> Shared<P> {
         let (charge, receipts) = waiter.disarm();
         bill.charge = charge;
         let error = match decided {
-            Ok(decision) if decision.is_allowed() => {
+            Ok(decision) => {
+                let is_allowed = decision.is_allowed();
                 bill.outcome = Some(Outcome { decision, receipts });
-                return Ok(None);
+                return if is_allowed { Ok(None) } else { Err(None) };
             }
-            Ok(decision) => return Err(Rejection::Denied(decision)),
             Err(Error::Store(error)) => error,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(reason(error.into())),
         };
         match bill.charge.recover(self.on_failure, &error) {
             Recovery::Uncounted(decision) => {
@@ -78,7 +80,7 @@ impl<P: ProtocolBase> Shared<P> {
                 bill.charge = charge;
                 self.decide(head, rest, bill)
             }
-            Recovery::Fail => Err(Rejection::Store(error)),
+            Recovery::Fail => Err(reason(Rejection::Store(error))),
         }
     }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::MutexGuard;
 
-use super::{Clock, Entry, MemoryStore, Search, Shard, Slot};
+use super::{Entry, MAX_SHARDS, MemoryStore, Search, Shard, Slot};
 use crate::{
-    algorithm::{Action, Combined, EngineReply, EngineRequest, PerLimit, combine},
+    algorithm::{Action, Combined, EngineReply, EngineRequest, PerLimit},
     decision::Outcome,
     error::StoreError,
     store::{LimitRequest, StoreRequest},
@@ -18,20 +18,20 @@ impl MemoryStore {
         &self,
         request: &StoreRequest<'_>,
     ) -> Result<Outcome, StoreError> {
+        let StoreRequest { action, limits, counts, .. } = *request;
         let mut slots = PerLimit::new();
+        let mut combined = Combined { replies: PerLimit::new(), binding: 0 };
         loop {
+            combined.replies.clear();
             let mut transaction = Transaction::new(self);
-            transaction.lock(request.limits);
-            let now = transaction.instant(&self.0.clock);
-            let requests = transaction.requests(request, now);
-            if request.action.commits() && !transaction.take_slots(&mut slots) {
-                // A denied request needs no room.
-                if request.action == Action::Check
-                    && let Some(denial) = transaction.denial(request, &requests)
-                {
-                    return Ok(denial);
-                }
-                let mut search = self.search(now, request.limits);
+            let mut requests = PerLimit::new();
+            transaction.lock(request, &mut requests);
+            let has_room = !action.commits() || transaction.take_slots(&mut slots);
+            let step = |limit, it: &_| transaction.step(limit, it, action);
+            let looked = combined.look(&requests, has_room, step);
+            // A denied request needs no room.
+            if looked.0.admitted && !has_room {
+                let mut search = self.search(transaction.now, limits);
                 if !transaction.evict(&mut slots, &mut search) {
                     let searched = transaction.unlock();
                     // Then from the beginning, as the keys may change meanwhile. Each round finds a
@@ -40,24 +40,25 @@ impl MemoryStore {
                     continue;
                 }
             }
-            let combined = transaction.combine(request, &requests);
-            transaction.insert_fresh(slots, now);
-            drop(transaction);
+            combined.commit(&requests, looked, |limit, it| transaction.step(limit, it, action));
+            transaction.insert_fresh(slots);
+            transaction.shards.clear();
             self.report_keys(); // not while the shards are locked
-            return Ok(outcome(request, &combined));
+            let policies = limits.iter().map(LimitRequest::policy);
+            let Combined { replies, binding } = &combined;
+            return Ok(Outcome::of_several(policies, replies, *binding, counts, action, 0.0));
         }
     }
 }
 
-fn outcome(request: &StoreRequest<'_>, combined: &Combined) -> Outcome {
-    let StoreRequest { action, limits, counts, .. } = *request;
-    let policies = limits.iter().map(LimitRequest::policy);
-    Outcome::of_several(policies, &combined.replies, combined.binding, counts, action, 0.0)
-}
+// The shards of a transaction are bits of a number.
+const _: () = assert!(MAX_SHARDS <= u64::BITS as usize);
 
 /// The keys of several limits, with their shards locked.
 struct Transaction<'a> {
     store: &'a MemoryStore,
+    /// The latest instant of all shards, which each of them has from then on.
+    now: i64,
     keys: PerLimit<LockedKey<'a>>,
     /// The entries of the keys that are not in the store.
     fresh: PerLimit<Entry>,
@@ -86,85 +87,59 @@ enum KeyPlace {
 
 impl<'a> Transaction<'a> {
     fn new(store: &'a MemoryStore) -> Self {
-        Self { store, keys: PerLimit::new(), fresh: PerLimit::new(), shards: PerLimit::new() }
+        let (keys, fresh, shards) = (PerLimit::new(), PerLimit::new(), PerLimit::new());
+        Self { store, now: 0, keys, fresh, shards }
     }
 
-    /// Locks the shards of the keys, and finds the keys.
-    fn lock(&mut self, limits: &'a [LimitRequest<'a>]) {
-        let mut indices: PerLimit<usize> = PerLimit::new();
-        for limit in limits {
-            let hash = self.store.hash(limit.settings, limit.key.as_bytes());
-            let shard = self.store.shard_index(hash);
-            self.keys.push(LockedKey { limit, hash, shard, place: KeyPlace::Fresh(0) });
-            indices.push(shard);
+    /// Locks the shards of the keys, finds the keys, and writes the requests to the engine.
+    fn lock(&mut self, request: &StoreRequest<'a>, requests: &mut PerLimit<EngineRequest>) {
+        let Self { store, now, keys, fresh, shards } = self;
+        let MemoryStore(inner) = *store;
+        let mut wanted = 0_u64;
+        for limit in request.limits {
+            let hash = store.hash(limit.settings, limit.key.as_bytes());
+            let (shard, place) = (store.shard_index(hash), KeyPlace::Fresh(0));
+            wanted |= 1 << shard;
+            keys.push(LockedKey { limit, hash, shard, place });
         }
-        indices.sort_unstable();
-        indices.dedup();
-        for &index in &indices {
-            self.shards.push((index, lock(&self.store.0.shards[index].0)));
+        *now = inner.clock.now();
+        let mut rest = wanted;
+        while rest != 0 {
+            let index = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let mut shard = lock(&inner.shards[index].0);
+            *now = shard.instant(*now, &inner.clock).max(*now);
+            shards.push((index, shard));
         }
-        for LockedKey { limit, hash, shard, place } in &mut self.keys {
+        for LockedKey { limit, hash, shard, place } in keys.iter_mut() {
             let (settings, key) = (limit.settings, limit.key.as_bytes());
-            *shard = indices.partition_point(|index| index < shard);
-            *place = match self.shards[*shard].1.find_bucket(*hash, settings, key) {
+            // The locked shards before this one.
+            *shard = (wanted & ((1 << *shard) - 1)).count_ones() as usize;
+            let shard = &mut shards[*shard].1;
+            shard.latest = *now;
+            requests.push(shard.request(request, limit, *now));
+            *place = match shard.find_bucket(*hash, settings, key) {
                 Some(bucket) => KeyPlace::Bucket(bucket),
                 None => {
-                    self.fresh.push(Entry::new(settings, key));
-                    KeyPlace::Fresh(self.fresh.len() - 1)
+                    fresh.push(Entry::new(settings, key));
+                    KeyPlace::Fresh(fresh.len() - 1)
                 }
             };
         }
     }
 
-    /// Returns the latest instant of all shards, which each of them has from then on.
-    fn instant(&mut self, clock: &Clock) -> i64 {
-        let mut instant = clock.now();
-        for (_, shard) in &mut self.shards {
-            instant = shard.instant(instant, clock).max(instant);
-        }
-        self.shards.iter_mut().for_each(|(_, shard)| shard.latest = instant);
-        instant
-    }
-
-    /// Returns the requests to the engine.
-    fn requests(&mut self, request: &StoreRequest<'_>, now: i64) -> PerLimit<EngineRequest> {
-        let mut requests = PerLimit::new();
-        for LockedKey { limit, shard, .. } in &self.keys {
-            requests.push(self.shards[*shard].1.request(request, limit, now));
-        }
-        requests
-    }
-
-    fn combine(&mut self, request: &StoreRequest<'_>, requests: &[EngineRequest]) -> Combined {
-        let notes = request.action == Action::Check;
-        combine(requests, |limit, request| self.step(limit, request, notes))
-    }
-
-    /// Steps one limit. A check `notes` a denial by this limit itself.
-    fn step(&mut self, limit: usize, request: &EngineRequest, notes: bool) -> EngineReply {
+    /// Steps one limit. A check notes a denial by this limit itself.
+    fn step(&mut self, limit: usize, request: &EngineRequest, action: Action) -> EngineReply {
         let LockedKey { limit, shard, place, .. } = self.keys[limit];
         let entry = match place {
             KeyPlace::Bucket(bucket) => self.shards[shard].1.entry(bucket),
             KeyPlace::Fresh(index) => &mut self.fresh[index],
         };
         let reply = entry.decide(limit.settings, request);
-        if notes && request.admission.is_none() && !reply.admitted {
+        if !reply.admitted && request.admission.is_none() && action == Action::Check {
             entry.note_denial(request.now, reply.wait);
         }
         reply
-    }
-
-    /// Decides without committing. Returns the outcome, if it is a denial.
-    fn denial(
-        &mut self,
-        request: &StoreRequest<'_>,
-        requests: &[EngineRequest],
-    ) -> Option<Outcome> {
-        let peek = |request: &EngineRequest| EngineRequest { action: Action::Peek, ..*request };
-        let peeks: PerLimit<EngineRequest> = requests.iter().map(peek).collect();
-        let peeked = self.combine(request, &peeks);
-        let denied = !peeked.replies[peeked.binding].admitted;
-        denied.then(|| outcome(request, &peeked))
     }
 
     /// Takes free slots for the keys that are not in the store. Returns whether there are enough.
@@ -196,7 +171,7 @@ impl<'a> Transaction<'a> {
         self.shards.into_iter().map(|(index, _)| index).collect()
     }
 
-    fn insert_fresh(&mut self, mut slots: PerLimit<Slot<'_>>, now: i64) {
+    fn insert_fresh(&mut self, mut slots: PerLimit<Slot<'_>>) {
         if self.fresh.is_empty() {
             return;
         }
@@ -207,7 +182,7 @@ impl<'a> Transaction<'a> {
                 && let Some(slot) = slots.pop()
             {
                 let shard = &mut self.shards[*shard].1;
-                shard.sweep(now, &inner.slots.0);
+                shard.sweep(self.now, &inner.slots.0);
                 shard.insert(*hash, entry, &inner.hasher, slot);
             }
         }
