@@ -336,7 +336,7 @@ impl Charge {
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.parts.first()?;
-        Some(Decision::uncounted(part.limiter.own().ok()?.policy(part.cost())))
+        Some(part.limiter.own().ok()?.uncounted(part.cost()))
     }
 
     /// Returns the units that a request has taken, in the background, if possible.

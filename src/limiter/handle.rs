@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, Algorithm, HoldReceipt, Kind, Params},
-    decision::{Outcome, Policy, Receipt, Source},
+    decision::{Decision, Outcome, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
     observe::LimiterObservers,
@@ -381,8 +381,9 @@ impl Limiter {
         self.current().settings.params
     }
 
-    pub(super) fn policy(&self, cost: u64) -> Policy {
-        self.current().settings.policy(cost)
+    /// Returns the decision about a request that proceeds uncounted.
+    pub(super) fn uncounted(&self, cost: u64) -> Decision {
+        Decision::uncounted(self.current().settings.policy(cost))
     }
 
     pub(super) fn store(&self) -> &AnyStore {
