@@ -118,10 +118,11 @@ impl SlidingWindowState {
     /// Looks at the counts at an instant, or at the instant of the newest request if it is later.
     #[inline(always)]
     fn view(&self, now: i64) -> View {
-        let instant = now.max(self.grid.last);
-        let slot = self.slot_of(instant);
-        let i = self.grid.index - slot + self.parts();
-        View { instant, slot, inside: self.counts.sum(i), oldest: self.counts.get(i) }
+        let Grid { last, index, .. } = self.grid;
+        let slot = if now > last { self.slot_of(now) } else { index };
+        let i = index - slot + self.parts();
+        let (inside, oldest) = (self.counts.sum(i), self.counts.get(i));
+        View { instant: now.max(last), slot, inside, oldest }
     }
 
     /// The first instant, not before the view, at which at most this many units count.
@@ -315,10 +316,7 @@ impl Model for SlidingWindowState {
     }
 
     #[inline(always)]
-    fn report(&self, now: i64, reset: i64, params: &SlidingWindowParams) -> Report {
-        if reset == 0 {
-            return Report { remaining: params.limit, replenish: 0 };
-        }
+    fn report(&self, now: i64, known: (i64, i64), params: &SlidingWindowParams) -> Report {
         let view = self.view(now);
         let mut remaining = 0;
         if view.instant == now {
@@ -328,8 +326,11 @@ impl Model for SlidingWindowState {
             let left = if view.oldest > 0 { mul_div(view.oldest, passed, length) } else { 0 };
             remaining = (params.limit - view.inside - view.oldest + left).max(0);
         }
-        let replenish = self.first_instant(&view, params.limit - remaining - 1) - now;
-        Report { remaining, replenish }
+        let next = remaining + 1;
+        if known.0 == next {
+            return Report { remaining, replenish: known.1 };
+        }
+        Report { remaining, replenish: self.first_instant(&view, params.limit - next) - now }
     }
 }
 
