@@ -118,11 +118,10 @@ impl SlidingWindowState {
     /// Looks at the counts at an instant, or at the instant of the newest request if it is later.
     #[inline(always)]
     fn view(&self, now: i64) -> View {
-        let Grid { last, index, .. } = self.grid;
-        let slot = if now > last { self.slot_of(now) } else { index };
-        let i = index - slot + self.parts();
-        let (inside, oldest) = (self.counts.sum(i), self.counts.get(i));
-        View { instant: now.max(last), slot, inside, oldest }
+        let instant = now.max(self.grid.last);
+        let slot = self.slot_of(instant);
+        let i = self.grid.index - slot + self.parts();
+        View { instant, slot, inside: self.counts.sum(i), oldest: self.counts.get(i) }
     }
 
     /// The first instant, not before the view, at which at most this many units count.
