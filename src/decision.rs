@@ -132,12 +132,12 @@ impl Count {
 
 /// The limit that a request is checked against.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Policy {
+pub(crate) struct Policy<'a> {
     pub(crate) limit: &'static Limit,
     /// `None` for a limiter in a foreign format.
     pub(crate) algorithm: Option<Kind>,
     /// The quota, if it is not that of `limit`.
-    pub(crate) own_quota: Option<Quota>,
+    pub(crate) own_quota: Option<&'a Quota>,
     pub(crate) cost: u64,
     pub(crate) source: Source,
 }
@@ -223,8 +223,8 @@ impl Status {
 
 impl Rare {
     #[cold]
-    fn new(blocked: i64, held: i64, quota: Option<Quota>) -> Option<Arc<Self>> {
-        let (blocked, held) = (blocked as u64, held as u64);
+    fn new(blocked: i64, held: i64, quota: Option<&Quota>) -> Option<Arc<Self>> {
+        let (blocked, held, quota) = (blocked as u64, held as u64, quota.copied());
         Self { blocked, held, quota, counts: Box::default() }.shared()
     }
 
@@ -236,7 +236,7 @@ impl Rare {
 
 impl Decision {
     #[inline(always)]
-    pub(crate) fn new(limit: Policy, reply: EngineReply, age: f64) -> Self {
+    pub(crate) fn new(limit: Policy<'_>, reply: EngineReply, age: f64) -> Self {
         let Policy { limit, own_quota: quota, cost, source, .. } = limit;
         let EngineReply { admitted, wait, remaining, replenish, reset, blocked, hold, .. } = reply;
         // Only a denied request, which may wait for holds to end, and calls other than a hold ask.
@@ -256,7 +256,7 @@ impl Decision {
     }
 
     /// Returns the decision of a request that proceeds uncounted, because the store did not decide.
-    pub(crate) fn uncounted(limit: Policy) -> Self {
+    pub(crate) fn uncounted(limit: Policy<'_>) -> Self {
         let limit = Policy { source: Source::Open, ..limit };
         Self::new(limit, EngineReply::uncounted(0), 0.0)
     }
@@ -704,10 +704,10 @@ mod tests {
     fn a_decision_has_its_quota_even_if_the_process_knows_too_many() {
         let quotas = [1, 2, 3].map(Quota::per_second);
         let limit = Limit::of("many quotas", quotas[0]);
-        let decide = |quota| {
+        let decide = |quota: Quota| {
             let (algorithm, source) = (None, Source::Store);
             let policy =
-                Policy { limit, algorithm, own_quota: limit.other(quota), cost: 1, source };
+                Policy { limit, algorithm, own_quota: limit.other(&quota), cost: 1, source };
             Decision::new(policy, EngineReply::uncounted(0), 0.0)
         };
         assert_eq!(quotas.map(|quota| decide(quota).quota()), quotas);

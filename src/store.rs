@@ -252,7 +252,7 @@ impl Store for AnyStore {
     #[inline]
     fn end_hold(&self, hold: &EndedHold<'_>) {
         match self {
-            Self::Memory(store) => store.end_hold_now(hold),
+            Self::Memory(store) => store.end_hold(hold),
             Self::Dyn(store) => store.end_hold(hold),
         }
     }

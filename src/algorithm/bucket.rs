@@ -88,7 +88,10 @@ impl Debt {
     /// The parts of a debt; more than a full bucket has if the debt is larger than that.
     #[inline(always)]
     fn in_parts(self, lump: i64) -> i64 {
-        product(self.lumps, lump) + self.parts
+        match lump {
+            1 => self.lumps,
+            _ => product(self.lumps, lump) + self.parts,
+        }
     }
 
     #[inline(always)]
@@ -250,6 +253,7 @@ impl<const SHAPES: bool> Parameters for BucketParams<SHAPES> {
         self.burst + self.overdrawn()
     }
 
+    #[inline]
     fn drain(&self, units: i64) -> i64 {
         let debt = Debt::of(units, self.unit, 0, self.lump);
         debt.lumps_until_paid().min(self.most) * self.period
@@ -356,9 +360,11 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     #[inline(always)]
     fn earliest(&self, now: i64, needed: Option<i64>, params: &BucketParams<SHAPES>) -> Earliest {
         if SHAPES {
-            let room = |needed| params.full - product(needed, self.unit);
-            let full = needed.map_or(0, |needed| self.time_until(room(needed), now));
-            return Earliest { wait: self.time_until(0, now), full };
+            let mut earliest = Earliest { wait: self.time_until(0, now), full: 0 };
+            if let Some(needed) = needed {
+                earliest.full = self.time_until(params.full - product(needed, self.unit), now);
+            }
+            return earliest;
         }
         let mut wait = self.queue(now);
         if let Some(needed) = needed {
@@ -422,17 +428,11 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn report(&self, now: i64, reset: i64, params: &BucketParams<SHAPES>) -> Report {
-        let overdrawn = params.overdrawn();
-        if reset == 0 {
-            return Report { remaining: params.burst + overdrawn, replenish: 0 };
-        }
-        let queue = self.queue(now);
-        let mut remaining = 0;
-        if queue == 0 {
-            let room = params.full - self.debt.in_parts(self.lump);
-            remaining = (floor_div(room, self.unit) + overdrawn).max(0);
-        }
+    fn report(&self, now: i64, _: (i64, i64), params: &BucketParams<SHAPES>) -> Report {
+        let (queue, overdrawn) = (self.queue(now), params.overdrawn());
+        let room = params.full - self.debt.in_parts(self.lump);
+        let is_none = room < 0 || queue > 0;
+        let remaining = if is_none { 0 } else { floor_div(room, self.unit) + overdrawn };
         let room = params.full - (remaining + 1 - overdrawn) * self.unit;
         Report { remaining, replenish: self.time_until(room, now).max(queue) }
     }

@@ -80,7 +80,7 @@ impl Model for ConcurrencyState {
         0
     }
 
-    fn report(&self, _: i64, _: i64, params: &ConcurrencyParams) -> Report {
+    fn report(&self, _: i64, _: (i64, i64), params: &ConcurrencyParams) -> Report {
         Report { remaining: params.limit, replenish: 0 }
     }
 }

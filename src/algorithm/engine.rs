@@ -6,7 +6,7 @@ use super::{
     hold::Lifetime,
     model::{Earliest, Model, Parameters, Report},
     request::{Action, Admission, EngineReply, EngineRequest, Release},
-    reservations::{Reservation, Reserved},
+    reservations::{Reservation, Reserved, Waiting},
 };
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
@@ -20,7 +20,7 @@ fn decide<M: Model>(
     [params, after]: [&M::Params; 2],
     is_in_core: bool,
 ) -> Option<(EngineReply, bool)> {
-    let EngineRequest { action, cost, max_wait, now, .. } = *request;
+    let EngineRequest { action, cost, max_wait, now, blocked, .. } = *request;
     let mut saved = state.save();
     // Whether another clock or quota has counted the state, and when that state is over.
     let (mut stale, mut over) = (false, i64::MAX);
@@ -40,8 +40,10 @@ fn decide<M: Model>(
 
     // The units that must be left.
     let needed = action.can_be_denied().then_some(cost);
-    let earliest = state.earliest(now, needed, params);
-    let Earliest { wait, full } = earliest.after(request.blocked);
+    let earliest @ Earliest { full, .. } = state.earliest(now, needed, params);
+    let wait = earliest.wait.max(blocked);
+    // A request that proceeds after a block needs room then.
+    let full = if full > blocked { full } else { 0 };
     let excess = (wait - max_wait).max(full).min(over);
     let Admission { admitted, wait } = request.admission.unwrap_or_else(|| {
         let admitted = excess <= 0 || !action.can_be_denied();
@@ -54,18 +56,25 @@ fn decide<M: Model>(
         waiting.0 = None;
     }
     if admits {
-        if M::RESERVES {
-            if is_in_core && instant > now {
+        // It waits, or proceeds before others, which wait for another limit.
+        if M::RESERVES && (instant > now || waiting.0.is_some()) {
+            if is_in_core {
                 return None;
             }
-            waiting.update(now, Reservation { instant, cost }, state, params);
+            waiting.insert(now, Reservation { instant, cost }, state, params);
         }
         state.commit(instant, cost, params);
     }
 
     let mut reset = state.reset_after(now);
     let after = if admitted { after } else { params };
-    let Report { remaining, mut replenish } = state.report(now, reset, after);
+    let Report { remaining, mut replenish } = if reset > 0 {
+        // The units that a denied request waits for.
+        let known = if admitted { (0, 0) } else { (cost, earliest.wait) };
+        state.report(now, known, after)
+    } else {
+        Report { remaining: after.full(), replenish: 0 }
+    };
     if !counts {
         (reset, replenish) = (reset.min(over), replenish.min(over));
         state.restore(saved);
@@ -107,31 +116,24 @@ fn decide_beside<M: Model>(
     (reply, counts)
 }
 
-/// Decides about a state with reservations. Returns whether the state is the initial one from now
-/// on, too, if it is counted by these parameters.
+/// Decides about a state with reservations, beside units that are `held` if it `HOLDS`. Returns
+/// whether the state is the initial one from now on, too, if it is counted by these parameters.
 #[inline(always)]
-pub(super) fn step<M: Model>(
-    reserved: &mut Reserved<M>,
-    request: &EngineRequest,
-    params: &M::Params,
-) -> (EngineReply, Option<bool>) {
-    let decided = decide(reserved, request, [params; 2], false);
-    let (reply, counts) = decided.expect("not in a core");
-    (reply, counts.then_some(reply.reset == 0))
-}
-
-/// Does the same beside units that are held.
-#[inline(always)]
-pub(super) fn step_beside<M: Model>(
+pub(super) fn step<M: Model, const HOLDS: bool>(
     reserved: &mut Reserved<M>,
     held: i64,
     request: &EngineRequest,
     params: &M::Params,
 ) -> (EngineReply, Option<bool>) {
-    let (mut reply, counts) = decide_beside(reserved, held, request, params);
-    let is_over = counts.then_some(reply.reset == 0);
-    reply.reset += params.drain(reply.held);
-    (reply, is_over)
+    if HOLDS {
+        let (mut reply, counts) = decide_beside(reserved, held, request, params);
+        let is_over = counts.then_some(reply.reset == 0);
+        reply.reset += params.drain(reply.held);
+        return (reply, is_over);
+    }
+    let decided = decide(reserved, request, [params; 2], false);
+    let (reply, counts) = decided.expect("not in a core");
+    (reply, counts.then_some(reply.reset == 0))
 }
 
 /// Decides about a state that lies in a core. `None` if no core represents the state after the
@@ -161,7 +163,8 @@ fn step_opened<M: Model>(
     request: &EngineRequest,
     params: M::Params,
 ) -> Option<EngineReply> {
-    let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
+    let state = M::open(*core, request.now, &params)?;
+    let mut opened = Reserved { state, waiting: Waiting(None) };
     let (reply, counts) = decide(&mut opened, request, [&params; 2], true)?;
     if counts {
         *core = opened.state.close(request.now, &params)?;

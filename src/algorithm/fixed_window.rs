@@ -184,11 +184,8 @@ impl Model for FixedWindowState {
     }
 
     #[inline(always)]
-    fn report(&self, _: i64, reset: i64, params: &FixedWindowParams) -> Report {
-        let left = params.limit - self.count;
-        if reset == 0 {
-            return Report { remaining: params.limit, replenish: 0 };
-        }
+    fn report(&self, now: i64, _: (i64, i64), params: &FixedWindowParams) -> Report {
+        let (reset, left) = (self.reset_after(now), params.limit - self.count);
         if self.ahead() == 0 {
             return Report { remaining: left.max(0), replenish: reset };
         }

@@ -113,10 +113,7 @@ impl Lifetime {
 
     /// Returns the end of the slot of a hold that begins at `time`.
     fn end(self, time: i64) -> i64 {
-        match self.time {
-            NEVER => NEVER,
-            lifetime => ceil_div(time + lifetime, self.grid) * self.grid,
-        }
+        ceil_div(time + self.time, self.grid) * self.grid
     }
 }
 
@@ -258,11 +255,6 @@ impl Slots {
             self.joined = 0;
         }
         Some((units, ends - self.skew))
-    }
-
-    /// Returns whether the holds expire if they are not renewed.
-    pub(super) fn have_ends(&self) -> bool {
-        self.slots.last().is_none_or(|slot| slot.ends < NEVER)
     }
 
     pub(super) fn hold(&mut self, now: i64, units: i64, lifetime: Lifetime) -> HoldReceipt {

@@ -27,9 +27,7 @@ impl Params {
         {
             reply.hold = Some(state.held.hold(now, cost, lifetime, epoch.unwrap_or(now)));
         }
-        if let Held::Expiring(slots) = &state.held
-            && slots.have_ends()
-        {
+        if state.held.slots().is_some() {
             reply.reset = self.reset_after_expiry(state, now);
         }
         reply

@@ -106,9 +106,9 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The time until the state is the initial one; 0 if it is.
     fn reset_after(&self, now: i64) -> i64;
 
-    /// The units that are left, and the time until there are more; `reset` is the result of
-    /// [`reset_after`](Model::reset_after).
-    fn report(&self, now: i64, reset: i64, params: &Self::Params) -> Report;
+    /// The units that are left of a state that is not the initial one, and the time until there are
+    /// more. That time is `known` already for one number of units.
+    fn report(&self, now: i64, known: (i64, i64), params: &Self::Params) -> Report;
 
     /// The instant of the last waiting request, if the state itself contains it.
     fn waits_until(&self, _now: i64) -> Option<i64> {
@@ -140,15 +140,6 @@ pub(crate) struct Earliest {
     pub(crate) wait: i64,
     /// The time until there is room for it to wait.
     pub(crate) full: i64,
-}
-
-impl Earliest {
-    /// The same for a request that proceeds after a block.
-    #[inline]
-    pub(super) fn after(self, block: i64) -> Self {
-        let full = if self.full > block { self.full } else { 0 };
-        Self { wait: self.wait.max(block), full }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]

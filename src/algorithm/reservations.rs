@@ -61,6 +61,16 @@ impl<S: Model> Reservations<S> {
         }
     }
 
+    /// Inserts an entry that is not the last one: another request waits longer for another limit.
+    fn insert(&mut self, reservation: Reservation) {
+        let Reservation { instant, cost } = reservation;
+        let index = self.entries.partition_point(|entry| entry.instant < instant);
+        match self.entries.get_mut(index) {
+            Some(same) if same.instant == instant => same.cost += cost,
+            _ => self.entries.insert(index, reservation),
+        }
+    }
+
     /// Lowers the cost of the entry at the instant of the release, if there is one; returns units
     /// of the past to the base.
     pub(super) fn lower(&mut self, now: i64, release: &Release, params: &S::Params) {
@@ -91,35 +101,23 @@ impl<S: Model> Waiting<S> {
 
     /// Keeps the reservation of an admitted request, or counts a request that proceeds before other
     /// requests that wait for another limit; `before` is the state without it.
-    #[inline(always)]
-    pub(super) fn update(
+    #[inline(never)]
+    pub(super) fn insert(
         &mut self,
         now: i64,
         reservation: Reservation,
         before: &S,
         params: &S::Params,
     ) {
-        if self.0.is_some() || reservation.instant > now {
-            self.insert(now, reservation, before, params);
-        }
-    }
-
-    #[inline(never)]
-    fn insert(&mut self, now: i64, reservation: Reservation, before: &S, params: &S::Params) {
         let Reservation { instant, cost } = reservation;
         self.0.take_if(|reservations| reservations.are_over(now));
         if instant > now {
             let new = || Box::new(Reservations { base: before.clone(), entries: VecDeque::new() });
             let reservations = self.0.get_or_insert_with(new);
             reservations.fold(now, 2, params); // more than are added
-            // The last one, unless a request waits longer for another limit.
-            let entries = &mut reservations.entries;
-            let later = entries.iter().rev().take_while(|entry| entry.instant > instant).count();
-            let index = entries.len() - later;
-            match entries.range_mut(..index).next_back() {
-                Some(same) if same.instant == instant => same.cost += cost,
-                _ if later == 0 => entries.push_back(reservation),
-                _ => entries.insert(index, reservation),
+            match reservations.entries.back() {
+                Some(last) if last.instant >= instant => reservations.insert(reservation),
+                _ => reservations.entries.push_back(reservation),
             }
         } else if let Some(reservations) = &mut self.0 {
             reservations.fold(now, usize::MAX, params);

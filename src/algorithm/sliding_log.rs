@@ -13,6 +13,9 @@ use crate::quota::{LONGEST_REFILL, Quota};
 
 /// The sum of all costs in a log is at most this.
 const MAX_SUM: i64 = 1 << 52;
+/// The entries that a new log has room for, if its limit is as large. To grow costs as many
+/// instructions as half a check.
+const FIRST_ENTRIES: i64 = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlidingLogParams {
@@ -82,18 +85,19 @@ impl SlidingLogState {
         let head = Head { at, skew, window, first: 0 };
         let mut log = Self { head, base: 0, entries: VecDeque::new() };
         for (instant, cost) in costs {
-            log.push(instant, log.total().wrapping_add(cost as u64));
+            let newest = log.newest();
+            log.push(newest, instant, newest.total.wrapping_add(cost as u64));
         }
         log
     }
 
-    /// Appends an entry that is not older than the others. `total` includes its cost.
+    /// Appends an entry that is not older than the `newest` one. `total` includes its cost.
     #[inline(always)]
-    fn push(&mut self, instant: i64, total: u64) {
-        match self.entries.back_mut() {
-            Some(last) if last.instant == instant => last.total = total,
-            _ => self.entries.push_back(Entry { instant, total }),
+    fn push(&mut self, newest: Entry, instant: i64, total: u64) {
+        if newest.instant == instant {
+            self.entries.pop_back();
         }
+        self.entries.push_back(Entry { instant, total });
     }
 
     /// The instant and the cost of each entry, oldest first.
@@ -105,19 +109,17 @@ impl SlidingLogState {
         })
     }
 
-    fn last(&self) -> i64 {
-        self.entries.back().map_or(0, |entry| entry.instant)
+    /// The newest entry; without entries, one that is older than any other.
+    #[inline(always)]
+    fn newest(&self) -> Entry {
+        let none = Entry { instant: i64::MIN, total: self.base };
+        *self.entries.back().unwrap_or(&none)
     }
 
     /// The total of all costs before an entry.
     #[inline(always)]
     fn total_before(&self, i: usize) -> u64 {
         if i == 0 { self.base } else { self.entries[i - 1].total }
-    }
-
-    /// The total of all costs.
-    fn total(&self) -> u64 {
-        self.entries.back().map_or(self.base, |entry| entry.total)
     }
 
     /// The first entry, from an index on, for which this is false, and its index.
@@ -157,10 +159,13 @@ impl SlidingLogState {
     /// Looks at the entries that count. `None` if no entry does.
     #[inline(always)]
     fn view(&self) -> Option<Live> {
-        let (first, newest) = (self.head.first, *self.entries.back()?);
+        let (first, newest) = (self.head.first, self.newest());
+        if first >= self.entries.len() {
+            return None;
+        }
         let before = self.total_before(first);
         let live = newest.total.wrapping_sub(before) as i64;
-        (first < self.entries.len()).then_some(Live { first, before, live, last: newest.instant })
+        Some(Live { first, before, live, last: newest.instant })
     }
 
     /// The first instant, by the time of the log, at which at most this many units count.
@@ -253,7 +258,9 @@ impl Model for SlidingLogState {
     const RESERVES: bool = false;
 
     fn initial(now: i64, params: &SlidingLogParams) -> Self {
-        Self::new([now, 0, params.window], [])
+        let log = Self::new([now, 0, params.window], []);
+        let entries = VecDeque::with_capacity(params.limit.clamp(1, FIRST_ENTRIES) as usize);
+        Self { entries, ..log }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
@@ -310,21 +317,25 @@ impl Model for SlidingLogState {
     #[inline(always)]
     fn earliest(&self, _: i64, needed: Option<i64>, params: &SlidingLogParams) -> Earliest {
         let at = self.head.at;
-        let instant = self.view().map_or(at, |view| match needed {
-            Some(needed) => self.first_instant(&view, params.limit - needed, params.window),
-            None => at.max(view.last),
-        });
+        let instant = match (self.view(), needed) {
+            (None, _) => at,
+            (Some(view), None) => at.max(view.last),
+            (Some(view), Some(needed)) => {
+                self.first_instant(&view, params.limit - needed, params.window)
+            }
+        };
         Earliest { wait: instant - at, full: 0 }
     }
 
     #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, _: &SlidingLogParams) {
-        let (first, total) = (self.head.first, self.total());
-        let live = total.wrapping_sub(self.total_before(first)) as i64;
+        let Head { first, skew, .. } = self.head;
+        let (instant, newest) = (instant + skew, self.newest());
+        let live = newest.total.wrapping_sub(self.total_before(first)) as i64;
         let units = cost.min(MAX_SUM - live); // units spent may exceed the quota
         if units > 0 {
             self.drop_leading(first);
-            self.push(instant + self.head.skew, total.wrapping_add(units as u64));
+            self.push(newest, instant, newest.total.wrapping_add(units as u64));
         }
     }
 
@@ -339,22 +350,26 @@ impl Model for SlidingLogState {
     #[inline(always)]
     fn reset_after(&self, _: i64) -> i64 {
         match self.head.first < self.entries.len() {
-            true => self.last() + self.head.window - self.head.at,
+            true => self.newest().instant + self.head.window - self.head.at,
             false => 0,
         }
     }
 
     #[inline(always)]
-    fn report(&self, _: i64, _: i64, params: &SlidingLogParams) -> Report {
+    fn report(&self, _: i64, known: (i64, i64), params: &SlidingLogParams) -> Report {
         let (at, limit) = (self.head.at, params.limit);
         let Some(view) = self.view() else { return Report { remaining: limit, replenish: 0 } };
         let remaining = if view.last > at { 0 } else { (limit - view.live).max(0) };
-        let instant = self.first_instant(&view, limit - remaining - 1, params.window);
+        let next = remaining + 1;
+        if known.0 == next {
+            return Report { remaining, replenish: known.1 };
+        }
+        let instant = self.first_instant(&view, limit - next, params.window);
         Report { remaining, replenish: instant - at }
     }
 
     fn waits_until(&self, now: i64) -> Option<i64> {
-        let last = self.last() - self.head.skew;
+        let last = self.newest().instant.saturating_sub(self.head.skew);
         (last > now).then_some(last)
     }
 }

@@ -315,10 +315,7 @@ impl Model for SlidingWindowState {
     }
 
     #[inline(always)]
-    fn report(&self, now: i64, reset: i64, params: &SlidingWindowParams) -> Report {
-        if reset == 0 {
-            return Report { remaining: params.limit, replenish: 0 };
-        }
+    fn report(&self, now: i64, known: (i64, i64), params: &SlidingWindowParams) -> Report {
         let view = self.view(now);
         let mut remaining = 0;
         if view.instant == now {
@@ -328,8 +325,11 @@ impl Model for SlidingWindowState {
             let left = if view.oldest > 0 { mul_div(view.oldest, passed, length) } else { 0 };
             remaining = (params.limit - view.inside - view.oldest + left).max(0);
         }
-        let replenish = self.first_instant(&view, params.limit - remaining - 1) - now;
-        Report { remaining, replenish }
+        let next = remaining + 1;
+        if known.0 == next {
+            return Report { remaining, replenish: known.1 };
+        }
+        Report { remaining, replenish: self.first_instant(&view, params.limit - next) - now }
     }
 }
 

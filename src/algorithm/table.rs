@@ -177,11 +177,8 @@ macro_rules! algorithms {
                             *spent = Spent::$variant(Reserved::new(state));
                         }
                         let Spent::$variant(reserved) = spent else { unreachable!() };
-                        let (reply, is_over) = if HOLDS {
-                            engine::step_beside(reserved, held, request, params)
-                        } else {
-                            engine::step(reserved, request, params)
-                        };
+                        let (reply, is_over) =
+                            engine::step::<_, HOLDS>(reserved, held, request, params);
                         if is_over.unwrap_or(is_new) {
                             *spent = Spent::Nothing;
                         }

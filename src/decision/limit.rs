@@ -35,8 +35,8 @@ impl Limit {
     }
 
     /// Returns the quota of a limiter, if it is another one.
-    pub(crate) fn other(&self, quota: Quota) -> Option<Quota> {
-        (quota != self.quota).then_some(quota)
+    pub(crate) fn other<'a>(&self, quota: &'a Quota) -> Option<&'a Quota> {
+        (*quota != self.quota).then_some(quota)
     }
 }
 

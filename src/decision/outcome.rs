@@ -39,7 +39,7 @@ pub enum Receipt {
 impl Outcome {
     /// Returns the outcome of a request to one limit.
     #[inline(always)]
-    pub(crate) fn new(limit: Policy, reply: EngineReply, action: Action, age: f64) -> Self {
+    pub(crate) fn new(limit: Policy<'_>, reply: EngineReply, action: Action, age: f64) -> Self {
         let receipt = Receipt::new(limit.algorithm, &reply, action);
         Self { decision: Decision::new(limit, reply, age), receipts: Receipts::shared(receipt) }
     }
@@ -47,8 +47,8 @@ impl Outcome {
     /// Returns the outcome of a request to several limits, from the reply of each of them.
     /// `binding` is the index of the limit that binds. With `counts`, the decision says what is
     /// left of each limit.
-    pub(crate) fn of_several(
-        limits: impl Iterator<Item = Policy> + Clone,
+    pub(crate) fn of_several<'a>(
+        limits: impl Iterator<Item = Policy<'a>> + Clone,
         replies: &[EngineReply],
         binding: usize,
         counts: bool,
@@ -62,7 +62,7 @@ impl Outcome {
         let limit = limits.clone().nth(binding).expect("a limit binds");
         let mut decision = Decision::new(limit, replies[binding], age).of_limit(binding);
         if counts {
-            let count = |(limit, reply): (Policy, &_)| Count::new(limit.limit.name, reply);
+            let count = |(limit, reply): (Policy<'_>, &_)| Count::new(limit.limit.name, reply);
             decision = decision.with_counts(limits.zip(replies).map(count).collect());
         }
         Self { decision, receipts }

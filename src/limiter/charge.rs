@@ -511,8 +511,7 @@ impl Charge {
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.parts.first()?;
-        let settings = &part.limiter.own().ok()?.current().settings;
-        Some(Decision::uncounted(settings.policy(part.cost())))
+        Some(part.limiter.own().ok()?.uncounted(part.cost()))
     }
 
     /// Returns the units that a request has taken, in the background, if possible.

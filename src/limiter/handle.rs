@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, Algorithm, HoldReceipt, Kind, Params},
-    decision::{Outcome, Receipt, Source},
+    decision::{Decision, Outcome, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
     observe::{Event, LimiterObservers, log},
@@ -473,6 +473,11 @@ impl Limiter {
 
     pub(super) fn params(&self) -> Params {
         self.current().settings.params
+    }
+
+    /// Returns the decision about a request that proceeds uncounted.
+    pub(super) fn uncounted(&self, cost: u64) -> Decision {
+        Decision::uncounted(self.current().settings.policy(cost))
     }
 
     pub(super) fn store(&self) -> &AnyStore {

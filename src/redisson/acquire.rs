@@ -205,7 +205,8 @@ impl RateLimiter {
             ..EngineReply::uncounted(0)
         };
         let (limit, source) = (Limit::of(self.label, quota), Source::Store);
-        let policy = Policy { limit, algorithm: None, own_quota: limit.other(quota), cost, source };
+        let policy =
+            Policy { limit, algorithm: None, own_quota: limit.other(&quota), cost, source };
         let receipt = if admitted { Receipt::Id(id) } else { Receipt::None };
         let decision = Decision::new(policy, reply, 0.0);
         Ok(Outcome { decision, receipts: Receipts::shared(receipt) })

@@ -3,7 +3,6 @@
 
 mod clock;
 mod entry;
-mod epochs;
 mod shard;
 mod slots;
 #[cfg(test)]
@@ -94,8 +93,9 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// Where nothing is listed, a key costs 128 bytes from its first block, wait or hold of units of a
 /// rate on, until it is removed.
 ///
-/// Each request that waits costs another 16 to 32 bytes. The first one of a key, or the first one
-/// in a log, costs 64, which are enough for four. What the allocator adds is not included.
+/// Each request that waits costs another 16 to 32 bytes. The first one of a key costs 64, which are
+/// enough for four. The first one in a log costs 128, which are enough for eight, or 16 for each
+/// unit of a smaller limit. What the allocator adds is not included.
 ///
 /// A key that is back in its initial state is removed when new keys are inserted, after a second at
 /// the earliest; a key under a limit on concurrency, at once.
@@ -105,7 +105,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// it finds four that are not in use, so that it takes bounded time. The new key takes the place of
 /// the first of these:
 ///
-/// 1. A key that is back in its initial state.
+/// 1. A key that is back in its initial state, or that is not in use and has used a single unit:
+///    the insertion looks no further.
 /// 2. The key with the most of its quota left, of the four keys that are not in use. Its usage is
 ///    forgotten, so it gets its quota once more.
 /// 3. With [`WhenFull::EvictSoonest`], if all 32 keys are in use, the key whose quota is restored
@@ -434,25 +435,6 @@ impl MemoryStore {
         self.0.names.lines().key_returned(settings.name, key);
     }
 
-    /// Ends a hold, and wakes the requests that wait for its units.
-    #[inline]
-    pub(crate) fn end_hold_now(&self, hold: &EndedHold<'_>) {
-        let EndedHold { settings, observers, key, units, .. } = *hold;
-        let found = {
-            let LockedShard { mut shard, hash, now, .. } =
-                self.locked_shard(settings, key.as_bytes());
-            shard.find_held(hash, hold).map(|entry| entry.end_hold(hold, now))
-        };
-        if found.is_none() {
-            self.spend_of_lost(hold);
-        }
-        self.0.names.lines().key_returned(settings.name, key);
-        // Last: an observer can panic.
-        if found != Some(true) {
-            observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
-        }
-    }
-
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys
     /// cannot count them.
     fn spend_of_lost(&self, hold: &EndedHold<'_>) {
@@ -504,13 +486,6 @@ impl MemoryStore {
             }
         }
         Err(StoreError::full(slots.max()))
-    }
-
-    fn reset_now(&self, settings: &Arc<Settings>, key: &Key<'_>) {
-        let hash = self.hash(settings, key.as_bytes());
-        drop(self.shard(hash).remove(hash, settings, key.as_bytes(), &self.0.slots.0));
-        self.0.names.lines().key_returned(settings.name, key);
-        self.report_keys();
     }
 
     #[inline]
@@ -587,18 +562,35 @@ impl Store for MemoryStore {
         None
     }
 
+    #[inline]
     fn end_hold(&self, hold: &EndedHold<'_>) {
-        self.end_hold_now(hold);
+        let EndedHold { settings, observers, key, units, .. } = *hold;
+        let found = {
+            let LockedShard { mut shard, hash, now, .. } =
+                self.locked_shard(settings, key.as_bytes());
+            shard.find_held(hash, hold).map(|entry| entry.end_hold(hold, now))
+        };
+        if found.is_none() {
+            self.spend_of_lost(hold);
+        }
+        self.0.names.lines().key_returned(settings.name, key);
+        // Last: an observer can panic.
+        if found != Some(true) {
+            observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
+        }
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        self.reset_now(settings, key);
+        let hash = self.hash(settings, key.as_bytes());
+        drop(self.shard(hash).remove(hash, settings, key.as_bytes(), &self.0.slots.0));
+        self.0.names.lines().key_returned(settings.name, key);
+        self.report_keys();
         StoreFuture::ready(Ok(()))
     }
 
     fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
         let key = key.as_bytes();
-        let hash = entry::hash(&self.0.hasher, settings, key);
+        let hash = self.hash(settings, key);
         let ends = self.shard(hash).find(hash, settings, key)?.blocked_until()?;
         Some(self.0.clock.instant(ends))
     }

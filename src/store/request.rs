@@ -46,7 +46,8 @@ impl Settings {
         source: Source,
     ) -> Self {
         let limit = Limit::of(name, quota);
-        Self { name, algorithm, quota, params, limit, own_quota: limit.other(quota), source }
+        let own_quota = limit.other(&quota).copied();
+        Self { name, algorithm, quota, params, limit, own_quota, source }
     }
 
     /// Returns settings of the same limiter with another algorithm and quota.
@@ -55,9 +56,11 @@ impl Settings {
         Ok(Self::new(self.name, algorithm, quota, params, self.source))
     }
 
-    pub(crate) fn policy(&self, cost: u64) -> Policy {
-        let Self { limit, own_quota, source, .. } = *self;
-        Policy { limit, algorithm: Some(self.params.kind()), own_quota, cost, source }
+    #[inline]
+    pub(crate) fn policy(&self, cost: u64) -> Policy<'_> {
+        let Self { limit, source, .. } = *self;
+        let (algorithm, own_quota) = (Some(self.params.kind()), self.own_quota.as_ref());
+        Policy { limit, algorithm, own_quota, cost, source }
     }
 }
 
@@ -116,9 +119,9 @@ pub struct LimitRequest<'a> {
     pub(crate) hold: Option<Duration>,
 }
 
-impl LimitRequest<'_> {
+impl<'a> LimitRequest<'a> {
     /// Returns whether both are counted in one place.
-    pub(crate) fn is_same_limit(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_limit(&self, other: &LimitRequest<'_>) -> bool {
         self.settings.name == other.settings.name && self.key == other.key
     }
 
@@ -135,7 +138,8 @@ impl LimitRequest<'_> {
         (self.settings.clone(), self.key.clone().into_owned(), self.cost)
     }
 
-    pub(crate) fn policy(&self) -> Policy {
+    #[inline]
+    pub(crate) fn policy(&self) -> Policy<'a> {
         self.settings.policy(self.cost)
     }
 }

@@ -10,7 +10,7 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Action, Core, EngineReply, EngineRequest, Kind, Release, State, units},
+    algorithm::{Action, Core, EngineReply, EngineRequest, Kind, Params, Release, State, units},
     keys::{Text, are_same},
     store::{EndedHold, Settings},
 };
@@ -67,6 +67,8 @@ pub(super) struct Usage {
     pub(super) in_use: bool,
     /// True if a request waits, or holds units.
     waited_for: bool,
+    /// True if at most one unit is used: less is lost with no other key.
+    pub(super) is_least: bool,
 }
 
 impl Entry {
@@ -213,14 +215,7 @@ impl Entry {
         change: impl FnOnce(&mut State) -> (R, bool),
     ) -> R {
         let Self { settings: counted, counts, .. } = self;
-        let mut opened = None;
-        let Boxed { state, forgotten_until } = match counts {
-            Counts::Core { core, .. } => {
-                let state = counted.params.open(*core);
-                opened.insert(Boxed { state, forgotten_until: 0 })
-            }
-            Counts::Boxed { boxed, .. } => boxed,
-        };
+        let Boxed { state, forgotten_until } = counts.boxed(&counted.params);
         let waited_until = state.waited_until(now);
         let (result, converts) = change(state);
         if converts && !Arc::ptr_eq(counted, settings) {
@@ -229,16 +224,7 @@ impl Entry {
                 *forgotten_until = waited_until.unwrap_or(0).max(*forgotten_until);
             }
         }
-        match opened {
-            None => self.close(now),
-            Some(opened) => {
-                let denied_until = *counts.denied_until();
-                *counts = match counted.params.close(&opened.state, now) {
-                    Some(core) => Counts::Core { denied_until, core },
-                    None => Counts::Boxed { denied_until, boxed: Box::new(opened) },
-                };
-            }
-        }
+        self.close(now);
         result
     }
 
@@ -292,12 +278,23 @@ impl Entry {
         };
         let EngineReply { remaining, reset, .. } = observed;
         let is_denied = remaining == 0 || *self.counts.denied_until() >= second(now.max(0));
-        let left = remaining as f64 / self.settings.quota.burst_size() as f64;
-        Usage { left, reset: now + reset, in_use: is_denied || waited_for, waited_for }
+        let burst = self.settings.quota.burst_size();
+        let (left, is_least) = (remaining as f64 / burst as f64, remaining + 1 >= burst as i64);
+        Usage { left, reset: now + reset, in_use: is_denied || waited_for, waited_for, is_least }
     }
 }
 
 impl Counts {
+    /// Returns the box of the state, which it makes if the state lies in a core.
+    fn boxed(&mut self, params: &Params) -> &mut Boxed {
+        if let Self::Core { denied_until, core } = *self {
+            let boxed = Box::new(Boxed { state: params.open(core), forgotten_until: 0 });
+            *self = Self::Boxed { denied_until, boxed };
+        }
+        let Self::Boxed { boxed, .. } = self else { unreachable!("it lies in a box") };
+        boxed
+    }
+
     #[inline]
     fn denied_until(&mut self) -> &mut u32 {
         match self {
@@ -314,11 +311,12 @@ fn second(instant: i64) -> u32 {
 impl Usage {
     /// The usage of a key with holds, which is never evicted: its permits end later, and would
     /// return units that other requests hold.
-    const HELD: Self = Self { left: 0.0, reset: i64::MAX, in_use: true, waited_for: true };
+    const HELD: Self =
+        Self { left: 0.0, reset: i64::MAX, in_use: true, waited_for: true, is_least: false };
 
     /// The usage of a key under a limit on concurrency without holds.
     fn free_since(instant: i64) -> Self {
-        Self { left: 1.0, reset: instant, in_use: false, waited_for: false }
+        Self { left: 1.0, reset: instant, in_use: false, waited_for: false, is_least: true }
     }
 
     /// Returns whether a full store may drop the key before it has expired.

@@ -9,7 +9,6 @@ use super::{
     WhenFull,
     clock::Clock,
     entry::{Entry, Usage},
-    epochs::Epochs,
     slots::{Slot, Slots},
 };
 use crate::{
@@ -20,7 +19,8 @@ use crate::{
 /// The buckets in which an insertion looks for expired keys while the store has room.
 const SWEPT_BUCKETS: usize = 4;
 /// The keys that are not in use that an insertion into a full store compares, to evict the one with
-/// the least usage. Each is a cache line that is rarely in a cache, and costs 20 to 100 ns.
+/// the least usage, unless it finds one with a single unit. Each is a cache line that is rarely in
+/// a cache, and costs 20 to 100 ns.
 const MAX_CANDIDATES: usize = 4;
 /// The keys that it looks at to find these.
 const MAX_KEYS_LOOKED_AT: usize = 32;
@@ -41,7 +41,9 @@ pub(super) struct Shard {
     cursor: usize,
     /// The latest instant at which something was decided.
     pub(super) latest: i64,
-    epochs: Epochs,
+    /// The epoch of the newest hold. Each hold has a later one, as a `reset` may take no time, and
+    /// must not confuse the holds before it with those behind it.
+    last_epoch: i64,
 }
 
 /// A search for a key to evict. It is bounded, and may extend over several shards.
@@ -83,7 +85,7 @@ impl<'a> Search<'a> {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        Self { table: HashTable::new(), cursor: 0, latest: 0, epochs: Epochs::default() }
+        Self { table: HashTable::new(), cursor: 0, latest: 0, last_epoch: 0 }
     }
 
     /// Returns the instant of a `reading` of the clock, or a later one that another thread has read
@@ -154,8 +156,8 @@ impl Shard {
         let action = match limit.hold {
             None => request.action,
             Some(_) => {
-                let epoch = Some(self.epochs.next(now));
-                Action::Hold { lifetime: Lifetime::ENDLESS, epoch }
+                self.last_epoch = now.max(self.last_epoch + 1);
+                Action::Hold { lifetime: Lifetime::ENDLESS, epoch: Some(self.last_epoch) }
             }
         };
         request.at(limit, now, action)
@@ -191,7 +193,8 @@ impl Shard {
         }
     }
 
-    /// Removes the next key that has expired, or the candidate with the least usage before it.
+    /// Removes the next key that has expired or has used one unit, or the candidate with the least
+    /// usage before it.
     /// Returns the slot if a key was removed.
     pub(super) fn evict<'s>(
         &mut self,
@@ -211,7 +214,7 @@ impl Shard {
                 continue;
             }
             let usage = entry.usage(search.now);
-            if usage.reset <= search.now {
+            if usage.reset <= search.now || usage.is_least && !usage.in_use {
                 victim = Some((usage, bucket));
                 break;
             }

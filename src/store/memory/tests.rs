@@ -71,6 +71,18 @@ async fn several_limits_whose_shard_is_empty_evict_keys_of_another_shard() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_full_store_forgets_one_unit_rather_than_several_of_a_larger_quota() {
+    let store = MemoryStore::with_max_keys(4);
+    let small = limiter("small", &store, Quota::per_day(3));
+    let large = limiter("large", &store, Quota::per_day(1_000));
+    assert!(large.check("kept").cost(2).await.unwrap().is_allowed());
+    for i in 0..20 {
+        assert!(small.check(format!("{i}")).await.unwrap().is_allowed());
+        assert_eq!(large.peek("kept").await.unwrap().remaining(), 998, "{i}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_key_that_is_free_again_stays_for_a_second() {
     let store = MemoryStore::with_max_keys(1_000);
     let quota = Quota::concurrent(2);

@@ -41,8 +41,9 @@
 /// **To reset a particular key**, the client must make the store evict it: each key that is
 /// compared with it must have used as much. First the client fills most of the store with keys that
 /// have used as much as that key: `max_keys` x that usage. Then about `max_keys / 4` further keys
-/// evict the key once. If all requests cost 1, 100,000 keys and 5,000 requests per second give it
-/// one attempt to guess a password per 5 seconds, under any limit.
+/// evict the key once. A key that has used a single unit is compared with none: up to `max_keys`
+/// further keys evict it. If all requests cost 1, 100,000 keys and 5,000 requests per second give
+/// the client one attempt to guess a password per 5 seconds, under any limit.
 ///
 /// * Under both settings this resets a key that has units left: with 3 per day, 2 more attempts for
 ///   each 25,000 units, after the first 200,000.

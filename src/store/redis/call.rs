@@ -13,14 +13,14 @@ use super::{
 use crate::{
     algorithm::{Action, EngineReply},
     decision::{Outcome, Policy},
-    store::{LimitRequest, StoreRequest},
+    store::{LimitRequest, Settings, StoreRequest},
 };
 
 /// The limits of a request, and what is needed to report the decision.
 pub(super) struct ScriptCall {
     action: Action,
     limits: Vec<Limit>,
-    policies: Vec<Policy>,
+    settings: Vec<Arc<Settings>>,
     /// Whether the decision says what is left of each of several limits.
     counts: bool,
 }
@@ -36,7 +36,7 @@ impl ScriptCall {
         Self {
             action: request.action,
             limits: request.limits.iter().map(limit).collect(),
-            policies: request.limits.iter().map(LimitRequest::policy).collect(),
+            settings: request.limits.iter().map(|limit| limit.settings.clone()).collect(),
             counts: request.counts,
         }
     }
@@ -85,15 +85,18 @@ impl ScriptCall {
         deadline: Deadline,
         command: Command<'_>,
     ) -> Result<Outcome, TransportError> {
-        let Self { action, limits, policies, counts } = self;
+        let Self { action, limits, settings, counts } = self;
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         let age = connection.age(decided.now);
         let age = age_of(&decided.reply, age);
-        Ok(match policies[..] {
-            [policy] => Outcome::new(policy, decided.reply, *action, age),
+        Ok(match (&settings[..], &limits[..]) {
+            ([settings], [limit]) => {
+                Outcome::new(settings.policy(limit.cost), decided.reply, *action, age)
+            }
             _ => {
-                let policies = policies.iter().copied();
+                let all = settings.iter().zip(limits);
+                let policies = all.map(|(settings, limit)| settings.policy(limit.cost));
                 Outcome::of_several(policies, &decided.all, decided.limit, *counts, *action, age)
             }
         })
@@ -126,7 +129,7 @@ pub(super) struct EachReply {
 
 impl EachReply {
     /// Returns the outcome of a check from its reply.
-    pub(super) fn outcome(&self, policy: Policy, reply: EngineReply) -> Outcome {
+    pub(super) fn outcome(&self, policy: Policy<'_>, reply: EngineReply) -> Outcome {
         Outcome::new(policy, reply, Action::Check, age_of(&reply, self.age))
     }
 }
