@@ -1,12 +1,12 @@
 -- Block: a key that is blocked has its state between 'B', the end of the block (an integer of 7
 -- bytes), and another 'B'. States begin or end with another letter, so that a fast path, which
 -- looks at that end, leaves a blocked key to the engine.
--- Stands before a model. The engine reads and stores a state by `get`, `put` and `patch`, wherever
--- the state is: what is held (hold.lua) stands behind it. `block` is nil for a key without one,
+-- The engine reads and stores a state by `get`, `put` and `patch`, wherever
+-- the state is: what is held (holding.lua) stands behind it. `block` is nil for a key without one,
 -- else {ends}, and {state, expires, changed} if the state counts: a request that may not wait until
 -- the end of the block is denied without it.
 
-local function in_block(state)
+function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state
 end
 
@@ -31,7 +31,7 @@ function state_length()
 end
 
 -- Stores a state, with what is held; if both are empty, deletes the key.
-local function put(state, expires)
+function put(state, expires)
   is_fresh = false
   if held then
     held.length = #state
@@ -52,7 +52,7 @@ local function put(state, expires)
 end
 
 -- Replaces bytes of the state from an index on, and its expiry if there is a new one.
-local function patch(from, bytes, expires)
+function patch(from, bytes, expires)
   is_fresh = false
   if held then
     from, expires = tonumber(from), expires and held_until(expires)
@@ -77,7 +77,7 @@ end
 
 -- Opens the block of a key whose value begins or ends with `letter`, or begins one, if the action
 -- requires that. Returns true if the state has to be read again.
-local function open_block(letter)
+function open_block(letter)
   if block or letter ~= 66 and not blocks then
     return false
   end

@@ -1,7 +1,7 @@
 -- Combine: decides about several limits for one request. All of them admit the request or none, and
 -- it waits as long as the longest wait of a limit.
 -- `algorithms` has the function of each algorithm under its letter; see algorithm.lua.
-local limits, wait, too_long = {}, 0, 0
+local limits, wait, too_long, denies = {}, 0, 0, nil
 local is_plain = action == 'check' or action == 'hold'
 for i = 1, #KEYS do
   local cost, max_wait, lifetime, grid = nil, nil, 0, 0
@@ -26,8 +26,12 @@ local function decide_all()
     key = KEYS[i]
     limit.wait, over, limit.finish =
       decide(key, params, limit.cost, limit.max_wait, limit.lifetime, limit.grid, is_plain)
-    wait, too_long = math.max(wait, limit.wait), math.max(too_long, over)
+    wait = math.max(wait, limit.wait)
+    if can_be_denied and over > too_long then
+      too_long, denies = over, i - 1
+    end
   end
+  reply[#KEYS + 2] = denies
   for i, limit in ipairs(limits) do
     key = KEYS[i]
     if can_be_denied then

@@ -25,9 +25,19 @@ local is_common = action == 'check' or action == 'peek'
 -- `unknown` has the indexes of the keys that are not decided. By these, `asks` has what is asked,
 -- `errors` the error of the server if it rejected a write, and `pending` the entries of a leaky
 -- bucket, if only these are not stored yet.
-local reply, unknown, asks, errors, pending = {now}, {}, nil, nil, nil
+local reply, unknown, asks, errors, pending = {now, nil}, nil, nil, nil, nil
 -- FAST
 -- STATE
+
+-- Returns the reply about a key: the state and, if a request is denied, how many of each run are
+-- admitted.
+local function with_verdict(state, runs)
+  local verdict = {}
+  for j, run in ipairs(runs) do
+    verdict[j] = struct.pack('<I2', run.admitted)
+  end
+  return {state, table.concat(verdict)}
+end
 
 local values, with_holds
 do
@@ -36,24 +46,25 @@ do
 -- PLAIN
   end
   values = is_common and reads and call('MGET', unpack(KEYS))
-  -- A block or a release has one request, of no cost; its items are read where it begins.
-  local position, asked, last = 1, {{count = 1, max_wait = 0}}, #items
+  local position, asked, last = 1, nil, #items
   if blocks or action == 'release' then
-    last = 0
+    -- One request, of no cost; its items are read where it begins.
+    asked, last = {{count = 1, max_wait = 0}}, 0
   end
   for i = 1, #KEYS do
-    key = KEYS[i]
+    key, is_denied = KEYS[i], false
     if position <= last then
       local count
       count, position = struct.unpack('<I2', items, position)
-      asked = {}
+      asked = {nil}
       for j = 1, count do
         if action == 'holds' then
           asked[j], position = {struct.unpack('<dddddd', items, position)}, position + 48
         else
-          local run = {}
-          run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-          asked[j] = run
+          local count, cost, max_wait
+          count, cost, max_wait, position = struct.unpack('<I4dd', items, position)
+          max_wait = lifetime > 0 and 0 or max_wait -- a hold reserves no instant
+          asked[j] = {count = count, cost = cost, max_wait = max_wait}
         end
       end
     end
@@ -68,14 +79,16 @@ do
         written, err, entries = write(key, found, used, a, b, c, d, e)
       end
     end
-    reply[i + 1] = found
+    reply[i + 1] = found and is_denied and with_verdict(found, asked) or found
     if not written then
-      asks, errors, pending = asks or {}, errors or {}, pending or {}
+      if not unknown then
+        unknown, asks, errors, pending = {}, {}, {}, {}
+      end
       unknown[#unknown + 1], asks[i], errors[i], pending[i] = i, asked, err, entries
     end
   end
 end
-if #unknown == 0 then
+if not unknown then
   return reply
 end
 
@@ -88,7 +101,7 @@ if holds or with_holds then
     values = values or call('MGET', unpack(KEYS))
     for _, i in ipairs(unknown) do
       local asked, value = asks[i], values[i] or ''
-      key = KEYS[i]
+      key, is_denied = KEYS[i], false
       local found, written, used, a, b, c, d
       if action == 'holds' then
         found, written, errors[i] = change(key, value, asked)
@@ -99,7 +112,7 @@ if holds or with_holds then
           written, errors[i] = write(key, found, used, a, b, c, d)
         end
       end
-      reply[i + 1] = found
+      reply[i + 1] = found and is_denied and with_verdict(found, asked) or found
       if not written then
         left[#left + 1] = i
       end
@@ -112,50 +125,56 @@ if #unknown == 0 then
 end
 
 -- ERRORS
--- Makes the functions of the engine. Returns one that decides about a key.
+-- Makes the functions of the engine. Returns one that decides about a key: it takes what is asked,
+-- the error of its write, entries of a leaky bucket to store, and the state if only these are left.
+-- It returns the state, none for a release, and whether a request is denied. A function can use no
+-- more than 60 variables of those around it.
 local function make_engine()
   local cost, max_wait
 -- MODEL
   -- Decides about the requests one after the other. Returns the state that they have found.
   local function decide_all(runs)
-    block, first_held = nil, nil
-    forget()
-    local state
+    local state, is_denied
     for _, run in ipairs(runs) do
-      cost, max_wait = run.cost, run.max_wait
-      for _ = 1, run.count do
+      cost, max_wait, run.admitted = run.cost, run.max_wait, 0
+      for number = 1, run.count do
         plan()
         state = finish(too_long == 0 or not can_be_denied, wait)
         if too_long > 0 then -- so it is for the others
+          is_denied = can_be_denied
           break
         end
+        run.admitted = number
       end
     end
-    return state
+    return state, is_denied
   end
 
-  -- Returns the reply about a key; none for a release.
-  return function(i)
-    if errors[i] then
-      error(errors[i], 0)
-    elseif pending[i] then
-      block = nil
-      forget()
-      reserve_all(unpack(pending[i], 1, 3))
-      return reply[i + 1]
+  return function(runs, err, entries, state)
+    block, first_held = nil, nil
+    forget()
+    if err then
+      error(err, 0)
+    elseif entries then
+      reserve_all(unpack(entries, 1, 3))
+      return state
     elseif action == 'holds' then
-      return change_holds(asks[i])
+      make_holding()
+      cost, max_wait = 0, 0
+      return change_holds(runs)
     end
-    return decide_all(asks[i])
+    return decide_all(runs)
   end
 end
 
 local decide = make_engine()
 for _, i in ipairs(unknown) do
   key = KEYS[i]
-  local ok, result = pcall(decide, i)
+  local ok, result, is_denied = pcall(decide, asks[i], errors[i], pending[i], reply[i + 1])
   if not ok then
     result = failure(key, result)
+  elseif is_denied then
+    result = with_verdict(result, asks[i])
   end
   reply[i + 1] = result or nil
 end

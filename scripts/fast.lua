@@ -7,8 +7,11 @@
 --        was done; if not, the error of the server, or none if the engine must decide.
 -- reads  is false if the fast path reads the keys itself.
 
+local is_denied -- whether a request of the key at work is denied
+
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,
--- and what is missing for the one that is denied longest; none if one of them has to wait.
+-- and what is missing for the one that is denied longest; none if one of them has to wait. Each run
+-- gets the number of its requests that are `admitted`.
 local function use(used, size, parts, runs)
   local missing = 0
   for i = 1, #runs do
@@ -18,11 +21,12 @@ local function use(used, size, parts, runs)
     if used + granted * each > size then
       granted = math.max(math.floor((size - used) / each), 0)
     end
-    used = used + granted * each
+    used, run.admitted = used + granted * each, granted
     if granted < run.count then
       if run.max_wait > 0 then
         return
       end
+      is_denied = true
       missing = math.max(missing, used + each - size)
     end
   end

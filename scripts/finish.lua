@@ -4,6 +4,13 @@
 -- it has left. A request that is denied stores only that the clock has stepped back.
 local finish
 
+-- Stores what is held, unless that was done together with the state.
+local function store_holds()
+  if held and held.changed then
+    store_slots()
+  end
+end
+
 if returns then
   -- Returns the units of the request or, to release, those of the requests that the items name.
   local function releases()
@@ -70,6 +77,7 @@ else
       end
       stale = found and step_back()
     elseif holds then
+      make_holding()
       hold(cost, lifetime, grid)
     end
     if stale or admitted and not holds then

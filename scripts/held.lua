@@ -1,5 +1,6 @@
 -- Held: the fast path of holds, and of checks beside holds: slots that the clock has not passed, by
--- a clock that has not stepped back. hold.lua describes the bytes. `slots` are {ends, units, ..}.
+-- a clock that has not stepped back. holding.lua describes the bytes. `slots` are {ends, units,
+-- ..}.
 -- `fast` and `write` are those of fast.lua; the value is always read.
 -- change  takes the key, its value, and ends and renewals of holds, and changes them. Returns the
 --         results, nothing if the engine must change them; and what `write` returns.

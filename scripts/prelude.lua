@@ -10,7 +10,9 @@
 --          long, a double; to hold for several limits, for each {cost, max_wait, lifetime, grid},
 --          with a lifetime of 0 to spend; to end and renew holds, see each.lua
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
---          a refund or a block the state that it has left, and none to release; see each.lua for
+--          a refund or a block the state that it has left, and none to release. If a request is
+--          denied, {state, verdict}: how many of each run are admitted, integers of two bytes; for
+--          several limits, the index of one that denies stands behind the states. See each.lua for
 --          an error in place of a state
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, items = ARGV[1], ARGV[#ARGV]

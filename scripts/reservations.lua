@@ -1,5 +1,5 @@
 -- Reservations: the requests that wait, so that a request that is dropped can release what it
--- reserved. Loads and stores the states that are a string; stands between the model and engine.lua.
+-- reserved. Loads and stores the states that are a string.
 -- key  the state, which counts all reservations (the head). While requests wait, the state before
 --      the first of them (the base) follows, then in the order of their instants {instant, cost},
 --      doubles
@@ -7,28 +7,28 @@
 -- is that of a head and a base that stand before entries; a state alone can be shorter. `size_text`
 -- is the same as text, which needs no printing. A model whose states have several sizes sets `size`
 -- to that of the state that it has found.
-local found, stale
 local first_found -- the state before the first request
 
 local ENTRY = 16
 local read_size = tonumber(size_text)
 
 -- Forgets what requests to another key have found.
-local function forget()
+function forget()
   first_found, held = nil, nil
 end
 
 -- Reads what is held, behind the state or without one. The cost of a reservation, which can stand
 -- there, too, never ends with that letter.
 local function find_holds()
-  local own = size_of(found)
+  local own = size_of and size_of(found) or size
   local is_longer = #found > own or own > read_size and state_length() > own
   if string.byte(found) ~= 72 and not is_longer then
     return
   end
-  local tail, first = get(most_text, '-1'), string.sub(found, 1, 1)
+  local tail, first = get('-151', '-1'), string.sub(found, 1, 1)
   local last = string.byte(tail, -1)
   if last == 72 then
+    make_holding()
     local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
   elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
@@ -38,10 +38,11 @@ end
 
 -- Returns the state, if all of it has been read.
 function whole()
-  return is_fresh and (not found and '' or #found <= size_of(found) and found)
+  local own = found and (size_of and size_of(found) or size)
+  return is_fresh and (not found and '' or #found <= own and found)
 end
 
-local function load()
+function load()
   found, stale, is_fresh = get('0', size_text), false, true
   if open_block(string.byte(found)) then
     found = get('0', size_text)
@@ -56,7 +57,7 @@ local function load()
   first_found = first_found or found or ''
 end
 
-local function found_state()
+function found_state()
   return first_found or ''
 end
 
@@ -64,7 +65,7 @@ local function expiry_after(reset)
   return expiry and expiry(reset) or now + reset
 end
 
-local function expiry_now()
+function expiry_now()
   return expiry_after(reset_after())
 end
 
@@ -182,7 +183,7 @@ end
 
 -- Stores a state with reservations of requests that wait longer than all others: {instant, cost} of
 -- each. `before` is the state without them.
-local function reserve_all(head, before, entries)
+function reserve_all(head, before, entries)
   local more = {}
   for i = 2, #entries do
     more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
@@ -192,7 +193,6 @@ local function reserve_all(head, before, entries)
   reserving()(head, before, instant, cost, table.concat(more), reset_after())
 end
 
-local release
 if returns then
   -- Returns units to the state. Units of an instant to come are only returned if their reservation
   -- is found: the state may have been lost, and other requests may have spent since. Reservations
@@ -226,7 +226,7 @@ end
 
 -- Stores the state after a decision. Reservations by another clock or quota (`stale`) stay counted,
 -- and cannot be released.
-local function store(before, instant)
+function store(before, instant)
   local reset = reset_after()
   local head = before and encode(true)
   if before and #before ~= #head then -- the state has grown

@@ -1,8 +1,8 @@
 //! The algorithms: their guarantees and names, and the entry to the engine, which decides. Each has
-//! a model in two languages, `src/algorithm/NAME.rs` and `scripts/NAME/model.lua`, with the same
-//! functions in the same order; both buckets share one, `bucket`. Rust counts in integers, Lua in
-//! doubles that hold integers below 2^53, so both agree to the bit. It knows no keys, stores or
-//! clocks.
+//! a model in two languages, `src/algorithm/NAME.rs` and `scripts/NAME/model.lua`: the functions
+//! that both have stand in the same order. Both buckets share one, `bucket`. Rust counts in
+//! integers, Lua in doubles that hold integers below 2^53, so both agree to the bit. It knows no
+//! keys, stores or clocks.
 
 mod arithmetic;
 mod block;

@@ -1,4 +1,6 @@
 -- Model of the bucket: the functions of the engine. state.lua stands before this text.
+local at, lumps, parts, last, unit, period, lump, excess
+local grain = grain -- of the state that is stored
 
 -- Counts units, and `more` parts, in lumps, and parts of another one. A product that is not exact
 -- is rounded up.
@@ -43,20 +45,6 @@ local function longest(period)
   return math.ceil(3155760000000000 / period)
 end
 
-function drain(units)
-  local needed = lumps_until_paid(debt_of(units, new_unit, 0, new_lump))
-  return math.min(needed, most) * new_period
-end
-
--- With an overdraft, what is held may exceed the quota, and then nothing is admitted.
-local function fits_beside(units)
-  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
-end
-
-local function is_foreign()
-  return unit ~= new_unit or period ~= new_period or lump ~= new_lump
-end
-
 local function is_full()
   return lumps == 0 and parts == 0
 end
@@ -79,66 +67,6 @@ local function bound_last()
   last = math.min(last, at + lumps_until_paid(lumps, parts) * period)
 end
 
-local function initial()
-  at, lumps, parts, excess, last = now, 0, 0, 0, 0
-  unit, period, lump = new_unit, new_period, new_lump
-end
-
-local function decode(state)
-  local letter, other = string.byte(state)
-  if letter == 84 and #state == 26 then
-    letter, at, parts, unit, lump, other = struct.unpack(SHORT, state)
-    period, last, excess = 1, 0, 0
-    lumps, parts = debt_of(0, unit, parts, lump)
-  elseif letter == 81 and #state >= size then
-    local per
-    letter, at, lumps, parts, last, per, lump, excess, other = struct.unpack(LONG, state)
-    unit, period = per < 0 and 1 or per, per < 0 and -per or 1
-  else
-    fail(key)
-  end
-  if unit * lump == 0 then
-    fail(key)
-  end
-  stored_grain = 2 ^ other
-  return state
-end
-
--- `waits`: requests wait, and their reservations follow.
-local function encode(waits)
-  local debt = lumps * lump + parts
-  stored_grain = grain
-  if waits or shapes or period ~= 1 or last > 0 or excess > 0 or debt >= 2 ^ 53 then
-    local per = period == 1 and unit or -period
-    return struct.pack(LONG, 81, at, lumps, parts, last, per, lump, excess, exponent)
-  end
-  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
-end
-
-local function step_back()
-  local back = at - now
-  if back > 0 then
-    at, last = now, math.max(last - back, 0)
-  end
-  return back > 0
-end
-
-local function advance(time)
-  local passed = math.floor((time - at) / period)
-  at = at + passed * period
-  lower(passed, 0)
-end
-
-local function reset_after()
-  return is_full() and 0 or time_until(0)
-end
-
--- The stored state can keep the grain of another burst, which the fast path reads: so the coarser
--- grain counts.
-function expiry(reset)
-  return round_up(now + reset, math.max(grain, stored_grain))
-end
-
 -- Begins to refill at another rate, when the last request has proceeded. If that is yet to come,
 -- what flows in before is added to the debt, whatever units wait. So quotas that alternate on one
 -- key do not raise the debt with each conversion.
@@ -158,7 +86,7 @@ end
 
 -- Counts at the rate of another quota. Parts of a unit are rounded up, and `excess` remembers by
 -- how much, for the same reason.
-local function convert_state()
+local function convert()
   local last = math.max(last, at)
   advance(last)
   local debt = lumps * lump + parts
@@ -176,10 +104,74 @@ local function convert_state()
   restart_refill(last)
 end
 
-local function adopt()
+local function is_foreign()
+  return unit ~= new_unit or period ~= new_period or lump ~= new_lump
+end
+
+function drain(units)
+  local needed = lumps_until_paid(debt_of(units, new_unit, 0, new_lump))
+  return math.min(needed, most) * new_period
+end
+
+-- With an overdraft, what is held may exceed the quota, and then nothing is admitted.
+function fits_beside(units)
+  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
+end
+
+function initial()
+  at, lumps, parts, excess, last, grain = now, 0, 0, 0, 0, 2 ^ exponent
+  unit, period, lump = new_unit, new_period, new_lump
+end
+
+function decode(state)
+  local letter, other = string.byte(state)
+  if letter == 84 and #state == 26 then
+    letter, at, parts, unit, lump, other = struct.unpack(SHORT, state)
+    period, last, excess = 1, 0, 0
+    lumps, parts = debt_of(0, unit, parts, lump)
+  elseif letter == 81 and #state >= size then
+    local per
+    letter, at, lumps, parts, last, per, lump, excess, other = struct.unpack(LONG, state)
+    unit, period = per < 0 and 1 or per, per < 0 and -per or 1
+  else
+    fail(key)
+  end
+  if unit * lump == 0 then
+    fail(key)
+  end
+  grain = 2 ^ other
+  return state
+end
+
+-- `waits`: requests wait, and their reservations follow.
+function encode(waits)
+  local debt = lumps * lump + parts
+  grain = 2 ^ exponent
+  if waits or shapes or period ~= 1 or last > 0 or excess > 0 or debt >= 2 ^ 53 then
+    local per = period == 1 and unit or -period
+    return struct.pack(LONG, 81, at, lumps, parts, last, per, lump, excess, exponent)
+  end
+  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
+end
+
+function step_back()
+  local back = at - now
+  if back > 0 then
+    at, last = now, math.max(last - back, 0)
+  end
+  return back > 0
+end
+
+function advance(time)
+  local passed = math.floor((time - at) / period)
+  at = at + passed * period
+  lower(passed, 0)
+end
+
+function adopt()
   local changed = is_foreign()
   if changed and reset_after() > 0 then
-    convert_state()
+    convert()
   elseif changed then
     initial()
   end
@@ -190,7 +182,7 @@ local function adopt()
   return changed
 end
 
-local function earliest(needed)
+function earliest(needed)
   if shapes then
     return time_until(0), time_until(limit * unit - needed * unit)
   end
@@ -202,7 +194,7 @@ local function earliest(needed)
   return wait
 end
 
-local function commit(instant, units)
+function commit(instant, units)
   -- The request may proceed later than it could. The departures of a leaky bucket stay apart.
   local refilled = math.floor((instant - at) / period)
   if lumps_until_paid(lumps, parts) + (shapes and 1 or 0) <= refilled then
@@ -240,3 +232,11 @@ if returns then
   end
 end
 
+function reset_after()
+  return is_full() and 0 or time_until(0)
+end
+
+-- By the grain in the stored state, which may be that of another burst: the fast path counts on it.
+function expiry(reset)
+  return round_up(now + reset, grain)
+end

@@ -29,5 +29,3 @@ end
 -- ENGINE
 local size, size_text = 44, '44'
 local shapes = string.byte(params) == 76
-local at, lumps, parts, last, unit, period, lump, excess
-local stored_grain = 1 -- of the state that is stored

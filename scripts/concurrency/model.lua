@@ -1,27 +1,26 @@
 -- Model of concurrency: the functions of the engine. state.lua stands before this text.
-local step_back, advance, adopt -- none: no key has a state
+-- Without `step_back`, `advance` and `adopt`: no key has a state.
 
 function drain()
   return 0
 end
 
-local function initial() end
+function initial() end
 
-local function decode()
+function decode()
   fail(key)
 end
 
-local function encode()
+function encode()
   return ''
 end
 
-local function earliest()
+function earliest()
   return 0
 end
 
-local function commit() end
+function commit() end
 
-local function reset_after()
+function reset_after()
   return 0
 end
-

@@ -1,52 +1,9 @@
 -- Model of the fixed window: the functions of the engine. state.lua stands before this text.
-
-function drain()
-  return window
-end
+local start, last, count, length
 
 -- The windows between the current one and the newest one that a request has reserved.
 local function ahead()
   return math.max(math.floor((last - start) / length), 0)
-end
-
-local function initial()
-  start, last, count, length = now, now, 0, window
-end
-
-local function decode(state)
-  local form
-  if #state >= size then
-    form, start, last, count, length = struct.unpack(STATE, state)
-  end
-  if form ~= 70 or length == 0 then
-    fail(key)
-  end
-  return state
-end
-
-local function encode()
-  return struct.pack(STATE, 70, start, last, count, length)
-end
-
-local function step_back()
-  local back = start - now
-  if back > 0 then
-    start, last = now, math.max(last - back, 0)
-  end
-  return back > 0
-end
-
-local function advance(time)
-  local windows = math.floor((time - start) / length)
-  if windows > ahead() then
-    count = 0
-  end
-  start = start + windows * length
-end
-
-local function reset_after()
-  local ahead = ahead()
-  return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
 end
 
 -- Counts with another length of a window. If requests wait, a window opens when the last of them
@@ -61,7 +18,46 @@ local function set_length()
   length = window
 end
 
-local function adopt()
+function drain()
+  return window
+end
+
+function initial()
+  start, last, count, length = now, now, 0, window
+end
+
+function decode(state)
+  local form
+  if #state >= size then
+    form, start, last, count, length = struct.unpack(STATE, state)
+  end
+  if form ~= 70 or length == 0 then
+    fail(key)
+  end
+  return state
+end
+
+function encode()
+  return struct.pack(STATE, 70, start, last, count, length)
+end
+
+function step_back()
+  local back = start - now
+  if back > 0 then
+    start, last = now, math.max(last - back, 0)
+  end
+  return back > 0
+end
+
+function advance(time)
+  local windows = math.floor((time - start) / length)
+  if windows > ahead() then
+    count = 0
+  end
+  start = start + windows * length
+end
+
+function adopt()
   local changed = length ~= window
   if changed and reset_after() > 0 then
     set_length()
@@ -75,12 +71,12 @@ local function adopt()
   return changed
 end
 
-local function earliest(needed)
+function earliest(needed)
   local index = count + needed > limit and ahead() + 1 or ahead()
   return math.max(start + index * length - now, 0)
 end
 
-local function commit(instant, units)
+function commit(instant, units)
   if math.floor((instant - start) / length) > ahead() then
     count = 0
   end
@@ -97,3 +93,7 @@ if returns then
   end
 end
 
+function reset_after()
+  local ahead = ahead()
+  return (ahead > 0 or count > 0) and start + (ahead + 1) * length - now or 0
+end

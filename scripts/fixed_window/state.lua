@@ -9,4 +9,3 @@ local STATE, size = '<BI7I7I7I6', 28
 local limit, window = struct.unpack('<dd', params, 2)
 -- ENGINE
 local size_text = '28'
-local start, last, count, length

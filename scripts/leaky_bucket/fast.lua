@@ -57,6 +57,7 @@ local function grant(run, entries)
     end
     last, debt = instant > now and instant or 0, debt + each
   end
+  run.admitted, is_denied = granted, is_denied or granted < run.count
 end
 
 -- Returns what stands behind the new state and before its new reservations, if all of that was read

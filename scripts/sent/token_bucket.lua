@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, hold.lua, block.lua, bucket/model.lua, reservations.lua, engine.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 16148f681022c9a637783c358d0d4ecf1c3e3c8a
+-- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
+-- EVALSHA names the text below this line 1d93d24d9f2cb3d69a22fc11f9a13bf35cae4721
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -32,7 +32,9 @@ if action == 'hold' then
 end
 local holds = action == 'hold' or action == 'holds'
 local is_common = action == 'check' or action == 'peek'
-local reply, unknown, asks, errors, pending = {now}, {}, nil, nil, nil
+local reply, unknown, asks, errors, pending = {now, nil}, nil, nil, nil, nil
+
+local is_denied
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -43,11 +45,12 @@ local function use(used, size, parts, runs)
     if used + granted * each > size then
       granted = math.max(math.floor((size - used) / each), 0)
     end
-    used = used + granted * each
+    used, run.admitted = used + granted * each, granted
     if granted < run.count then
       if run.max_wait > 0 then
         return
       end
+      is_denied = true
       missing = math.max(missing, used + each - size)
     end
   end
@@ -74,6 +77,14 @@ local grain = 2 ^ exponent
 forms = 'TQ'
 if string.byte(params) == 84 and (new_period ~= 1 or overdraft > 0) then
   is_common, holds = false, false
+end
+
+local function with_verdict(state, runs)
+  local verdict = {}
+  for j, run in ipairs(runs) do
+    verdict[j] = struct.pack('<I2', run.admitted)
+  end
+  return {state, table.concat(verdict)}
 end
 
 local values, with_holds
@@ -109,23 +120,24 @@ function write(key, found, debt, expires)
 end
   end
   values = is_common and reads and call('MGET', unpack(KEYS))
-  local position, asked, last = 1, {{count = 1, max_wait = 0}}, #items
+  local position, asked, last = 1, nil, #items
   if blocks or action == 'release' then
-    last = 0
+    asked, last = {{count = 1, max_wait = 0}}, 0
   end
   for i = 1, #KEYS do
-    key = KEYS[i]
+    key, is_denied = KEYS[i], false
     if position <= last then
       local count
       count, position = struct.unpack('<I2', items, position)
-      asked = {}
+      asked = {nil}
       for j = 1, count do
         if action == 'holds' then
           asked[j], position = {struct.unpack('<dddddd', items, position)}, position + 48
         else
-          local run = {}
-          run.count, run.cost, run.max_wait, position = struct.unpack('<I4dd', items, position)
-          asked[j] = run
+          local count, cost, max_wait
+          count, cost, max_wait, position = struct.unpack('<I4dd', items, position)
+          max_wait = lifetime > 0 and 0 or max_wait
+          asked[j] = {count = count, cost = cost, max_wait = max_wait}
         end
       end
     end
@@ -140,14 +152,16 @@ end
         written, err, entries = write(key, found, used, a, b, c, d, e)
       end
     end
-    reply[i + 1] = found
+    reply[i + 1] = found and is_denied and with_verdict(found, asked) or found
     if not written then
-      asks, errors, pending = asks or {}, errors or {}, pending or {}
+      if not unknown then
+        unknown, asks, errors, pending = {}, {}, {}, {}
+      end
       unknown[#unknown + 1], asks[i], errors[i], pending[i] = i, asked, err, entries
     end
   end
 end
-if #unknown == 0 then
+if not unknown then
   return reply
 end
 
@@ -285,7 +299,7 @@ local function read(found)
   elseif #state == 26 and string.byte(state) == 84 then
     local _, at, debt, other_unit, other_lump, exponent = struct.unpack(SHORT, state)
     if other_unit == unit and other_lump == lump and now >= at and exponent < 64 then
-      return math.max(debt - (now - at) * lump, 0), math.max(grain, 2 ^ exponent)
+      return math.max(debt - (now - at) * lump, 0), 2 ^ exponent
     end
   end
 end
@@ -360,7 +374,7 @@ end
     values = values or call('MGET', unpack(KEYS))
     for _, i in ipairs(unknown) do
       local asked, value = asks[i], values[i] or ''
-      key = KEYS[i]
+      key, is_denied = KEYS[i], false
       local found, written, used, a, b, c, d
       if action == 'holds' then
         found, written, errors[i] = change(key, value, asked)
@@ -371,7 +385,7 @@ end
           written, errors[i] = write(key, found, used, a, b, c, d)
         end
       end
-      reply[i + 1] = found
+      reply[i + 1] = found and is_denied and with_verdict(found, asked) or found
       if not written then
         left[#left + 1] = i
       end
@@ -416,148 +430,82 @@ local function make_engine()
   local cost, max_wait
 local size, size_text = 44, '44'
 local shapes = string.byte(params) == 76
-local at, lumps, parts, last, unit, period, lump, excess
-local stored_grain = 1
-local held
-local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
-local HELD_SIZE, SLOT_SIZE = 25, 14
-local MOST_SIZE, most_text = 151, '-151'
-local get, state_length
-local whole
+local wait, too_long
+local initial, encode, step_back, advance, adopt, earliest, commit, reset_after, drain
+local decode, expiry, refund, fits_beside, size_of
+local found, stale
+local forget, load, found_state, whole, expiry_now, store, release, reserve_all
+local get, state_length, put, patch, in_block, open_block
 local is_fresh
-local first_held
+local held, first_held
+local make_holding, open_holds, held_total, packed_holds, inside, skew_at, touch, hold, held_until
+local expire_holds, store_slots, change_holds
 local clock = now
 local capacity, limit = limit, limit
-local drain, expiry, refund
 
-local function size_of()
-  return size
-end
-
-local function fits_beside(units)
-  return units <= limit
-end
-
-local function held_total()
-  local sum = 0
-  for _, slot in ipairs(held.slots) do
-    sum = sum + slot.units
-  end
-  return math.min(sum, 2 ^ 53)
-end
-
-local function packed_holds(count)
-  local slots = held.slots
-  local parts, joined = {}, 0
-  for i = 1, count do
-    local slot = slots[i]
-    joined = slot and slot.ends <= held.joined and i or joined
-    parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
-  end
-  parts[1] = struct.pack(HEAD, 72, count + 16 * joined, held.epoch, held.at, held.skew)
-  return table.concat(parts) .. struct.pack('<BB', count, 72)
-end
-
-local function open_holds(tail, first)
-  local count = string.byte(tail, -2) or 0
-  local size = HELD_SIZE + SLOT_SIZE * count
-  local position, _, counts, epoch, at, skew = math.max(#tail - size + 1, 0)
-  if count < 1 or position == 0 or string.byte(tail, position) ~= 72
-    or string.byte(tail, position + 1) % 16 ~= count then
-    fail(key, first .. string.sub(tail, position, position))
-  end
-  _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
-  local slots = {}
-  for _ = 1, count do
-    local ends, units
-    ends, units, position = struct.unpack(SLOT, tail, position)
-    if units > 0 then
-      slots[#slots + 1] = {ends = ends, units = units}
-    end
-  end
-  local is_all = #tail < MOST_SIZE
-  local before = (is_all and #tail or state_length()) - size
-  held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
-  local last = slots[(counts - count) / 16]
-  held.joined = last and last.ends or 0
-  return is_all and string.sub(tail, 1, before)
-end
-
-local function inside(from, to)
-  from, to = tonumber(from), tonumber(to)
-  from = from < 0 and math.max(from + held.length, 0) or from
-  return from, math.min(to < 0 and to + held.length or to, held.length - 1)
-end
-
-local function skew_at()
-  return clock + held.skew < held.at and held.at - clock or held.skew
-end
-
-local function touch()
-  held.skew = skew_at()
-  held.at, held.changed = clock + held.skew, true
-end
-
-local function add_slot(ends, units)
-  local slots, i = held.slots, 1
-  while slots[i] and slots[i].ends < ends do
-    i = i + 1
-  end
-  if slots[i] and slots[i].ends == ends then
-    slots[i].units = slots[i].units + units
+local function plan_loaded()
+  wait, too_long = 0, 0
+  if block and not block.state then
+    wait = block.ends - now
+    too_long = wait - max_wait
+    return
+  elseif returns then
+    return
+  elseif found then
+    stale = step_back() or stale
+    stale = adopt() or stale
   else
-    table.insert(slots, i, {ends = ends, units = units})
+    initial()
   end
-  if #slots > MAX_SLOTS then
-    local nearest = 1
-    for j = 2, MAX_SLOTS do
-      if slots[j + 1].ends - slots[j].ends < slots[nearest + 1].ends - slots[nearest].ends then
-        nearest = j
-      end
-    end
-    local joined = table.remove(slots, nearest)
-    slots[nearest].units = slots[nearest].units + joined.units
-    held.joined = math.max(held.joined, slots[nearest].ends)
+  local full
+  limit = capacity - (held and held_total() or 0)
+  local fits = not held or not can_be_denied
+  if not fits then
+    fits = fits_beside and fits_beside(cost) or not fits_beside and cost <= limit
   end
+  wait, full = earliest(fits and can_be_denied and cost or -math.huge)
+  if block and can_be_denied then
+    local rest = block.ends - now
+    wait, full = math.max(wait, rest), full and full > rest and full or 0
+  end
+  too_long = fits and math.max(wait - max_wait, full or 0) or math.huge
 end
 
-local function hold(units, lifetime, grid, is_known)
-  if not held then
-    local state = whole()
-    held = {slots = {}, count = 0, length = state and #state or state_length()}
+local is_behind, has_stepped_back
+
+local function open_key()
+  load()
+  is_behind = held and held.slots[1] and clock + held.skew < held.at
+  has_stepped_back = commits and found and step_back()
+  stale = has_stepped_back
+  local time = clock + (held and held.slots[1] and skew_at() or 0)
+  if held and not blocks and expire_holds() then
+    load()
   end
-  if #held.slots == 0 and not is_known then
-    held.epoch, held.at, held.skew, held.joined = clock, clock, 0, 0
+  if is_behind and held then
+    touch()
   end
-  touch()
-  local ends = math.ceil((held.at + lifetime) / grid) * grid
-  add_slot(ends, units)
-  return ends
+  return time
 end
 
-local function take(ends, units)
-  touch()
-  local left, last, joined = {}, math.max(ends, held.joined), 0
-  for _, slot in ipairs(held.slots) do
-    if slot.ends >= ends and slot.ends <= last then
-      local taken = math.min(slot.units, units)
-      slot.units, units = slot.units - taken, units - taken
-    end
-    if slot.units > 0 then
-      left[#left + 1] = slot
-      joined = slot.ends <= held.joined and slot.ends or joined
-    end
+local function plan()
+  if block and not block.state then
+    block = nil
   end
-  held.slots, held.joined = left, joined
+  open_key()
+  if not first_held then
+    local slots = held and #held.slots or 0
+    first_held = slots > 0 and packed_holds(slots) or ''
+  end
+  plan_loaded()
 end
 
-local function held_until(expires)
-  local slots = held.slots
-  local last = slots[1] and slots[#slots].ends - skew_at() or 0
-  return math.max(expires or clock, last) + drain(held_total())
+local function described(state)
+  state = (first_held or '') .. state
+  return block and block.ends > now and in_block(state) or state
 end
 
-local function in_block(state)
+function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state
 end
 
@@ -579,7 +527,7 @@ function state_length()
   return held and held.length or block and #block.state or call('STRLEN', key)
 end
 
-local function put(state, expires)
+function put(state, expires)
   is_fresh = false
   if held then
     held.length = #state
@@ -599,7 +547,7 @@ local function put(state, expires)
   end
 end
 
-local function patch(from, bytes, expires)
+function patch(from, bytes, expires)
   is_fresh = false
   if held then
     from, expires = tonumber(from), expires and held_until(expires)
@@ -622,7 +570,7 @@ local function patch(from, bytes, expires)
   end
 end
 
-local function open_block(letter)
+function open_block(letter)
   if block or letter ~= 66 and not blocks then
     return false
   end
@@ -661,6 +609,9 @@ local function close_block()
     call('SET', key, value, 'KEEPTTL')
   end
 end
+do
+local at, lumps, parts, last, unit, period, lump, excess
+local grain = grain
 
 local function debt_of(units, unit, more, lump)
   local parts = units * unit + more
@@ -700,19 +651,6 @@ local function longest(period)
   return math.ceil(3155760000000000 / period)
 end
 
-function drain(units)
-  local needed = lumps_until_paid(debt_of(units, new_unit, 0, new_lump))
-  return math.min(needed, most) * new_period
-end
-
-local function fits_beside(units)
-  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
-end
-
-local function is_foreign()
-  return unit ~= new_unit or period ~= new_period or lump ~= new_lump
-end
-
 local function is_full()
   return lumps == 0 and parts == 0
 end
@@ -733,63 +671,6 @@ local function bound_last()
   last = math.min(last, at + lumps_until_paid(lumps, parts) * period)
 end
 
-local function initial()
-  at, lumps, parts, excess, last = now, 0, 0, 0, 0
-  unit, period, lump = new_unit, new_period, new_lump
-end
-
-local function decode(state)
-  local letter, other = string.byte(state)
-  if letter == 84 and #state == 26 then
-    letter, at, parts, unit, lump, other = struct.unpack(SHORT, state)
-    period, last, excess = 1, 0, 0
-    lumps, parts = debt_of(0, unit, parts, lump)
-  elseif letter == 81 and #state >= size then
-    local per
-    letter, at, lumps, parts, last, per, lump, excess, other = struct.unpack(LONG, state)
-    unit, period = per < 0 and 1 or per, per < 0 and -per or 1
-  else
-    fail(key)
-  end
-  if unit * lump == 0 then
-    fail(key)
-  end
-  stored_grain = 2 ^ other
-  return state
-end
-
-local function encode(waits)
-  local debt = lumps * lump + parts
-  stored_grain = grain
-  if waits or shapes or period ~= 1 or last > 0 or excess > 0 or debt >= 2 ^ 53 then
-    local per = period == 1 and unit or -period
-    return struct.pack(LONG, 81, at, lumps, parts, last, per, lump, excess, exponent)
-  end
-  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
-end
-
-local function step_back()
-  local back = at - now
-  if back > 0 then
-    at, last = now, math.max(last - back, 0)
-  end
-  return back > 0
-end
-
-local function advance(time)
-  local passed = math.floor((time - at) / period)
-  at = at + passed * period
-  lower(passed, 0)
-end
-
-local function reset_after()
-  return is_full() and 0 or time_until(0)
-end
-
-function expiry(reset)
-  return round_up(now + reset, math.max(grain, stored_grain))
-end
-
 local function restart_refill(last)
   if last - at >= period then
     at = last + 1 - period
@@ -804,7 +685,7 @@ local function restart_refill(last)
   end
 end
 
-local function convert_state()
+local function convert()
   local last = math.max(last, at)
   advance(last)
   local debt = lumps * lump + parts
@@ -822,10 +703,72 @@ local function convert_state()
   restart_refill(last)
 end
 
-local function adopt()
+local function is_foreign()
+  return unit ~= new_unit or period ~= new_period or lump ~= new_lump
+end
+
+function drain(units)
+  local needed = lumps_until_paid(debt_of(units, new_unit, 0, new_lump))
+  return math.min(needed, most) * new_period
+end
+
+function fits_beside(units)
+  return units <= limit + overdraft and limit + (overdraft > 0 and 1 or 0) >= 1
+end
+
+function initial()
+  at, lumps, parts, excess, last, grain = now, 0, 0, 0, 0, 2 ^ exponent
+  unit, period, lump = new_unit, new_period, new_lump
+end
+
+function decode(state)
+  local letter, other = string.byte(state)
+  if letter == 84 and #state == 26 then
+    letter, at, parts, unit, lump, other = struct.unpack(SHORT, state)
+    period, last, excess = 1, 0, 0
+    lumps, parts = debt_of(0, unit, parts, lump)
+  elseif letter == 81 and #state >= size then
+    local per
+    letter, at, lumps, parts, last, per, lump, excess, other = struct.unpack(LONG, state)
+    unit, period = per < 0 and 1 or per, per < 0 and -per or 1
+  else
+    fail(key)
+  end
+  if unit * lump == 0 then
+    fail(key)
+  end
+  grain = 2 ^ other
+  return state
+end
+
+function encode(waits)
+  local debt = lumps * lump + parts
+  grain = 2 ^ exponent
+  if waits or shapes or period ~= 1 or last > 0 or excess > 0 or debt >= 2 ^ 53 then
+    local per = period == 1 and unit or -period
+    return struct.pack(LONG, 81, at, lumps, parts, last, per, lump, excess, exponent)
+  end
+  return struct.pack(SHORT, 84, at, debt, unit, lump, exponent)
+end
+
+function step_back()
+  local back = at - now
+  if back > 0 then
+    at, last = now, math.max(last - back, 0)
+  end
+  return back > 0
+end
+
+function advance(time)
+  local passed = math.floor((time - at) / period)
+  at = at + passed * period
+  lower(passed, 0)
+end
+
+function adopt()
   local changed = is_foreign()
   if changed and reset_after() > 0 then
-    convert_state()
+    convert()
   elseif changed then
     initial()
   end
@@ -836,7 +779,7 @@ local function adopt()
   return changed
 end
 
-local function earliest(needed)
+function earliest(needed)
   if shapes then
     return time_until(0), time_until(limit * unit - needed * unit)
   end
@@ -848,7 +791,7 @@ local function earliest(needed)
   return wait
 end
 
-local function commit(instant, units)
+function commit(instant, units)
   local refilled = math.floor((instant - at) / period)
   if lumps_until_paid(lumps, parts) + (shapes and 1 or 0) <= refilled then
     lumps, parts, excess = refilled, 0, 0
@@ -883,25 +826,32 @@ if returns then
   end
 end
 
-local found, stale
+function reset_after()
+  return is_full() and 0 or time_until(0)
+end
+
+function expiry(reset)
+  return round_up(now + reset, grain)
+end
 local first_found
 
 local ENTRY = 16
 local read_size = tonumber(size_text)
 
-local function forget()
+function forget()
   first_found, held = nil, nil
 end
 
 local function find_holds()
-  local own = size_of(found)
+  local own = size_of and size_of(found) or size
   local is_longer = #found > own or own > read_size and state_length() > own
   if string.byte(found) ~= 72 and not is_longer then
     return
   end
-  local tail, first = get(most_text, '-1'), string.sub(found, 1, 1)
+  local tail, first = get('-151', '-1'), string.sub(found, 1, 1)
   local last = string.byte(tail, -1)
   if last == 72 then
+    make_holding()
     local state = open_holds(tail, first)
     found = state and string.sub(state, 1, read_size + 1) or get('0', size_text)
   elseif last < 63 or last > 67 or math.max(state_length() - 2 * own, 1) % ENTRY > 0 then
@@ -910,10 +860,11 @@ local function find_holds()
 end
 
 function whole()
-  return is_fresh and (not found and '' or #found <= size_of(found) and found)
+  local own = found and (size_of and size_of(found) or size)
+  return is_fresh and (not found and '' or #found <= own and found)
 end
 
-local function load()
+function load()
   found, stale, is_fresh = get('0', size_text), false, true
   if open_block(string.byte(found)) then
     found = get('0', size_text)
@@ -928,7 +879,7 @@ local function load()
   first_found = first_found or found or ''
 end
 
-local function found_state()
+function found_state()
   return first_found or ''
 end
 
@@ -936,7 +887,7 @@ local function expiry_after(reset)
   return expiry and expiry(reset) or now + reset
 end
 
-local function expiry_now()
+function expiry_now()
   return expiry_after(reset_after())
 end
 
@@ -1042,7 +993,7 @@ local function reserving()
   return reserve
 end
 
-local function reserve_all(head, before, entries)
+function reserve_all(head, before, entries)
   local more = {}
   for i = 2, #entries do
     more[i - 1] = struct.pack('<dd', entries[i][1], entries[i][2])
@@ -1052,7 +1003,6 @@ local function reserve_all(head, before, entries)
   reserving()(head, before, instant, cost, table.concat(more), reset_after())
 end
 
-local release
 if returns then
   function release(stale, releases)
     local tails, entries = tails(), {}
@@ -1081,7 +1031,7 @@ if returns then
   end
 end
 
-local function store(before, instant)
+function store(before, instant)
   local reset = reset_after()
   local head = before and encode(true)
   if before and #before ~= #head then
@@ -1108,169 +1058,237 @@ local function store(before, instant)
     put(encode(), expiry_after(reset))
   end
 end
-local wait, too_long
+end
 
-local function plan_loaded()
-  wait, too_long = 0, 0
-  if block and not block.state then
-    wait = block.ends - now
-    too_long = wait - max_wait
+function make_holding()
+  if hold then
     return
-  elseif returns then
-    return
-  elseif found then
-    stale = step_back() or stale
-    stale = adopt() or stale
-  else
-    initial()
   end
-  local full
-  limit = capacity - (held and held_total() or 0)
-  local fits = not held or not can_be_denied or fits_beside(cost)
-  wait, full = earliest(fits and can_be_denied and cost or -math.huge)
-  if block and can_be_denied then
-    local rest = block.ends - now
-    wait, full = math.max(wait, rest), full and full > rest and full or 0
-  end
-  too_long = fits and math.max(wait - max_wait, full or 0) or math.huge
-end
+  local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
+  local HELD_SIZE, SLOT_SIZE = 25, 14
 
-local function spend_at(instant, units)
-  local saved = {now, cost, max_wait, can_be_denied, returns}
-  now, cost, max_wait, can_be_denied, returns = instant, units, 0, false, false
-  load()
-  plan_loaded()
-  local before = wait > 0 and encode(true, cost)
-  commit(now + wait, cost)
-  store(before, now + wait)
-  now, cost, max_wait, can_be_denied, returns = unpack(saved, 1, 5)
-end
+  function held_total()
+    local sum = 0
+    for _, slot in ipairs(held.slots) do
+      sum = sum + slot.units
+    end
+    return math.min(sum, 2 ^ 53)
+  end
 
-local function expire_holds()
-  local time = clock + skew_at()
-  local first = held.slots[1]
-  if not first or first.ends > time then
-    return false
+  function packed_holds(count)
+    local slots = held.slots
+    local parts, joined = {}, 0
+    for i = 1, count do
+      local slot = slots[i]
+      joined = slot and slot.ends <= held.joined and i or joined
+      parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
+    end
+    parts[1] = struct.pack(HEAD, 72, count + 16 * joined, held.epoch, held.at, held.skew)
+    return table.concat(parts) .. struct.pack('<BB', count, 72)
   end
-  block = block or {ends = 0, state = call('GETRANGE', key, '0', '-1')}
-  touch()
-  while first and first.ends <= time do
-    table.remove(held.slots, 1)
-    held.changed, held.joined = true, first.ends < held.joined and held.joined or 0
-    spend_at(first.ends - held.skew, first.units)
-    first = held and held.slots[1]
-  end
-  if held and held.changed then
-    local state = get('0', '-1')
-    held.count, held.changed = #held.slots, false
-    block.state = state .. (#held.slots > 0 and packed_holds(#held.slots) or '')
-  end
-  forget()
-  return true
-end
 
-local is_behind, has_stepped_back
-
-local function open_key()
-  load()
-  is_behind = held and held.slots[1] and clock + held.skew < held.at
-  has_stepped_back = commits and found and step_back()
-  stale = has_stepped_back
-  local time = clock + (held and held.slots[1] and skew_at() or 0)
-  if held and not blocks and expire_holds() then
-    load()
+  function open_holds(tail, first)
+    local count = string.byte(tail, -2) or 0
+    local size = HELD_SIZE + SLOT_SIZE * count
+    local position, _, counts, epoch, at, skew = math.max(#tail - size + 1, 0)
+    if count < 1 or position == 0 or string.byte(tail, position) ~= 72
+      or string.byte(tail, position + 1) % 16 ~= count then
+      fail(key, first .. string.sub(tail, position, position))
+    end
+    _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
+    local slots = {}
+    for _ = 1, count do
+      local ends, units
+      ends, units, position = struct.unpack(SLOT, tail, position)
+      if units > 0 then
+        slots[#slots + 1] = {ends = ends, units = units}
+      end
+    end
+    local is_all = #tail < 151
+    local before = (is_all and #tail or state_length()) - size
+    held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
+    local last = slots[(counts - count) / 16]
+    held.joined = last and last.ends or 0
+    return is_all and string.sub(tail, 1, before)
   end
-  if is_behind and held then
+
+  function inside(from, to)
+    from, to = tonumber(from), tonumber(to)
+    from = from < 0 and math.max(from + held.length, 0) or from
+    return from, math.min(to < 0 and to + held.length or to, held.length - 1)
+  end
+
+  function skew_at()
+    return clock + held.skew < held.at and held.at - clock or held.skew
+  end
+
+  function touch()
+    held.skew = skew_at()
+    held.at, held.changed = clock + held.skew, true
+  end
+
+  local function add_slot(ends, units)
+    local slots, i = held.slots, 1
+    while slots[i] and slots[i].ends < ends do
+      i = i + 1
+    end
+    if slots[i] and slots[i].ends == ends then
+      slots[i].units = slots[i].units + units
+    else
+      table.insert(slots, i, {ends = ends, units = units})
+    end
+    if #slots > MAX_SLOTS then
+      local nearest = 1
+      for j = 2, MAX_SLOTS do
+        if slots[j + 1].ends - slots[j].ends < slots[nearest + 1].ends - slots[nearest].ends then
+          nearest = j
+        end
+      end
+      local joined = table.remove(slots, nearest)
+      slots[nearest].units = slots[nearest].units + joined.units
+      held.joined = math.max(held.joined, slots[nearest].ends)
+    end
+  end
+
+  function hold(units, lifetime, grid, is_known)
+    if not held then
+      local state = whole()
+      held = {slots = {}, count = 0, length = state and #state or state_length()}
+    end
+    if #held.slots == 0 and not is_known then
+      held.epoch, held.at, held.skew, held.joined = clock, clock, 0, 0
+    end
     touch()
+    local ends = math.ceil((held.at + lifetime) / grid) * grid
+    add_slot(ends, units)
+    return ends
   end
-  return time
-end
 
-local function plan()
-  if block and not block.state then
-    block = nil
+  local function take(ends, units)
+    touch()
+    local left, last, joined = {}, math.max(ends, held.joined), 0
+    for _, slot in ipairs(held.slots) do
+      if slot.ends >= ends and slot.ends <= last then
+        local taken = math.min(slot.units, units)
+        slot.units, units = slot.units - taken, units - taken
+      end
+      if slot.units > 0 then
+        left[#left + 1] = slot
+        joined = slot.ends <= held.joined and slot.ends or joined
+      end
+    end
+    held.slots, held.joined = left, joined
   end
-  open_key()
-  if not first_held then
-    local slots = held and #held.slots or 0
-    first_held = slots > 0 and packed_holds(slots) or ''
-  end
-  plan_loaded()
-end
 
-local function described(state)
-  state = (first_held or '') .. state
-  return block and block.ends > now and in_block(state) or state
+  function held_until(expires)
+    local slots = held.slots
+    local last = slots[1] and slots[#slots].ends - skew_at() or 0
+    return math.max(expires or clock, last) + drain(held_total())
+  end
+
+  local function spend_at(instant, units)
+    local saved = {now, cost, max_wait, can_be_denied, returns}
+    now, cost, max_wait, can_be_denied, returns = instant, units, 0, false, false
+    load()
+    plan_loaded()
+    local before = wait > 0 and encode(true, cost)
+    commit(now + wait, cost)
+    store(before, now + wait)
+    now, cost, max_wait, can_be_denied, returns = unpack(saved, 1, 5)
+  end
+
+  function expire_holds()
+    local time = clock + skew_at()
+    local first = held.slots[1]
+    if not first or first.ends > time then
+      return false
+    end
+    block = block or {ends = 0, state = call('GETRANGE', key, '0', '-1')}
+    touch()
+    while first and first.ends <= time do
+      table.remove(held.slots, 1)
+      held.changed, held.joined = true, first.ends < held.joined and held.joined or 0
+      spend_at(first.ends - held.skew, first.units)
+      first = held and held.slots[1]
+    end
+    if held and held.changed then
+      local state = get('0', '-1')
+      held.count, held.changed = #held.slots, false
+      block.state = state .. (#held.slots > 0 and packed_holds(#held.slots) or '')
+    end
+    forget()
+    return true
+  end
+
+  function store_slots()
+    local expires, slots, state = expiry_now(), held.slots, whole()
+    if state or #slots == 0 and held.length <= 1024 or held.length == 0 then
+      put(state or get('0', '-1'), expires)
+      return
+    end
+    local count = math.max(held.count, #slots)
+    local bytes = packed_holds(count)
+    held.count, held.changed = count, false
+    expires = held_until(expires)
+    if block then
+      block.state = string.sub(block.state, 1, held.length) .. bytes
+      block.expires, block.changed = expires, true
+      return
+    end
+    call('SETRANGE', key, held.length, bytes)
+    call('PEXPIREAT', key, expire_at(expires))
+  end
+
+  local ENDED, LOST, EXPIRED, RENEWED = 1, 2, 3, 4
+
+  local function change_hold(time, epoch, ends, units, used, lifetime, grid)
+    local has_expired = ends <= time
+    local is_known = held and #held.slots > 0 and held.epoch == epoch
+    if is_known and not has_expired then
+      take(ends, units)
+    end
+    if has_expired then
+      return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
+    elseif lifetime > 0 then
+      lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+      return RENEWED, hold(units, lifetime, grid, is_known), 0
+    end
+    return is_known and ENDED or LOST, 0, used
+  end
+
+  function change_holds(changes)
+    local time = open_key()
+    local results, spent = {}, 0
+    for i, change in ipairs(changes) do
+      local result, ends, units = change_hold(time, unpack(change, 1, 6))
+      results[i] = struct.pack('<ddd', result, held and held.epoch or 0, ends)
+      spent = spent + units
+    end
+    if spent > 0 then
+      spend_at(now, spent)
+    end
+    if held and held.changed then
+      load()
+      if found then
+        advance(now)
+      else
+        initial()
+      end
+      store_slots()
+    end
+    if block then
+      close_block()
+    end
+    return table.concat(results)
+  end
 end
+local finish
 
 local function store_holds()
-  if not held or not held.changed then
-    return
-  end
-  local expires, slots, state = expiry_now(), held.slots, whole()
-  if state or #slots == 0 and held.length <= 1024 or held.length == 0 then
-    put(state or get('0', '-1'), expires)
-    return
-  end
-  local count = math.max(held.count, #slots)
-  local bytes = packed_holds(count)
-  held.count, held.changed = count, false
-  expires = held_until(expires)
-  if block then
-    block.state = string.sub(block.state, 1, held.length) .. bytes
-    block.expires, block.changed = expires, true
-    return
-  end
-  call('SETRANGE', key, held.length, bytes)
-  call('PEXPIREAT', key, expire_at(expires))
-end
-
-local ENDED, LOST, EXPIRED, RENEWED = 1, 2, 3, 4
-
-local function change_hold(time, epoch, ends, units, used, lifetime, grid)
-  local has_expired = ends <= time
-  local is_known = held and #held.slots > 0 and held.epoch == epoch
-  if is_known and not has_expired then
-    take(ends, units)
-  end
-  if has_expired then
-    return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
-  elseif lifetime > 0 then
-    lifetime = is_known and math.max(lifetime, ends - time) or lifetime
-    return RENEWED, hold(units, lifetime, grid, is_known), 0
-  end
-  return is_known and ENDED or LOST, 0, used
-end
-
-local function change_holds(changes)
-  block, first_held, cost, max_wait = nil, nil, 0, 0
-  forget()
-  local time = open_key()
-  local results, spent = {}, 0
-  for i, change in ipairs(changes) do
-    local result, ends, units = change_hold(time, unpack(change, 1, 6))
-    results[i] = struct.pack('<ddd', result, held and held.epoch or 0, ends)
-    spent = spent + units
-  end
-  if spent > 0 then
-    spend_at(now, spent)
-  end
   if held and held.changed then
-    load()
-    if found then
-      advance(now)
-    else
-      initial()
-    end
-    store_holds()
+    store_slots()
   end
-  if block then
-    close_block()
-  end
-  return table.concat(results)
 end
-
-local finish
 
 if returns then
   local function releases()
@@ -1335,6 +1353,7 @@ else
       end
       stale = found and step_back()
     elseif holds then
+      make_holding()
       hold(cost, lifetime, grid)
     end
     if stale or admitted and not holds then
@@ -1348,43 +1367,47 @@ else
   end
 end
   local function decide_all(runs)
-    block, first_held = nil, nil
-    forget()
-    local state
+    local state, is_denied
     for _, run in ipairs(runs) do
-      cost, max_wait = run.cost, run.max_wait
-      for _ = 1, run.count do
+      cost, max_wait, run.admitted = run.cost, run.max_wait, 0
+      for number = 1, run.count do
         plan()
         state = finish(too_long == 0 or not can_be_denied, wait)
         if too_long > 0 then
+          is_denied = can_be_denied
           break
         end
+        run.admitted = number
       end
     end
-    return state
+    return state, is_denied
   end
 
-  return function(i)
-    if errors[i] then
-      error(errors[i], 0)
-    elseif pending[i] then
-      block = nil
-      forget()
-      reserve_all(unpack(pending[i], 1, 3))
-      return reply[i + 1]
+  return function(runs, err, entries, state)
+    block, first_held = nil, nil
+    forget()
+    if err then
+      error(err, 0)
+    elseif entries then
+      reserve_all(unpack(entries, 1, 3))
+      return state
     elseif action == 'holds' then
-      return change_holds(asks[i])
+      make_holding()
+      cost, max_wait = 0, 0
+      return change_holds(runs)
     end
-    return decide_all(asks[i])
+    return decide_all(runs)
   end
 end
 
 local decide = make_engine()
 for _, i in ipairs(unknown) do
   key = KEYS[i]
-  local ok, result = pcall(decide, i)
+  local ok, result, is_denied = pcall(decide, asks[i], errors[i], pending[i], reply[i + 1])
   if not ok then
     result = failure(key, result)
+  elseif is_denied then
+    result = with_verdict(result, asks[i])
   end
   reply[i + 1] = result or nil
 end

@@ -1,20 +1,19 @@
--- Log: loads and stores a log, and releases reservations, which are entries of it. Stands between
--- the model and engine.lua, as reservations.lua does for the other models.
-local found, stale
-local reserve_all -- none: an entry is a reservation
+-- Log: loads and stores a log, and releases reservations, which are entries of it. It takes
+-- the place of reservations.lua. There is no `reserve_all`: an entry is a reservation.
 
 -- Forgets what requests to another key have found.
-local function forget()
+function forget()
   found_last, found_live, cuts, held = nil, nil, {}, nil
 end
 
-local function load()
+function load()
   tail = get(tail_text, '-1')
   if open_block(string.byte(tail, -1)) then
     tail = get(tail_text, '-1')
   end
   if not held and string.byte(tail, -1) == 72 then
-    open_holds(string.sub(tail, -MOST_SIZE), '')
+    make_holding()
+    open_holds(string.sub(tail, -151), '')
     tail = get(tail_text, '-1')
   end
   found, stale, committed, merges = tail ~= '', false, false, false
@@ -37,7 +36,7 @@ local function load()
   end
 end
 
-local function found_state()
+function found_state()
   if not found_last then
     return ''
   end
@@ -52,12 +51,12 @@ end
 -- Returns nothing: few logs are read as a whole.
 function whole() end
 
-local function expiry_now()
+function expiry_now()
   return length > 0 and expiry_of(last, skew, window) or now
 end
 
 -- Stores the state after a decision.
-local function store()
+function store()
   if reset_after() == 0 then
     put('')
     return
@@ -77,7 +76,6 @@ local function store()
   end
 end
 
-local release
 if returns then
   local function lower(i, units)
     local back = math.min(units, costs[i])

@@ -3,24 +3,17 @@
 -- The twin is src/algorithm/sliding_log.rs. It keeps the whole log; here, a page is read at a time.
 --
 --   in Lua                                         | in Rust
---   initial, step_back, advance, adopt, earliest,  | the same names
---     commit, reset_after, find_live, leaving,     |
---     first_instant                                |
---   lower, refund_at, refund_any                   | the same names
---   release, with move_dead and put_living         | refund, which removes entries of no units
+--   first_instant, drain, initial, step_back,      | the same names
+--     advance, adopt, earliest, commit,            |
+--     reset_after; refund_at, refund_any           |
+--   find_live, leaving                             | find_first, skip
+--   release, with lower, move_dead and put_living  | refund, which removes entries of no units
 --   scan, sum_of, read_entries, instant_of,        | the iterators of `VecDeque`
 --     leading                                      |
 --   read_foot, foot                                | decode, save, restore
 --   merges, cuts, condensed, widened, newest       | none: they decide nothing, only how the value
 --                                                  | is stored
 local tail, first_read -- the end of the value, and the index of the first entry in it
-
-function drain()
-  return new_window
-end
-
--- Returns nothing: a log contains its reservations.
-local function encode() end
 
 local function read_entries(from, to)
   local bytes, before = tail, first_read
@@ -147,11 +140,18 @@ local function first_instant(needed)
   return math.max(instant, left + window)
 end
 
-local function initial()
+function drain()
+  return new_window
+end
+
+-- Returns nothing: a log contains its reservations.
+function encode() end
+
+function initial()
   at, skew, window, sum, dead, gone, length = now, 0, new_window, 0, 0, 0, 0
 end
 
-local function step_back()
+function step_back()
   local back = now + skew < at
   if back then
     skew = at - now
@@ -159,7 +159,7 @@ local function step_back()
   return back
 end
 
-local function advance(time)
+function advance(time)
   at = time + skew
   if at < last + window then
     find_live()
@@ -168,7 +168,7 @@ local function advance(time)
   end
 end
 
-local function adopt()
+function adopt()
   advance(now)
   local changed = window ~= new_window
   window = new_window
@@ -178,12 +178,12 @@ local function adopt()
   return changed and length > 0
 end
 
-local function earliest(needed)
+function earliest(needed)
   found_live = found_live or live
   return first_instant(needed) - at
 end
 
-local function commit(instant, units)
+function commit(instant, units)
   units = math.min(units, MAX_SUM - live) -- units spent may exceed the quota
   if units == 0 then
     return
@@ -200,7 +200,6 @@ local function commit(instant, units)
   live = live + units
 end
 
-local function reset_after()
+function reset_after()
   return first < length and last + window - at or 0
 end
-

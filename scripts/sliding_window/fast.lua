@@ -71,6 +71,7 @@ function fast(_, found, runs)
   end
   local inside, oldest = window_of(found, sum, by)
   if inside + oldest == 0 then -- no request counts
+    use_form(usual_form)
     parts, length, start, slot, by = buckets, window, now, 0, buckets + 1
   end
   local used = use(inside, limit - weight(slot, oldest), 1, runs)

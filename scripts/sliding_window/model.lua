@@ -1,21 +1,13 @@
 -- Model of the sliding window: the functions of the engine. state.lua stands before this text.
 
-function drain()
-  return math.ceil((buckets + 1) * window / buckets)
-end
-
 -- The size of a state, which has a count for each of its own buckets.
-local function size_of(state)
+function size_of(state)
   local letter, own = string.byte(state, 1, 2)
   local head, each = 35, 4
   if letter == WIDE then
     head, each = 37, 7
   end
   return head + each * ((own or 0) + 1)
-end
-
-local function is_foreign()
-  return length ~= window or parts ~= buckets
 end
 
 local function zeros(n)
@@ -97,7 +89,15 @@ local function regrid()
   index, counts, length, parts = newest, moved, window, buckets
 end
 
-local function initial()
+local function is_foreign()
+  return length ~= window or parts ~= buckets
+end
+
+function drain()
+  return math.ceil((buckets + 1) * window / buckets)
+end
+
+function initial()
   use_form(usual_form)
   at, start, length, last = now, now, window, now
   index, parts, counts = 0, buckets, zeros(buckets + 1)
@@ -105,7 +105,7 @@ end
 
 -- `is_head`: whether the state was read as the head of the value, of another size if it was counted
 -- with other buckets.
-local function decode(state, is_head)
+function decode(state, is_head)
   local letter, position, _
   letter, parts = string.byte(state, 1, 2)
   local stays_wide = not is_head and form == WIDE
@@ -132,7 +132,7 @@ local function decode(state, is_head)
 end
 
 -- `more`: the units that the next state has more. It stands before this one, in the same form.
-local function encode(_, more)
+function encode(_, more)
   if form == NARROW and math.max(unpack(counts, 1, parts + 1)) + (more or 0) > MAX_NARROW then
     use_form(WIDE)
   end
@@ -140,7 +140,7 @@ local function encode(_, more)
   return head .. struct.pack('<' .. string.rep(COUNT, parts + 1), unpack(counts, 1, parts + 1))
 end
 
-local function step_back()
+function step_back()
   local back = at - now
   if back > 0 then
     at, start, last = now, start - back, last - back
@@ -148,11 +148,11 @@ local function step_back()
   return back > 0
 end
 
-local function advance(time)
+function advance(time)
   at = time
 end
 
-local function adopt()
+function adopt()
   advance(now)
   local changed = is_foreign()
   if changed and newest() then
@@ -164,11 +164,11 @@ local function adopt()
   return changed
 end
 
-local function earliest(needed)
+function earliest(needed)
   return first_instant(math.min(needed, limit)) - now
 end
 
-local function commit(instant, units)
+function commit(instant, units)
   local slot = slot_of(instant)
   local by = math.min(slot - index, parts + 1)
   for i = parts + 1, 1, -1 do
@@ -201,8 +201,7 @@ if returns then
   end
 end
 
-local function reset_after()
+function reset_after()
   local newest = newest()
   return newest and opening(newest + parts + 1) - now or 0
 end
-

@@ -48,7 +48,7 @@ local function read(found)
   elseif #state == 26 and string.byte(state) == 84 then
     local _, at, debt, other_unit, other_lump, exponent = struct.unpack(SHORT, state)
     if other_unit == unit and other_lump == lump and now >= at and exponent < 64 then
-      return math.max(debt - (now - at) * lump, 0), math.max(grain, 2 ^ exponent)
+      return math.max(debt - (now - at) * lump, 0), 2 ^ exponent
     end
   end
 end

@@ -1,6 +1,6 @@
 //! Holds: units that are taken now, and whose use is known later. They stand beside the state of an
 //! algorithm, which does not know them: what is held makes its quota smaller. Decisions with them
-//! are in `holding.rs`. The Lua twin is `scripts/hold.lua`.
+//! are in `holding.rs`. The Lua twin is `scripts/holding.lua`.
 //!
 //! The units are counted by the slot of time in which their holds expire, so that a key has few
 //! counters however many holds it has.

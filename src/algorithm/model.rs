@@ -1,6 +1,6 @@
 //! The model of an algorithm: its state, and how time, requests and releases change it. Does not
 //! decide. Both buckets share one model, `bucket.rs`. Its Lua twin is the text of
-//! `scripts/NAME/model.lua`, which has the same functions in the same order. Rust counts in
+//! `scripts/NAME/model.lua`; the functions that both have stand in the same order. Rust counts in
 //! integers, Lua in doubles that hold them.
 
 use std::fmt;

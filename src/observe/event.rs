@@ -132,6 +132,20 @@ pub enum Event<'a> {
         /// The number of units that were used.
         used: u64,
     },
+    /// Redis has decided about a check, a hold or a peek otherwise than this process has computed
+    /// from the state of the key. What Redis has decided applies: the decision has a `remaining` of
+    /// 0, and no time to retry. It happens only by a mistake in this crate, or if another program
+    /// has changed the script. If Redis has admitted a request that holds units or waits, its check
+    /// fails, and its units count until they expire.
+    #[non_exhaustive]
+    DecisionDiffered {
+        /// The name of the limiter; of several limiters, of the first.
+        limiter: &'a str,
+        /// The name of the key in Redis.
+        key: &'a str,
+        /// Whether Redis has admitted the request.
+        admitted: bool,
+    },
     /// A call of the store failed. If the [failure policy](crate::FailurePolicy) lets the request
     /// proceed, or decides in memory, [`Decided`](Event::Decided) follows.
     #[non_exhaustive]
@@ -267,6 +281,7 @@ impl<'a> Event<'a> {
             | Self::HoldExpired { limiter, .. }
             | Self::HoldLost { limiter, .. }
             | Self::HoldUnsettled { limiter, .. }
+            | Self::DecisionDiffered { limiter, .. }
             | Self::StoreFailed { limiter, .. }
             | Self::Blocked { limiter, .. }
             | Self::Unblocked { limiter, .. }

@@ -28,6 +28,7 @@ const SETTLED: &str = "tower_ratelimit_settled_units_total";
 const HOLDS_EXPIRED: &str = "tower_ratelimit_expired_holds_total";
 const HOLDS_LOST: &str = "tower_ratelimit_lost_holds_total";
 const HOLDS_UNSETTLED: &str = "tower_ratelimit_unsettled_holds_total";
+const DIFFERENCES: &str = "tower_ratelimit_different_decisions_total";
 const KEY_CHANGES: &str = "tower_ratelimit_key_changes_total";
 const SETTINGS_CHANGES: &str = "tower_ratelimit_settings_changes_total";
 const RELOADS: &str = "tower_ratelimit_reloads_total";
@@ -142,6 +143,7 @@ struct LimiterHandles {
     holds_expired: Counter,
     holds_lost: Counter,
     holds_unsettled: Counter,
+    differences: Counter,
     keys_blocked: Counter,
     keys_unblocked: Counter,
     keys_reset: Counter,
@@ -215,6 +217,7 @@ impl OfLimiter {
         describe_counter!(HOLDS_EXPIRED, Unit::Count, "Holds that were not renewed in time");
         describe_counter!(HOLDS_LOST, Unit::Count, "Holds that the store has lost");
         describe_counter!(HOLDS_UNSETTLED, Unit::Count, "Holds whose end had no effect in time");
+        describe_counter!(DIFFERENCES, Unit::Count, "Decisions that a process computes otherwise");
         describe_counter!(KEY_CHANGES, Unit::Count, "Keys blocked, unblocked or reset");
         describe_counter!(SETTINGS_CHANGES, Unit::Count, "Changes of a quota or an algorithm");
         describe_counter!(
@@ -252,6 +255,7 @@ impl OfLimiter {
             holds_expired: counter!(HOLDS_EXPIRED, self.labels([])),
             holds_lost: counter!(HOLDS_LOST, self.labels([])),
             holds_unsettled: counter!(HOLDS_UNSETTLED, self.labels([])),
+            differences: counter!(DIFFERENCES, self.labels([])),
             keys_blocked: key_changes("blocked"),
             keys_unblocked: key_changes("unblocked"),
             keys_reset: key_changes("reset"),
@@ -305,6 +309,7 @@ impl Observer for OfLimiter {
             Event::HoldExpired { .. } => handles.holds_expired.increment(1),
             Event::HoldLost { .. } => handles.holds_lost.increment(1),
             Event::HoldUnsettled { .. } => handles.holds_unsettled.increment(1),
+            Event::DecisionDiffered { .. } => handles.differences.increment(1),
             Event::Blocked { .. } => handles.keys_blocked.increment(1),
             Event::Unblocked { .. } => handles.keys_unblocked.increment(1),
             Event::Reset { .. } => handles.keys_reset.increment(1),

@@ -10,6 +10,7 @@ mod concurrency;
 mod connecting;
 mod dashboard;
 mod denials;
+mod differences;
 mod failure;
 mod faults;
 mod front;

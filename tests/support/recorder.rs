@@ -65,6 +65,9 @@ impl Observer for Recorder {
             }
             Event::HoldExpired { key, held, .. } => format!("hold expired {limiter} {key} {held}"),
             Event::HoldLost { key, held, .. } => format!("hold lost {limiter} {key} {held}"),
+            Event::DecisionDiffered { key, admitted, .. } => {
+                format!("decision differed {limiter} {key} {admitted}")
+            }
             Event::HoldUnsettled { key, held, used, .. } => {
                 format!("hold unsettled {limiter} {key} {held} {used}")
             }

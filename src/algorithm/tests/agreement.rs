@@ -1,7 +1,7 @@
 //! The script and the twin give the same replies and leave the same state, to the bit. Each reply
 //! is checked against the laws on the way.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, env};
 
 use proptest::{prelude::*, test_runner::TestRunner};
 
@@ -14,6 +14,18 @@ use super::{
     contract::all_with,
 };
 use crate::quota::{MAX_UNITS, Quota};
+
+/// As many histories as the environment variable `HISTORIES` says, if it is set.
+pub(super) fn config(cases: u32) -> ProptestConfig {
+    let cases = env::var("HISTORIES").map_or(cases, |number| number.parse().unwrap());
+    ProptestConfig {
+        cases,
+        max_global_rejects: cases.max(1_024),
+        max_shrink_iters: 300,
+        failure_persistence: None,
+        ..Default::default()
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Step {
@@ -232,7 +244,7 @@ fn the_script_and_the_twin_agree_when_small_and_large_quotas_alternate() {
 fn agree(params: impl Strategy<Value = [Params; 2]>, scripted: fn(&RedisServer, &str) -> Scripted) {
     let server = RedisServer::start();
     let scripted = RefCell::new(scripted(&server, "{key}"));
-    let config = ProptestConfig { cases: 1000, failure_persistence: None, ..Default::default() };
+    let config = config(1_000);
     let histories = (params, steps(), any::<bool>());
     TestRunner::new(config)
         .run(&histories, |(params, steps, steady)| {
@@ -259,7 +271,7 @@ fn far_steps() -> impl Strategy<Value = Vec<Step>> {
 fn the_script_and_the_twin_agree_about_long_waits_and_blocks() {
     let server = RedisServer::start();
     let scripted = RefCell::new(Scripted::new(&server, "{key}"));
-    let config = ProptestConfig { cases: 1000, failure_persistence: None, ..Default::default() };
+    let config = config(1_000);
     TestRunner::new(config)
         .run(&(params(), far_steps()), |(params, steps)| {
             let mut scripted = scripted.borrow_mut();

@@ -379,7 +379,7 @@ fn eval_edited(
     let (command, script) = script::decide(action, &limits);
     let reply = eval_text(connection, command, &edit(&script.text), now);
     let decided = script::read(&reply, action, &limits).unwrap();
-    assert_eq!(decided.now as i64, now);
+    assert_eq!((decided.now as i64, decided.difference), (now, None), "{request:?}");
     (decided.reply, decided.limit)
 }
 
@@ -391,7 +391,9 @@ pub(super) fn eval_limits(
 ) -> Vec<EngineReply> {
     let (command, script) = script::decide(Action::Check, limits);
     let reply = eval_at(connection, command, script, now);
-    script::read(&reply, Action::Check, limits).unwrap().all.into_vec()
+    let decided = script::read(&reply, Action::Check, limits).unwrap();
+    assert_eq!(decided.difference, None, "{limits:?}");
+    decided.all.into_vec()
 }
 
 /// Runs the script for several checks, each of a key.
@@ -408,8 +410,9 @@ pub(super) fn eval_each(
         call.add(checks[of_key[0]].key.clone(), requests);
     }
     let (command, script) = call.command();
-    let (_, replies) = call.read(&eval_at(connection, command, script, now)).unwrap();
-    let mut replies: Vec<_> = order.into_iter().zip(replies).collect();
+    let decided = call.read(&eval_at(connection, command, script, now)).unwrap();
+    assert_eq!(decided.differences, []);
+    let mut replies: Vec<_> = order.into_iter().zip(decided.replies).collect();
     replies.sort_by_key(|(index, _)| *index);
     replies.into_iter().map(|(_, reply)| reply.expect("a decision")).collect()
 }

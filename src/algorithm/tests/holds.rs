@@ -10,7 +10,7 @@ use super::{
         Action, Algorithm, Combined, EngineReply, EngineRequest, HoldAction, HoldChange,
         HoldReceipt, HoldReply, Lifetime, Params, State, arithmetic::ceil_div, combine,
     },
-    agreement::{Step, both, goes_back, params as any_params, same_states, steps},
+    agreement::{Step, both, config, goes_back, params as any_params, same_states, steps},
     backends::{Backend, Holds, RedisServer, START, Scripted, check, eval_limits},
     concurrency,
 };
@@ -350,13 +350,7 @@ impl Histories<'_> {
 fn the_script_and_the_twin_agree_about_holds() {
     let server = RedisServer::start();
     let scripted = RefCell::new(Scripted::beside_engine(&server, "{key}"));
-    let config = ProptestConfig {
-        cases: 1_000,
-        max_shrink_iters: 300,
-        failure_persistence: None,
-        ..Default::default()
-    };
-    TestRunner::new(config)
+    TestRunner::new(config(1_000))
         .run(&(any_limits(), steps(), holds(), 1_u32..3_000, any::<bool>()), |history| {
             let (limits, steps, holds, life, steady) = history;
             prop_assume!(limits[0].can_hold());
@@ -430,13 +424,7 @@ fn the_script_and_the_twin_agree_about_limits_of_which_some_hold() {
         (0..3).map(|i| RefCell::new(Scripted::new(&server, &format!("{{key}}{i}")))).collect();
     let limits = prop::collection::vec(any_limits().prop_map(|[params, _]| params), 2..4);
     let charges = prop::collection::vec((any::<u8>(), 1_u32..600, 0_i64..1_500), 1..30);
-    let config = ProptestConfig {
-        cases: 300,
-        max_shrink_iters: 300,
-        failure_persistence: None,
-        ..Default::default()
-    };
-    TestRunner::new(config)
+    TestRunner::new(config(300))
         .run(&(limits, charges), |(limits, charges)| {
             let mut scripted: Vec<_> =
                 scripted[..limits.len()].iter().map(RefCell::borrow_mut).collect();

@@ -53,6 +53,36 @@ fn every_file_that_a_comment_or_a_page_names_exists() {
     assert!(named > 10, "{named} paths");
 }
 
+/// Returns the names of the functions of a text, each once, in the order of the text.
+fn functions<'a>(text: &'a str, keyword: &str) -> Vec<&'a str> {
+    let mut names = vec![];
+    for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with(['-', '/'])) {
+        let Some((_, rest)) = line.split_once(keyword) else { continue };
+        let name = rest.split(['(', '<']).next().unwrap();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+#[test]
+fn the_functions_that_a_model_has_in_both_languages_stand_in_the_same_order() {
+    for model in ["bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"] {
+        let read = |path: String| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+        let lua = read(format!("scripts/{model}/model.lua"));
+        let rust = read(format!("src/algorithm/{model}.rs"));
+        let [lua, rust] = [functions(&lua, "function "), functions(&rust, "fn ")];
+        let common = |all: &[&str], others: &[&str]| -> Vec<String> {
+            let is_common = |name: &&&str| others.contains(*name);
+            all.iter().filter(is_common).map(ToString::to_string).collect()
+        };
+        let both = common(&lua, &rust);
+        assert!(both.len() >= 6, "{model}: {both:?}");
+        assert_eq!(both, common(&rust, &lua), "{model}");
+    }
+}
+
 #[test]
 fn scripts_use_no_function_that_lua_5_4_lacks() {
     let missing = [

@@ -16,6 +16,7 @@ use super::{
     key_name::key_name,
     monitor::Monitor,
     release,
+    script::Difference,
     transport::{Client, TransportError},
 };
 use crate::{
@@ -124,6 +125,22 @@ impl Backend {
         let release = Release { instant: Some(instant as i64), units: count(units) };
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
+    }
+}
+
+impl Backend {
+    /// Reports that the script has decided about a key in Redis otherwise than this process has
+    /// computed.
+    #[cold]
+    pub(super) fn report_difference(
+        &self,
+        observers: &Observers,
+        limiter: &str,
+        key: &str,
+        Difference { admitted, .. }: Difference,
+    ) {
+        self.monitor.differs(limiter, key, admitted);
+        observers.report(&Event::DecisionDiffered { limiter, key, admitted });
     }
 }
 

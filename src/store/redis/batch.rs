@@ -275,6 +275,10 @@ impl CheckBatch {
 
     /// Passes the replies to the callers.
     fn complete(&self, call: &BatchCall, reply: &EachReply) {
+        for (check, difference) in &reply.differences {
+            let key = call.checks.key(*check);
+            self.backend.report_difference(&self.observers, self.settings.name, key, *difference);
+        }
         let mut wakers = Vec::with_capacity(call.callers.len());
         let mut late = vec![];
         let mut contents = self.contents();

@@ -7,12 +7,13 @@ use redis::RedisError;
 use super::{
     backend::Backend,
     holds::first_lifetime,
-    script::{self, CheckEach, Limit},
+    script::{self, CheckEach, Difference, EachDecided, Limit},
     transport::{Claim, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{Action, EngineReply},
     decision::{Outcome, Policy},
+    observe::Observers,
     store::{LimitRequest, Settings, StoreRequest},
 };
 
@@ -23,10 +24,13 @@ pub(super) struct ScriptCall {
     settings: Vec<Arc<Settings>>,
     /// Whether the decision says what is left of each of several limits.
     counts: bool,
+    /// Those of the first limit.
+    observers: Observers,
+    backend: Arc<Backend>,
 }
 
 impl ScriptCall {
-    pub(super) fn new(backend: &Backend, request: &StoreRequest<'_>) -> Self {
+    pub(super) fn new(backend: &Arc<Backend>, request: &StoreRequest<'_>) -> Self {
         let limit = |limit: &LimitRequest<'_>| {
             let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
             let key = backend.key(settings, key);
@@ -38,6 +42,8 @@ impl ScriptCall {
             limits: request.limits.iter().map(limit).collect(),
             settings: request.limits.iter().map(|limit| limit.settings.clone()).collect(),
             counts: request.counts,
+            observers: request.limits[0].observers.clone(),
+            backend: backend.clone(),
         }
     }
 
@@ -85,9 +91,17 @@ impl ScriptCall {
         deadline: Deadline,
         command: Command<'_>,
     ) -> Result<Outcome, TransportError> {
-        let Self { action, limits, settings, counts } = self;
+        let Self { action, limits, settings, counts, .. } = self;
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
+        if let Some(difference) = decided.difference {
+            let key = &limits[decided.limit].key;
+            let limiter = settings[0].name;
+            self.backend.report_difference(&self.observers, limiter, key, difference);
+            if difference.has_lost_units {
+                return Err(TransportError::of_redis(difference.error()));
+            }
+        }
         let age = connection.age(decided.now);
         let age = age_of(&decided.reply, age);
         Ok(match (&settings[..], &limits[..]) {
@@ -116,13 +130,19 @@ pub(super) async fn execute_each(
     let command = Command::script(&command, &script.text).claimed(claim);
     let command = command.ready().on_handover(on_handover);
     let (reply, connection) = client.execute(deadline, command).await?;
-    let (now, replies) = checks.read(&reply).map_err(TransportError::of_redis)?;
-    Ok(EachReply { replies, age: connection.age(now) })
+    let decided = checks.read(&reply).map_err(TransportError::of_redis)?;
+    let EachDecided { mut replies, differences, now } = decided;
+    for (check, difference) in differences.iter().filter(|(_, it)| it.has_lost_units) {
+        replies[*check] = Err(difference.error());
+    }
+    Ok(EachReply { replies, differences, age: connection.age(now) })
 }
 
 /// The replies to several checks.
 pub(super) struct EachReply {
     pub(super) replies: Vec<Result<EngineReply, RedisError>>,
+    /// The decisions that this process has computed otherwise, by the indexes of their checks.
+    pub(super) differences: Vec<(usize, Difference)>,
     /// The time since the server decided, in microseconds.
     age: f64,
 }

@@ -28,6 +28,23 @@ pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &ExplainedEr
     );
 }
 
+/// Reports that Redis has decided otherwise than this process has computed. Only logs of the level
+/// `trace` contain the key.
+pub(super) fn decision_differed(limiter: &str, requests: u64, key: &str, admitted: bool) {
+    #[cfg(feature = "tracing")]
+    {
+        let is_trace = tracing::enabled!(target: TARGET, tracing::Level::TRACE);
+        tracing::error!(
+            target: TARGET,
+            limiter,
+            requests,
+            key = is_trace.then_some(key),
+            admitted,
+            "Redis decides otherwise than this process: what Redis has decided applies"
+        );
+    }
+}
+
 /// Reports the permission that the store's own ping has found missing. The error contains no key of
 /// a request.
 pub(super) fn permission_missing(error: &ExplainedError) {

@@ -42,6 +42,7 @@ pub(super) struct Monitor {
     recent_failures: RecentFailures,
     last_error: Mutex<Option<(TransportError, SystemTime)>>,
     failed_decisions: Throttle,
+    different_decisions: Throttle,
     pings: Throttle,
     observers: Mutex<Observers>,
 }
@@ -67,6 +68,7 @@ impl Monitor {
             recent_failures: RecentFailures::new(Instant::now()),
             last_error: Mutex::default(),
             failed_decisions: Throttle::default(),
+            different_decisions: Throttle::default(),
             pings: Throttle::default(),
             observers: Mutex::default(),
         }
@@ -150,6 +152,13 @@ impl Monitor {
             }
         }
         error.into_store_error()
+    }
+
+    /// Reports in the log that Redis has decided otherwise than this process has computed.
+    pub(super) fn differs(&self, limiter: &str, key: &str, admitted: bool) {
+        if let Some(requests) = self.different_decisions.next(FAILED_AFTER) {
+            events::decision_differed(limiter, requests, key, admitted);
+        }
     }
 
     /// Finds out by a ping which permission is missing, and reports it.

@@ -168,26 +168,93 @@ impl CheckEach {
     }
 
     /// Computes what the script has decided about each check, or returns the error of its key.
-    pub(crate) fn read(
-        &self,
-        reply: &Reply,
-    ) -> Result<(f64, Vec<Result<EngineReply, RedisError>>), RedisError> {
+    pub(crate) fn read(&self, reply: &Reply) -> Result<EachDecided, RedisError> {
         let (now, found) = split(reply)?;
-        let mut replies = Vec::with_capacity(self.checks.len());
-        for checks in self.checks.chunk_by(|one, next| one.state == next.state) {
-            let found = found.get(checks[0].state).ok_or_else(malformed)?;
+        let (mut replies, mut differences) = (Vec::with_capacity(self.checks.len()), vec![]);
+        for of_key in self.checks.chunk_by(|one, next| one.state == next.state) {
+            let found = found.get(of_key[0].state).ok_or_else(malformed)?;
             if let redis::Value::ServerError(error) = found {
-                replies.extend(checks.iter().map(|_| Err(error.clone().into())));
+                replies.extend(of_key.iter().map(|_| Err(error.clone().into())));
                 continue;
             }
-            let mut state = decode(&self.params, found).ok_or_else(malformed)?;
-            replies.extend(checks.iter().map(|&CheckOfKey { cost, max_wait, .. }| {
-                let request = request(self.action(), cost, max_wait, now);
-                Ok(self.params.step(&mut state, &request))
-            }));
+            let (mut state, verdict) = decode(&self.params, found).ok_or_else(malformed)?;
+            for (index, run) in of_key.chunk_by(CheckOfKey::is_same).enumerate() {
+                let admitted = admitted_of(verdict, index).ok_or_else(malformed)?;
+                for (number, &CheckOfKey { cost, max_wait, .. }) in run.iter().enumerate() {
+                    let request = request(self.action(), cost, max_wait, now);
+                    let mut reply = self.params.step(&mut state, &request);
+                    let difference = Difference::find(number < admitted, &mut reply, &request);
+                    differences.extend(difference.map(|difference| (replies.len(), difference)));
+                    replies.push(Ok(reply));
+                }
+            }
         }
-        Ok((now, replies))
+        Ok(EachDecided { replies, differences, now })
     }
+
+    /// The name of the key of a check in Redis.
+    pub(crate) fn key(&self, check: usize) -> &str {
+        &self.keys[self.checks[check].state]
+    }
+}
+
+impl CheckOfKey {
+    /// Returns whether two checks of a key are in one run.
+    fn is_same(&self, next: &Self) -> bool {
+        (self.cost, self.max_wait) == (next.cost, next.max_wait)
+    }
+}
+
+/// The replies to several checks, and the time of their decisions.
+pub(crate) struct EachDecided {
+    pub(crate) replies: Vec<Result<EngineReply, RedisError>>,
+    /// The decisions that differ, by the indexes of their checks.
+    pub(crate) differences: Vec<(usize, Difference)>,
+    pub(crate) now: f64,
+}
+
+/// What the script has decided about a request otherwise than this process has computed. The
+/// script has changed the state, so its decision stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Difference {
+    pub(crate) admitted: bool,
+    /// The request holds units, or has reserved an instant, by a receipt that is not known.
+    pub(crate) has_lost_units: bool,
+}
+
+impl Difference {
+    /// Compares what the script has decided with the reply to a request, and replaces that if it
+    /// differs: nothing else is known about the limit then.
+    fn find(admitted: bool, reply: &mut EngineReply, request: &EngineRequest) -> Option<Self> {
+        let can_differ = request.action.can_be_denied() && reply.admitted != admitted;
+        can_differ.then(|| {
+            let wait = admitted.then_some(0);
+            *reply = EngineReply { admitted, wait, ..EngineReply::uncounted(request.now) };
+            let takes_units = request.action.holds() || request.max_wait > 0;
+            let has_lost_units = admitted && takes_units && request.action != Action::Peek;
+            Self { admitted, has_lost_units }
+        })
+    }
+
+    /// The error of a request whose units are lost.
+    pub(crate) fn error(self) -> RedisError {
+        redis::make_extension_error(
+            "DIFFERENT".to_owned(),
+            Some(
+                "the units of the request cannot be used: Redis has admitted it, and this process \
+                 has computed that it is denied; they expire or are restored by themselves; run \
+                 one version of this crate, and report what the event says"
+                    .to_owned(),
+            ),
+        )
+    }
+}
+
+/// Returns how many requests of a run are admitted: without a verdict, all.
+fn admitted_of(verdict: Option<&[u8]>, run: usize) -> Option<usize> {
+    let Some(verdict) = verdict else { return Some(usize::MAX) };
+    let bytes = verdict.get(2 * run..)?.first_chunk()?;
+    Some(u16::from_le_bytes(*bytes).into())
 }
 
 /// The requests to each key, packed: equal ones in a row are a run.
@@ -376,6 +443,7 @@ pub(crate) struct Decided {
     pub(crate) limit: usize,
     /// The replies of all limits, if there are several.
     pub(crate) all: PerLimit<EngineReply>,
+    pub(crate) difference: Option<Difference>,
     pub(crate) now: f64,
 }
 
@@ -386,6 +454,12 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
     let states = limits.iter().zip(found).map(|(limit, found)| decode(&limit.params, found));
     let states = states.collect::<Option<Vec<_>>>();
     let mut states = states.filter(|all| all.len() == limits.len()).ok_or_else(malformed)?;
+    // The index of a limit that denies.
+    let denies = match found.get(limits.len()) {
+        Some(redis::Value::Int(index)) => Some(usize::try_from(*index).map_err(|_| malformed())?),
+        Some(_) => return Err(malformed()),
+        None => None,
+    };
     let request = |limit: &Limit| {
         let request = limit.request(action, now);
         // The script has made the change already.
@@ -400,22 +474,40 @@ pub(crate) fn read(reply: &Reply, action: Action, limits: &[Limit]) -> Result<De
             | Action::Observe => request,
         }
     };
-    let mut step = |limit: usize, request: &EngineRequest| {
-        limits[limit].params.step(&mut states[limit], request)
+    if let [limit] = limits {
+        let ((state, verdict), request) = (&mut states[0], request(limit));
+        let mut reply = limit.params.step(state, &request);
+        let admitted = admitted_of(*verdict, 0).ok_or_else(malformed)? > 0;
+        let difference = Difference::find(admitted, &mut reply, &request);
+        return Ok(Decided { reply, all: PerLimit::new(), limit: 0, difference, now });
+    }
+    let requests: PerLimit<_> = limits.iter().map(request).collect();
+    let step = |limit: usize, request: &EngineRequest| {
+        limits[limit].params.step(&mut states[limit].0, request)
     };
-    let Combined { replies, binding: limit } = match limits {
-        [limit] => {
-            let (reply, all) = (step(0, &request(limit)), PerLimit::new());
-            return Ok(Decided { reply, all, limit: 0, now });
-        }
-        _ => combine(&limits.iter().map(request).collect::<PerLimit<_>>(), step),
-    };
-    Ok(Decided { reply: replies[limit], all: replies, limit, now })
+    let Combined { replies: mut all, binding: mut limit } = combine(&requests, step);
+    let mut difference = None;
+    for (reply, request) in all.iter_mut().zip(&requests) {
+        let of_limit = Difference::find(denies.is_none(), reply, request);
+        difference = of_limit.filter(|it| it.has_lost_units).or(difference).or(of_limit);
+    }
+    if difference.is_some() {
+        limit = denies.filter(|index| *index < limits.len()).unwrap_or(limit);
+    }
+    Ok(Decided { reply: all[limit], all, limit, difference, now })
 }
 
-fn decode(params: &Params, found: &redis::Value) -> Option<State> {
+/// Reads the state of a key and, if a request was denied, how many of each run were admitted.
+fn decode<'a>(params: &Params, found: &'a redis::Value) -> Option<(State, Option<&'a [u8]>)> {
+    use redis::Value::{Array, BulkString};
     match found {
-        redis::Value::BulkString(bytes) => params.decode(bytes),
+        BulkString(state) => Some((params.decode(state)?, None)),
+        Array(both) => match &both[..] {
+            [BulkString(state), BulkString(verdict)] => {
+                Some((params.decode(state)?, Some(verdict)))
+            }
+            _ => None,
+        },
         _ => None,
     }
 }
@@ -451,8 +543,8 @@ mod tests {
         let own_fast = format!("{}/fast.lua", source.name);
         let held = source.fast.contains("-- HELD\n").then(|| "held.lua".into());
         let fast = ["fast.lua".into(), own_fast].into_iter().chain(held);
-        let shared = ["engine.lua", "holding.lua", "finish.lua"].map(String::from);
-        let model = ["errors.lua".into(), "hold.lua".into(), "block.lua".into(), own("model")];
+        let shared = ["holding.lua", "finish.lua"].map(String::from);
+        let model = ["errors.lua".into(), "engine.lua".into(), "block.lua".into(), own("model")];
         iter::once(own("state")).chain(fast).chain(model).chain([storage]).chain(shared).collect()
     }
 
