@@ -87,7 +87,6 @@ impl Limiter {
             return self.peek(key).await;
         }
         let outcome = self.decide(action, key, n, MaxWait::DEFAULT).await?;
-        self.call_line_after(action, key);
         Ok(KeyState::changed(outcome.decision))
     }
 
@@ -186,16 +185,7 @@ impl Limiter {
             let limit = self.request(&version, action, key, 1, MaxWait::NONE)?;
             self.store().decide(&StoreRequest::new(action, &[limit], Reporting::Each))
         };
-        let decision = answer.await?.decision;
-        self.call_line_after(action, key);
-        Ok(KeyState::changed(decision))
-    }
-
-    /// Calls the line of a key after an action that can return units. Over Redis, the store does.
-    pub(super) fn call_line_after(&self, action: Action, key: &Key<'_>) {
-        if self.store().is_immediate() && matches!(action, Action::Refund | Action::Unblock) {
-            self.lines().key_returned(self.name(), key);
-        }
+        Ok(KeyState::changed(answer.await?.decision))
     }
 
     /// Deletes the state of `key`: its next request counts as its first.

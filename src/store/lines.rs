@@ -769,3 +769,6 @@ impl Drop for Watchdog {
 pub(crate) fn after(now: Instant, pause: Duration) -> Instant {
     now.checked_add(pause).unwrap_or_else(|| now + FOREVER)
 }
+
+#[cfg(test)]
+mod tests;
