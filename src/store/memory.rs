@@ -55,7 +55,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// Counts in the memory of the process: one count per process, nothing to install.
 ///
 /// Clones share their counts. The clock is `tokio::time::Instant`, which a test with paused time
-/// controls. There is no background task.
+/// controls. No background task removes keys. While requests [wait in a
+/// line](crate::guide::waiting#in-a-line), a small one runs in the runtime of one of them.
 ///
 /// # The clock of the processor
 ///
