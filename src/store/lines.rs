@@ -68,12 +68,12 @@ struct LineSet {
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a line.
     lines: HashMap<u64, KeyLine>,
     turns: Turns,
-    watch: Watch,
+    watch: LineWatch,
 }
 
 /// What the lines know of their `Watchdog`.
 #[derive(Debug, Default)]
-struct Watch {
+struct LineWatch {
     /// A later one replaces it.
     id: u64,
     /// When it looks at the lines; `None` if there is none.
