@@ -98,7 +98,6 @@ impl Limiter {
             return self.peek(key).await;
         }
         let outcome = self.decide(action, key, n, MaxWait::NONE).await?;
-        self.call_line_after(action, key);
         Ok(KeyState::changed(outcome.decision))
     }
 
@@ -205,13 +204,6 @@ impl Limiter {
         let state = self.change(Action::Unblock, &key, 1).await?;
         self.report_change(&Event::Unblocked { limiter: self.name(), key: &key });
         Ok(state)
-    }
-
-    /// Calls the line of a key after an action that can return units. Over Redis, the store does.
-    pub(super) fn call_line_after(&self, action: Action, key: &Key<'_>) {
-        if self.store().is_immediate() && matches!(action, Action::Refund | Action::Unblock) {
-            self.lines().key_returned(self.name(), key);
-        }
     }
 
     /// Deletes the state of `key`: its next request counts as its first.

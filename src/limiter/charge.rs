@@ -477,7 +477,6 @@ impl Charge {
         let mut charge = self.clone().without_free_limits();
         if !charge.is_exempt() {
             let changed = charge.decide(action, MaxWait::NONE).await?;
-            charge.own_parts().for_each(|(limiter, key, _)| limiter.call_line_after(action, key));
             return Ok(Some(KeyState::changed(changed.decision)));
         }
         charge = self.clone();

@@ -328,9 +328,11 @@ impl Limiter {
     ///
     /// While a permit is held, its process renews the hold several times per lifetime. If no
     /// renewal arrives for that long, because the process crashed or was stopped, the units count
-    /// as used. A new hold lives for a quarter of the lifetime, until its first renewal. A process
-    /// that continues after a longer pause exceeds the quota by what it uses then: choose more than
-    /// four times the longest pause. In memory, holds need no renewal.
+    /// as used. A new hold lives for a quarter of the lifetime, until its first renewal. If the
+    /// answer of the store takes longer than that, the permit is
+    /// [expired](crate::Permit::is_expired) when it arrives. A process that continues after a
+    /// longer pause exceeds the quota by what it uses then: choose more than four times the longest
+    /// pause. In memory, holds need no renewal.
     ///
     /// # Panics
     ///
@@ -586,7 +588,7 @@ impl Limiter {
         units: u64,
     ) -> Option<Released> {
         if let Receipt::Hold(receipt, algorithm) = *receipt {
-            let hold = self.keep_hold(key, units, receipt, algorithm);
+            let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
             self.end_hold(hold, key, units, 0);
             report_released(&self.0.observers, self.0.taken.text, key, units);
             return None;
@@ -601,14 +603,13 @@ impl Limiter {
     }
 
     /// Keeps the units that an admitted request holds, by the algorithm of the decision: the
-    /// limiter may have another one by now.
+    /// limiter may have another one by now. They have been held for an age.
     #[inline]
     pub(super) fn keep_hold(
         &self,
         key: &Key<'_>,
         units: u64,
-        receipt: HoldReceipt,
-        algorithm: Kind,
+        (receipt, algorithm, age): (HoldReceipt, Kind, Duration),
     ) -> KeptHold {
         let Inner { store, hold_lifetime, observers, versions, .. } = &*self.0;
         let guard = store.keep_hold(&|| {
@@ -623,6 +624,7 @@ impl Limiter {
                 units,
                 lifetime: *hold_lifetime,
                 receipt,
+                age,
             }
         });
         match guard {

@@ -207,7 +207,7 @@ impl<'a, K> Hold<'a, K> {
         let is_pending = polled.is_pending();
         match polled {
             Poll::Ready(Some(outcome)) => {
-                let admission = Permit::admission(outcome, |receipts| charge.holds(receipts));
+                let admission = Permit::admission(outcome, |outcome| charge.holds(outcome));
                 Poll::Ready(Ok(admission))
             }
             _ => {
@@ -233,8 +233,8 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
             if !waits {
                 let (action, max_wait) = (Action::HOLD, MaxWait::NONE);
                 return match limiter.decide_then(action, &key, units, max_wait, Ok, Err) {
-                    Ok(outcome) => Poll::Ready(Ok(Permit::admission(outcome, |receipts| {
-                        Holds::of_one(limiter, key, units, receipts)
+                    Ok(outcome) => Poll::Ready(Ok(Permit::admission(outcome, |outcome| {
+                        Holds::of_one(limiter, key, units, outcome)
                     }))),
                     Err(answer) => {
                         let charge = Charge::new(limiter, key).estimate(units);
@@ -264,6 +264,6 @@ impl Waiter {
     /// Waits until the request may proceed or is denied, and returns its permit.
     async fn hold(self) -> Result<Admission<Permit>, Error> {
         let (charge, outcome) = self.finish().await?;
-        Ok(Permit::admission(outcome, |receipts| charge.holds(receipts)))
+        Ok(Permit::admission(outcome, |outcome| charge.holds(outcome)))
     }
 }

@@ -88,7 +88,8 @@ impl Charge {
             let cost = self.costs().next()?;
             let (group, is_spent) = (line, !self.holds_units());
             let limiter = lines.hash(self.limiters().next()?.name());
-            let limit = LineLimit { line, limiter, cost, is_spent, group, max_units: MAX };
+            let (max_units, pace) = (MAX, None);
+            let limit = LineLimit { line, limiter, cost, is_spent, group, max_units, pace };
             return Some(vec![limit]);
         }
         let group =
@@ -98,8 +99,9 @@ impl Charge {
             let others = self.own_parts().filter(|(other, ..)| other.name() != limiter.name());
             let requests = others.map(|(other, _, cost)| other.max_cost() / cost.max(1)).min();
             let max_units = requests.map_or(MAX, |requests| requests.saturating_mul(cost));
-            let (limiter, is_spent) = (lines.hash(limiter.name()), !self.holds_units());
-            LineLimit { line, limiter, cost, is_spent, group, max_units }
+            let (pace, is_spent) = (Some(pace(limiter)), !self.holds_units());
+            let limiter = lines.hash(limiter.name());
+            LineLimit { line, limiter, cost, is_spent, group, max_units, pace }
         });
         let limits: Vec<LineLimit> = limits.collect();
         let is_new = |(index, limit): (usize, &LineLimit)| {
@@ -158,10 +160,10 @@ impl InLine {
         let limit = self.limit_of(denied);
         // A block ends at its instant, whatever is returned.
         let waits_for_holds = denied.waits_for_holds() || denied.held() > 0 && !denied.is_blocked();
-        let is_in_time = |at: &Instant| deadline.is_none_or(|deadline| *at <= deadline);
-        let known = denied.retry_after().map(|time| after(now, time)).filter(is_in_time);
-        if known.is_none() && (!waits_for_holds || deadline.is_some_and(|deadline| deadline <= now))
-        {
+        // Also beyond the deadline: the next request may wait for longer.
+        let known = denied.retry_after().map(|time| after(now, time));
+        let is_over = |at| deadline.is_some_and(|deadline| deadline < at);
+        if known.is_none_or(is_over) && (!waits_for_holds || is_over(now)) {
             self.place.leave(NextCheck::Now); // now, and not at its deadline
             return false;
         }
@@ -175,8 +177,8 @@ impl InLine {
             let was_expected = self.expected.is_some_and(|at| at <= now);
             if was_expected && let Some(at) = &mut due {
                 // Another process was faster. At random, so that none is always the first.
-                let most = gap(pace.quota, denied.cost()) / 4;
-                *at = (*at + most.mul_f64(random_fraction())).min(deadline.unwrap_or(*at + most));
+                let later = *at + gap(pace.quota, denied.cost()).mul_f64(random_fraction() / 4.0);
+                *at = deadline.filter(|end| *at <= *end).map_or(later, |end| later.min(end));
             }
             if waits_for_holds {
                 let ask = after(now, self.hold_retry(limit, now - self.began));

@@ -1,7 +1,7 @@
 //! `Permit`: the units that an admitted request holds, until it is known how many of them are used.
 //! The calls that make a permit are in `hold.rs`.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     algorithm::{HoldReceipt, Kind},
-    decision::{Decision, Outcome, Receipt, Receipts},
+    decision::{Decision, Outcome, Receipt},
     error::Error,
     keys::Key,
     observe::Event,
@@ -261,13 +261,13 @@ impl Permit {
     #[inline]
     pub(super) fn admission(
         outcome: Outcome,
-        holds: impl FnOnce(&Receipts) -> Holds,
+        holds: impl FnOnce(&Outcome) -> Holds,
     ) -> Admission<Self> {
-        let Outcome { decision, receipts } = outcome;
-        if decision.is_allowed() {
-            Admission::Admitted(Self { decision, holds: holds(&receipts) })
+        if outcome.decision.is_allowed() {
+            let holds = holds(&outcome);
+            Admission::Admitted(Self { decision: outcome.decision, holds })
         } else {
-            Admission::Denied(decision)
+            Admission::Denied(outcome.decision)
         }
     }
 }
@@ -281,9 +281,9 @@ impl Guard for Permit {
 impl AnyLimiter {
     /// Returns the units that an admitted request holds.
     #[inline]
-    pub(crate) fn holds(&self, key: Key<'static>, units: u64, receipts: &Receipts) -> Holds {
+    pub(crate) fn holds(&self, key: Key<'static>, units: u64, outcome: &Outcome) -> Holds {
         match self.own() {
-            Ok(limiter) => Holds::of_one(limiter, key, units, receipts),
+            Ok(limiter) => Holds::of_one(limiter, key, units, outcome),
             Err(_) => Holds::default(), // a foreign limiter holds nothing
         }
     }
@@ -291,11 +291,12 @@ impl AnyLimiter {
 
 impl Charge {
     /// Returns the units that an admitted request holds.
-    pub(crate) fn holds(&self, receipts: &Receipts) -> Holds {
+    pub(crate) fn holds(&self, Outcome { decision, receipts }: &Outcome) -> Holds {
         // A foreign limiter shares no charge.
         let held = self.own_parts().enumerate().filter_map(|(index, (limiter, key, units))| {
             let Receipt::Hold(receipt, algorithm) = receipts.get(index) else { return None };
-            Some(HeldUnits::new(limiter, key.clone(), units, receipt, algorithm))
+            let taken = (receipt, algorithm, decision.age());
+            Some(HeldUnits::new(limiter, key.clone(), units, taken))
         });
         Holds { parts: held.collect(), is_counted: !self.is_exempt() }
     }
@@ -313,11 +314,11 @@ pub(crate) struct Holds {
 impl Holds {
     /// Returns the units of one limiter, of an admitted request.
     #[inline]
-    pub(super) fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, receipts: &Receipts) -> Self {
-        let parts = match receipts.get(0) {
+    pub(super) fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, outcome: &Outcome) -> Self {
+        let parts = match outcome.receipts.get(0) {
             Receipt::Hold(receipt, algorithm) => {
-                let key = key.into_owned();
-                SmallVec::from([HeldUnits::new(limiter, key, units, receipt, algorithm)])
+                let taken = (receipt, algorithm, outcome.decision.age());
+                SmallVec::from([HeldUnits::new(limiter, key.into_owned(), units, taken)])
             }
             _ => SmallVec::new(),
         };
@@ -402,10 +403,9 @@ impl HeldUnits {
         limiter: &Limiter,
         key: Key<'static>,
         units: u64,
-        receipt: HoldReceipt,
-        algorithm: Kind,
+        taken: (HoldReceipt, Kind, Duration),
     ) -> Self {
-        let hold = Some(limiter.keep_hold(&key, units, receipt, algorithm));
+        let hold = Some(limiter.keep_hold(&key, units, taken));
         let held = Self { limiter: limiter.clone(), key, units, used_at_drop: units, hold };
         // Its drop ends the hold if an observer panics.
         let (limiter, observers) = (limiter.name(), limiter.observers());

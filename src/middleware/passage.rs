@@ -205,10 +205,8 @@ impl<P: ProtocolBase> Shared<P> {
         // In a dry run, a denied request proceeds, and is not counted.
         let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
         let holds = match (allowed, self.limiter(), bill.units.take()) {
-            (Some(outcome), Some(limiter), Some((key, cost))) => {
-                limiter.holds(key, cost, &outcome.receipts)
-            }
-            (Some(outcome), ..) => bill.charge.holds(&outcome.receipts),
+            (Some(outcome), Some(limiter), Some((key, cost))) => limiter.holds(key, cost, outcome),
+            (Some(outcome), ..) => bill.charge.holds(outcome),
             (None, ..) => Holds::default(),
         };
         bill.outcome.iter_mut().for_each(|outcome| outcome.receipts.remove_holds());

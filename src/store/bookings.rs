@@ -17,7 +17,10 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::{decision::Receipts, sync::lock};
+use crate::{
+    decision::Receipts,
+    sync::{lock, wake_all},
+};
 
 /// An instant that has passed for longer is of no use to another request.
 const LATENESS: Duration = Duration::from_millis(10);
@@ -97,7 +100,7 @@ impl Booking {
             let last = of_group.instants.last_key_value().map_or(reserved, |it| it.0.0);
             (state.next_number, last, waker)
         };
-        waker.into_iter().for_each(Waker::wake);
+        wake_all(waker);
         Self { bookings, group, number, reserved, due, timer }
     }
 
@@ -118,7 +121,7 @@ impl Booking {
             }
             changed
         };
-        waker.into_iter().for_each(Waker::wake);
+        wake_all(waker);
         Some(result)
     }
 
@@ -178,7 +181,7 @@ impl Bookings {
             later.instants.insert((due, state.next_number), receipts);
             (later.instants.pop_last().map(|(_, last)| last), later.first_waker())
         };
-        waker.into_iter().for_each(Waker::wake);
+        wake_all(waker);
         last.unwrap_or(Receipts::NONE)
     }
 }

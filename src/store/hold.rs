@@ -27,6 +27,8 @@ pub struct Hold {
     /// in a limit on concurrency, are available again.
     pub(crate) lifetime: Duration,
     pub(crate) receipt: HoldReceipt,
+    /// How long the units had been held when the answer arrived.
+    pub(crate) age: Duration,
 }
 
 /// Returns the latest settings with the algorithm of the decision: with those of the decision, a

@@ -7,9 +7,8 @@
 //! request can always go on. Only the first request of a line sleeps until an instant. Each change
 //! of the key calls it, and so does the request before it that leaves.
 //!
-//! A request that was called and is not polled counts as absent after a while. The second and the
-//! third one of a line have timers for that, and the last one, which wakes others if all of them
-//! are absent.
+//! A request that was called and is not polled counts as absent after a while: any request may be
+//! kept, so a task of its own, the `Watchdog`, calls the next one. It lives while requests wait.
 //!
 //! One lock for all lines, which is not held while a store decides. Wakers are called without it.
 
@@ -17,18 +16,26 @@ use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hash, RandomState},
     mem,
+    pin::Pin,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, Sleep, sleep_until},
+};
 
 use super::turns::{Turns, hold_retry};
-use crate::{keys::Key, quota::Quota, sync::lock};
+use crate::{
+    keys::Key,
+    quota::Quota,
+    sync::{lock, wake_all},
+};
 
 /// The time after which a request that was called and is not polled holds up no others. `select!`
 /// over a request and a slow branch is enough for that.
@@ -38,12 +45,8 @@ const CHECK: Duration = Duration::from_millis(900);
 /// A timer is up to 1 ms late, on a busy machine some more. A first request that is due by its
 /// deadline still checks.
 const LATENESS: Duration = Duration::from_millis(5);
-/// The requests that watch the first one of a line. All of them can be kept, too.
-const WATCHING: usize = 2;
-/// The first request, and those that watch it.
-const WATCHED: u32 = 1 + WATCHING as u32;
-/// The requests that are woken if none watches.
-const MAX_TENDED: usize = 8;
+/// The longest time between two looks at the lines for absent requests.
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
 /// The most requests of a line.
 const MAX_LENGTH: usize = 10_000;
 /// Longer than any process runs, and short enough that an `Instant` can hold it.
@@ -65,6 +68,17 @@ struct LineSet {
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a line.
     lines: HashMap<u64, KeyLine>,
     turns: Turns,
+    watch: LineWatch,
+}
+
+/// What the lines know of their `Watchdog`.
+#[derive(Debug, Default)]
+struct LineWatch {
+    /// A later one replaces it.
+    id: u64,
+    /// When it looks at the lines; `None` if there is none.
+    at: Option<Instant>,
+    waker: Option<Waker>,
 }
 
 /// A limit of a request, as a line needs it.
@@ -81,10 +95,12 @@ pub(crate) struct LineLimit {
     pub(crate) group: u64,
     /// The units that the other limits of the group admit at once.
     pub(crate) max_units: u64,
+    /// `None` until a denial says it.
+    pub(crate) pace: Option<Pace>,
 }
 
 /// How fast a quota restores units.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pace {
     pub(crate) quota: Quota,
     /// True if units are restored one by one.
@@ -136,6 +152,8 @@ struct KeyLine {
     /// The instant at which so many units are available, if nothing can change it.
     known: Option<(Instant, u64)>,
     pace: Option<Pace>,
+    /// True if the requests have different quotas: an instant of one says nothing about another.
+    is_mixed: bool,
 }
 
 /// The units for which the requests with the same limits wait. Beyond `max`, which the other limits
@@ -169,6 +187,11 @@ impl Waiting {
     /// Returns whether the request is not polled, although it was called.
     fn is_absent(&self, now: Instant) -> bool {
         self.due.is_some_and(|due| now >= due + STALL)
+    }
+
+    fn call(&mut self, at: Instant, wakers: &mut Wakers) {
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+        wakers.0.extend(self.waker.take());
     }
 }
 
@@ -205,7 +228,7 @@ impl Lines {
             self.count.store(state.lines.len() + state.turns.len(), Relaxed);
             result
         };
-        wakers.0.into_iter().for_each(Waker::wake);
+        wake_all(wakers.0);
         result
     }
 
@@ -223,21 +246,25 @@ impl Lines {
             return; // without a look at the clock
         }
         self.change(|state, now, wakers| {
-            if let Some(line) = state.lines.get_mut(&line) {
-                line.call(now, now, wakers);
-            }
+            state.update(line, now, wakers, |line, wakers| line.call(now, now, wakers));
         });
     }
 
     /// Calls all lines of a limiter whose settings have changed.
     pub(crate) fn limiter_changed(&self, limiter: &str) {
-        if !self.is_empty() {
-            let limiter = self.hash(limiter);
-            self.change(|state, now, wakers| {
-                let lines = state.lines.values_mut().filter(|line| line.limiter == limiter);
-                lines.for_each(|line| line.call(now, now, wakers));
-            });
+        if self.is_empty() {
+            return;
         }
+        let limiter = self.hash(limiter);
+        self.change(|state, now, wakers| {
+            let lines = state.lines.iter().filter(|(_, line)| line.limiter == limiter);
+            for line in lines.map(|(line, _)| *line).collect::<Vec<_>>() {
+                state.update(line, now, wakers, |line, wakers| {
+                    (line.pace, line.is_mixed) = (None, false);
+                    line.call(now, now, wakers);
+                });
+            }
+        });
     }
 
     /// Records that a decision has found no units of these keys for a further request.
@@ -285,52 +312,100 @@ impl LineSet {
         self.turns.pause_end(line, now).filter(is_before)
     }
 
-    fn line(&mut self, limit: &LineLimit) -> &mut KeyLine {
+    /// Changes a line, if requests stand there.
+    fn update<R>(
+        &mut self,
+        line: u64,
+        now: Instant,
+        wakers: &mut Wakers,
+        update: impl FnOnce(&mut KeyLine, &mut Wakers) -> R,
+    ) -> Option<R> {
+        let found = self.lines.get_mut(&line)?;
+        let result = update(found, wakers);
+        if let Some(at) = found.absent_at(now)
+            && self.watch.at.is_some_and(|watched| at < watched)
+        {
+            self.watch.at = Some(at);
+            wakers.0.extend(self.watch.waker.take());
+        }
+        if found.waiting.is_empty() {
+            self.lines.remove(&line);
+        }
+        Some(result)
+    }
+
+    /// Stands in the line of a limit, if the line `admits` the request.
+    fn enter(
+        &mut self,
+        place: &mut LinePlace,
+        index: usize,
+        admits: impl FnOnce(&KeyLine, &LineLimit) -> bool,
+        now: Instant,
+        wakers: &mut Wakers,
+    ) -> bool {
+        let limit = place.limits[index];
         let new = || KeyLine { limiter: limit.limiter, ..KeyLine::default() };
-        self.lines.entry(limit.line).or_insert_with(new)
+        self.lines.entry(limit.line).or_insert_with(new);
+        let entered = self.update(limit.line, now, wakers, |line, _| {
+            let admits = admits(line, &limit);
+            if admits {
+                line.insert(place.number, limit, now);
+            }
+            admits
+        });
+        place.at = entered.filter(|entered| *entered).map(|_| index);
+        place.at.is_some()
     }
 
     fn leave(&mut self, place: &mut LinePlace, next: NextCheck, now: Instant, wakers: &mut Wakers) {
-        let Some(index) = place.at.take() else { return };
-        let id = place.limits[index].line;
-        if let Some(line) = self.lines.get_mut(&id) {
-            line.leave(place.number, next, now, wakers);
-            if line.waiting.is_empty() {
-                self.lines.remove(&id);
-            }
+        if let Some(index) = place.at.take() {
+            self.update(place.limits[index].line, now, wakers, |line, wakers| {
+                line.leave(place.number, next, now, wakers);
+            });
         }
+    }
+
+    /// Returns the number of a new `Watchdog`, if there is none that looks when it should.
+    fn begin_watch(&mut self, now: Instant) -> Option<u64> {
+        let is_watched = self.watch.at.is_some_and(|at| now < at + STALL);
+        self.watch.at = if is_watched { self.watch.at } else { Some(now) };
+        self.watch.id += u64::from(!is_watched);
+        (!is_watched).then_some(self.watch.id)
+    }
+
+    /// Calls the requests behind those that are absent. Returns when to look again.
+    fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
+        let lines = self.lines.values_mut();
+        let next = lines.filter_map(|line| line.look(now, wakers)).min();
+        let next = next.map_or(now + LONGEST_LOOK, |at| at.max(now + STALL / 4));
+        self.watch.at = (!self.lines.is_empty()).then(|| next.min(now + LONGEST_LOOK));
+        self.watch.at
     }
 }
 
 impl KeyLine {
-    /// Returns for each earlier request the instant at which it and those before it are absent, up
-    /// to the first one that is polled. The instants grow.
-    fn absences(&self, number: u64) -> impl Iterator<Item = Option<Instant>> {
-        self.waiting.range(..number).scan(None, |absent_at, (_, waiting)| {
-            *absent_at = match (*absent_at, waiting.due, &waiting.stage) {
-                (at, Some(due), _) => at.max(Some(due + STALL)),
-                // It would have checked when those before it were absent.
-                (Some(at), None, Stage::Undecided) => Some(at + STALL),
-                _ => None,
-            };
-            Some(*absent_at)
-        })
+    /// Returns the first request that is not absent.
+    fn first(&mut self, now: Instant) -> Option<&mut Waiting> {
+        self.waiting.values_mut().find(|waiting| !waiting.is_absent(now))
+    }
+
+    /// Returns when the first request that is not absent will be.
+    fn absent_at(&mut self, now: Instant) -> Option<Instant> {
+        self.first(now)?.due.map(|due| due + STALL)
     }
 
     /// Returns whether an earlier request stands in the line, which is polled.
     fn is_behind(&self, number: u64, now: Instant) -> bool {
-        self.absences(number).any(|at| at.is_none_or(|at| now < at))
+        self.waiting.range(..number).any(|(_, waiting)| !waiting.is_absent(now))
     }
 
-    /// Returns when a request looks after those before it, if it is to.
-    fn watches_at(&self, number: u64, now: Instant) -> Option<Instant> {
-        let is_last = self.waiting.last_key_value().is_some_and(|(last, _)| *last == number);
-        let first = self.waiting.first_key_value().and_then(|(_, first)| first.due);
-        let tends_at =
-            first.filter(|_| is_last).map(|due| (due + WATCHED * STALL).max(now + STALL));
-        let mut absences = self.absences(number).skip_while(|at| at.is_some_and(|at| at <= now));
-        let watched = absences.by_ref().take(WATCHING).try_fold(None, |_, at| at.map(Some));
-        watched.flatten().filter(|_| absences.next().is_none()).into_iter().chain(tends_at).min()
+    /// Calls the first request, if those before it are absent. Returns when it is absent, too.
+    fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
+        let first = self.first(now)?;
+        if first.due.is_none() && first.stage == Stage::Undecided {
+            first.call(now, wakers);
+        }
+        first.due.map(|due| due + STALL)
     }
 
     fn update_group(&mut self, limit: &LineLimit, change: impl Fn(u64) -> u64) {
@@ -346,11 +421,18 @@ impl KeyLine {
         }
     }
 
-    fn insert(&mut self, number: u64, limit: LineLimit, due: Instant, now: Instant) {
-        let due = (!self.is_behind(number, now)).then_some(due);
+    fn follow(&mut self, pace: Option<Pace>) {
+        self.is_mixed |= pace.is_some() && self.pace.is_some() && pace != self.pace;
+        self.pace = pace.or(self.pace);
+    }
+
+    fn insert(&mut self, number: u64, limit: LineLimit, now: Instant) {
+        // Once more: units that were returned since its denial have called no request.
+        let due = (!self.is_behind(number, now)).then_some(now);
         let waiting = Waiting { limit, waker: None, due, stage: Stage::Undecided };
         self.waiting.insert(number, waiting);
         self.update_group(&limit, |units| units.saturating_add(limit.cost));
+        self.follow(limit.pace);
     }
 
     /// Returns whether there is room for a request that could be served by its deadline. Units that
@@ -364,7 +446,11 @@ impl KeyLine {
         now: Instant,
     ) -> bool {
         let has_room = self.waiting.len() < MAX_LENGTH;
-        let (Some(deadline), Some(pace)) = (deadline, self.pace) else { return has_room };
+        let pace = limit.pace.or(self.pace);
+        let (Some(deadline), Some(pace)) = (deadline, pace) else { return has_room };
+        if self.is_mixed || self.pace.is_some_and(|others| others != pace) {
+            return has_room;
+        }
         // If it came before some of them, how much is before it would take a scan, and the answer
         // is a lower bound anyway.
         let is_last = self.waiting.last_key_value().is_none_or(|(last, _)| *last < number);
@@ -379,42 +465,19 @@ impl KeyLine {
         has_room && known.into_iter().chain(self.known).all(is_in_time)
     }
 
-    /// Lets the first requests check at this instant: up to the first one that is not absent. Wakes
-    /// it, and those that watch it.
+    /// Lets the first request that is not absent check at this instant.
     fn call(&mut self, at: Instant, now: Instant, wakers: &mut Wakers) {
         self.known = None;
-        let mut watching = None;
         for waiting in self.waiting.values_mut() {
             let is_absent = waiting.is_absent(now);
             match &mut waiting.stage {
-                _ if watching.is_some() => {}
                 Stage::Checking(again) => *again = Some(at),
                 _ if is_absent => {}
-                _ => waiting.due = Some(waiting.due.map_or(at, |due| due.min(at))),
+                _ => waiting.call(at, wakers),
             }
-            wakers.0.extend(waiting.waker.take());
-            watching = match watching {
-                None if is_absent => None,
-                None => Some(0),
-                Some(count) => Some(count + 1),
-            };
-            if watching == Some(WATCHING) {
+            if !is_absent {
                 break;
             }
-        }
-        self.wake_last(wakers);
-    }
-
-    fn wake_last(&mut self, wakers: &mut Wakers) {
-        wakers.0.extend(self.waiting.last_entry().and_then(|mut last| last.get_mut().waker.take()));
-    }
-
-    /// Wakes the first requests before this one, if none of them checks: more of them are kept than
-    /// are watched.
-    fn tend(&mut self, number: u64, now: Instant, wakers: &mut Wakers) {
-        if self.waiting.first_key_value().is_some_and(|(_, first)| first.is_absent(now)) {
-            let before = self.waiting.range_mut(..number);
-            wakers.0.extend(before.filter_map(|(_, it)| it.waker.take()).take(MAX_TENDED));
         }
     }
 
@@ -425,16 +488,13 @@ impl KeyLine {
         self.update_group(&left.limit, |units| units.saturating_sub(left.limit.cost));
         wakers.1.extend(left.waker.take());
         if is_behind {
-            // It may have watched the first one.
-            let mut after = self.waiting.range_mut(number..);
-            wakers.0.extend(after.next().and_then(|(_, waiting)| waiting.waker.take()));
-            self.wake_last(wakers);
-            return self.tend(number, now, wakers);
+            return;
         }
         let known = self.known.take();
-        let cost = self.waiting.first_key_value().map_or(0, |(_, waiting)| waiting.limit.cost);
+        let cost = self.first(now).map_or(0, |waiting| waiting.limit.cost);
         let next = match (next, left.stage) {
             (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: None },
+            _ if self.is_mixed => NextCheck::Now,
             // What it waited for is known, and the next one needs no less.
             (NextCheck::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
                 Some(at) => {
@@ -452,12 +512,8 @@ impl KeyLine {
                 self.known = known.map(|units| (at, units));
             }
             NextCheck::Called => {
-                let first = self.waiting.values_mut().find(|waiting| !waiting.is_absent(now));
-                first.into_iter().for_each(|first| {
-                    if first.stage == Stage::Undecided {
-                        first.stage = Stage::Denied;
-                    }
-                });
+                let first = self.first(now).filter(|first| first.stage == Stage::Undecided);
+                first.into_iter().for_each(|first| first.stage = Stage::Denied);
             }
             NextCheck::Units(mut units) => {
                 self.call(now, now, wakers);
@@ -473,41 +529,50 @@ impl KeyLine {
         }
     }
 
-    /// Returns what a request does now.
+    /// Records the denial of a request that stands in the line.
+    fn denied(&mut self, number: u64, refusal: &Refusal, now: Instant) {
+        let is_behind = self.is_behind(number, now);
+        let Some(waiting) = self.waiting.get_mut(&number) else { return };
+        let again = match mem::replace(&mut waiting.stage, Stage::Undecided) {
+            Stage::Checking(again) => again,
+            _ => None,
+        };
+        waiting.due = again.filter(|_| !is_behind);
+        if !is_behind && again.is_none() {
+            (waiting.due, waiting.stage) = (refusal.due, Stage::Denied);
+        }
+        self.known = refusal.known.filter(|_| again.is_none());
+        self.follow(refusal.pace);
+    }
+
+    /// Returns what a request does now, which sleeps with this waker.
     fn step(
         &mut self,
         number: u64,
-        deadline: Option<Instant>,
-        pause_end: Option<Instant>,
+        [deadline, pause_end]: [Option<Instant>; 2],
+        waker: &mut Option<Waker>,
         now: Instant,
-        wakers: &mut Wakers,
     ) -> LineStep {
-        let (is_behind, watches_at) = (self.is_behind(number, now), self.watches_at(number, now));
-        let tends_at = self.waiting.first_key_value().and_then(|(_, first)| first.due);
-        let is_last = self.waiting.last_key_value().is_some_and(|(last, _)| *last == number);
-        if is_last && tends_at.is_some_and(|due| now >= due + WATCHED * STALL) {
-            self.tend(number, now, wakers);
-        }
+        let is_behind = self.is_behind(number, now);
         let Some(waiting) = self.waiting.get_mut(&number) else { return LineStep::Check };
-        let is_over = deadline.is_some_and(|deadline| now >= deadline);
-        let until = |at: Option<Instant>| match deadline {
-            Some(deadline) => LineStep::Sleep(Some(at.map_or(deadline, |at| at.min(deadline)))),
-            None => LineStep::Sleep(at),
-        };
         if is_behind && waiting.stage != Stage::Called {
             (waiting.due, waiting.stage) = (None, Stage::Undecided);
-            return if is_over { LineStep::Leave } else { until(watches_at) };
-        }
-        if waiting.due.is_none() && waiting.stage == Stage::Undecided {
+        } else if waiting.due.is_none() && waiting.stage == Stage::Undecided {
             waiting.due = Some(now); // those before it are absent
         }
-        let is_in_time =
-            |due| deadline.is_none_or(|deadline| due <= deadline && now <= deadline + LATENESS);
-        match waiting.due.map(|due| pause_end.map_or(due, |end| due.max(end))) {
-            Some(due) if due <= now && is_in_time(due) => LineStep::Check,
-            _ if is_over => LineStep::Leave,
-            due => until(due),
+        let due = waiting.due.map(|due| pause_end.map_or(due, |end| due.max(end)));
+        let is_in_time = |due: &Instant| {
+            deadline.is_none_or(|deadline| *due <= deadline && now <= deadline + LATENESS)
+        };
+        if due.filter(is_in_time).is_some_and(|due| due <= now) {
+            (waiting.due, waiting.stage) = (Some(now + CHECK), Stage::Checking(None));
+            return LineStep::Check;
         }
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            return LineStep::Leave;
+        }
+        mem::swap(&mut waiting.waker, waker);
+        LineStep::Sleep(due.into_iter().chain(deadline).min())
     }
 }
 
@@ -558,93 +623,67 @@ impl LinePlace {
             let is_paused =
                 |limit: &LineLimit| state.pause_end(limit.line, deadline, now).is_some();
             let pauses = || self.limits.iter().position(is_paused);
-            let index = state.obstacle(self, now).or_else(pauses)?;
-            let limit = self.limits[index];
-            let line = state.line(&limit);
-            line.tend(self.number, now, wakers);
-            let admits = line.admits(self.number, &limit, deadline, None, now);
-            if admits {
-                line.insert(self.number, limit, now, now);
-                self.at = Some(index);
-            }
-            Some(admits)
+            let (index, number) = (state.obstacle(self, now).or_else(pauses)?, self.number);
+            let admits =
+                |line: &KeyLine, limit: &_| line.admits(number, limit, deadline, None, now);
+            Some(state.enter(self, index, admits, now, wakers))
         })
     }
 
     /// Returns what the request does now, which stands in a line.
     pub(crate) fn poll(&mut self, cx: &Context<'_>, deadline: Option<Instant>) -> LineStep {
-        self.lines.clone().change(|state, now, wakers| {
-            loop {
-                let Some(index) = self.at else { return LineStep::Check };
-                let (number, limit) = (self.number, self.limits[index]);
-                let pause_end = state.pause_end(limit.line, deadline, now);
-                let step = state.line(&limit).step(number, deadline, pause_end, now, wakers);
-                if let LineStep::Check = step
-                    && let Some(other) = state.obstacle(self, now)
-                {
-                    state.leave(self, NextCheck::Now, now, wakers);
-                    let limit = self.limits[other];
-                    state.line(&limit).insert(number, limit, now, now);
-                    self.at = Some(other);
-                    continue;
-                }
-                if let Some(waiting) = state.line(&limit).waiting.get_mut(&number) {
-                    match &step {
-                        LineStep::Check => {
-                            let (due, stage) = (Some(now + CHECK), Stage::Checking(None));
-                            (waiting.due, waiting.stage) = (due, stage);
-                        }
-                        LineStep::Sleep(_) => match &waiting.waker {
-                            Some(known) if known.will_wake(cx.waker()) => {}
-                            _ => wakers.1.extend(waiting.waker.replace(cx.waker().clone())),
-                        },
-                        LineStep::Leave => {}
-                    }
-                }
-                return step;
+        let (lines, mut waker) = (self.lines.clone(), Some(cx.waker().clone()));
+        let (step, watch) = lines.change(|state, now, wakers| {
+            let step = self.step(state, deadline, &mut waker, now, wakers);
+            let sleeps = matches!(step, LineStep::Sleep(_));
+            (step, sleeps.then(|| state.begin_watch(now)).flatten())
+        });
+        if let Some(id) = watch {
+            Watchdog::start(&lines, id);
+        }
+        step
+    }
+
+    fn step(
+        &mut self,
+        state: &mut LineSet,
+        deadline: Option<Instant>,
+        waker: &mut Option<Waker>,
+        now: Instant,
+        wakers: &mut Wakers,
+    ) -> LineStep {
+        while let Some(index) = self.at {
+            let (number, line) = (self.number, self.limits[index].line);
+            let ends = [deadline, state.pause_end(line, deadline, now)];
+            let step =
+                state.update(line, now, wakers, |line, _| line.step(number, ends, waker, now));
+            match step.unwrap_or(LineStep::Check) {
+                LineStep::Check => {}
+                step => return step,
             }
-        })
+            let Some(other) = state.obstacle(self, now) else { break };
+            state.leave(self, NextCheck::Now, now, wakers);
+            state.enter(self, other, |_, _| true, now, wakers);
+        }
+        LineStep::Check
     }
 
     /// Stands in the line of the limit that has denied the request. Returns false, and leaves, if
     /// it could not be served by its deadline.
     pub(crate) fn denied(&mut self, refusal: Refusal, deadline: Option<Instant>) -> bool {
-        let Refusal { limit: index, due, known, pace } = refusal;
         self.lines.clone().change(|state, now, wakers| {
-            let (number, limit) = (self.number, self.limits[index]);
+            let (number, index) = (self.number, refusal.limit);
+            self.limits[index].pace = refusal.pace.or(self.limits[index].pace);
             if self.at == Some(index) {
-                let line = state.line(&limit);
-                let is_behind = line.is_behind(number, now);
-                let mut changes = None;
-                if let Some(waiting) = line.waiting.get_mut(&number) {
-                    changes = match mem::replace(&mut waiting.stage, Stage::Undecided) {
-                        Stage::Checking(again) => again,
-                        _ => None,
-                    };
-                    waiting.due = changes.filter(|_| !is_behind);
-                    if !is_behind && changes.is_none() {
-                        (waiting.due, waiting.stage) = (due, Stage::Denied);
-                    }
-                }
-                line.known = known.filter(|_| changes.is_none());
-                line.pace = pace.or(line.pace);
-                // The second one watches for the end of the check, which was expected later.
-                let second = line.waiting.range_mut(number + 1..).next();
-                wakers.0.extend(second.and_then(|(_, waiting)| waiting.waker.take()));
+                let line = self.limits[index].line;
+                state.update(line, now, wakers, |line, _| line.denied(number, &refusal, now));
                 return true;
             }
             state.leave(self, NextCheck::Now, now, wakers);
-            let line = state.line(&limit);
-            line.pace = pace.or(line.pace);
-            let admits = line.admits(number, &limit, deadline, known, now);
-            if admits {
-                // Once more: units that were returned since have called no request.
-                line.insert(number, limit, now, now);
-                self.at = Some(index);
-            } else if line.waiting.is_empty() {
-                state.lines.remove(&limit.line);
-            }
-            admits
+            let admits = |line: &KeyLine, limit: &_| {
+                line.admits(number, limit, deadline, refusal.known, now)
+            };
+            state.enter(self, index, admits, now, wakers)
         })
     }
 
@@ -669,7 +708,67 @@ impl Drop for LinePlace {
     }
 }
 
+/// The task that calls the next request of a line whose first one is absent. It ends when it looks
+/// and no request waits.
+struct Watchdog {
+    lines: Weak<Lines>,
+    id: u64,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Watchdog {
+    /// Starts the task, if there is a runtime for it.
+    fn start(lines: &Arc<Lines>, id: u64) {
+        if let Ok(runtime) = Handle::try_current() {
+            let timer = Box::pin(sleep_until(Instant::now())); // panics without timers, here
+            runtime.spawn(Self { lines: Arc::downgrade(lines), id, timer });
+        }
+    }
+
+    /// Changes the lines, unless another task watches them by now.
+    fn change<R>(
+        &self,
+        change: impl FnOnce(&mut LineSet, Instant, &mut Wakers) -> Option<R>,
+    ) -> Option<R> {
+        self.lines.upgrade()?.change(|state, now, wakers| {
+            (state.watch.id == self.id).then(|| change(state, now, wakers)).flatten()
+        })
+    }
+}
+
+impl Future for Watchdog {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let mut waker = Some(cx.waker().clone());
+            let next = self.change(|state, now, wakers| {
+                mem::swap(&mut state.watch.waker, &mut waker);
+                state.look(now, wakers)
+            });
+            let Some(next) = next else { return Poll::Ready(()) };
+            self.timer.as_mut().reset(next);
+            ready!(self.timer.as_mut().poll(cx));
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    /// Wakes the requests if the runtime of the task ends before they do: one starts another task.
+    fn drop(&mut self) {
+        self.change(|state, _, wakers| {
+            state.watch.at.take()?;
+            let waiting = state.lines.values_mut().flat_map(|line| line.waiting.values_mut());
+            wakers.0.extend(waiting.filter_map(|waiting| waiting.waker.take()));
+            Some(())
+        });
+    }
+}
+
 /// Returns the instant after a pause, however long.
 pub(crate) fn after(now: Instant, pause: Duration) -> Instant {
     now.checked_add(pause).unwrap_or_else(|| now + FOREVER)
 }
+
+#[cfg(test)]
+mod tests;

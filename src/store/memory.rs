@@ -54,7 +54,8 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// Counts in the memory of the process: one count per process, nothing to install.
 ///
 /// Clones share their counts. The clock is `tokio::time::Instant`, which a test with paused time
-/// controls. There is no background task.
+/// controls. No background task removes keys. While requests [wait in a
+/// line](crate::guide::waiting#in-a-line), a small one runs in the runtime of one of them.
 ///
 /// # The clock of the processor
 ///
@@ -314,6 +315,24 @@ impl MemoryStore {
         &self,
         request: &StoreRequest<'_>,
     ) -> Result<Outcome, NotInPlace<'_>> {
+        let decided = self.decide_in_entry(request);
+        if decided.is_ok() {
+            self.call_lines_after(request);
+        }
+        decided
+    }
+
+    /// Calls the lines of the keys after an action that can return units.
+    #[inline(always)]
+    fn call_lines_after(&self, request: &StoreRequest<'_>) {
+        if matches!(request.action, Action::Refund | Action::Unblock) {
+            let lines = self.0.names.lines();
+            request.limits.iter().for_each(|it| lines.key_returned(it.settings.name, it.key));
+        }
+    }
+
+    #[inline(always)]
+    fn decide_in_entry(&self, request: &StoreRequest<'_>) -> Result<Outcome, NotInPlace<'_>> {
         let [limit @ LimitRequest { settings, key, .. }] = request.limits else {
             return Err(NotInPlace::Several);
         };
@@ -359,6 +378,7 @@ impl MemoryStore {
             NotInPlace::Locked(locked) => Ok(self.decide_locked(request, locked)),
             NotInPlace::Failed(error) => Err(error),
         };
+        self.call_lines_after(request);
         StoreFuture::ready(outcome.map_err(Into::into))
     }
 

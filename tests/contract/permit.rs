@@ -19,7 +19,9 @@ use tower_ratelimit::{
     store::{AnyStore, ErrorKind, Source, Store, WhenFull},
 };
 
-use crate::support::{self, load::until, memory_store, recorder::Recorder, server::RedisServer};
+use crate::support::{
+    self, load::until, memory_store, proxy::Proxy, recorder::Recorder, server::RedisServer,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -666,4 +668,20 @@ async fn a_store_chosen_at_run_time_holds_units() {
     let permit = hold(&limiter, 4).await;
     assert_eq!(limiter.peek("alice").await.unwrap().held(), 4);
     permit.cancel();
+}
+
+#[tokio::test]
+async fn a_permit_whose_answer_outlasts_its_first_life_is_expired_at_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let store = RedisStore::connect(&format!("{}?deadline=30s", proxy.url())).await.unwrap();
+    let places = Limiter::new("places", store, Algorithm::concurrency(), Quota::concurrent(1))
+        .hold_lifetime(4 * SECOND);
+    // The offset of the clocks is known from replies without a delay.
+    for _ in 0..3 {
+        places.peek("key").await.unwrap();
+    }
+    proxy.delay_replies(2 * SECOND);
+    let permit = places.hold("key", 1).await.unwrap().admitted().unwrap();
+    assert!(permit.is_expired(), "it lives for a second until its first renewal");
 }

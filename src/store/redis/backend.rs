@@ -110,11 +110,11 @@ impl Backend {
             Receipt::At(instant, _) => *instant,
             Receipt::Hold(receipt, _) => {
                 let (settings, key) = (settings.clone(), key.clone().into_owned());
-                let (observers, lifetime) = (Observers::default(), LATE_HOLD);
+                let (observers, lifetime, age) = (Observers::default(), LATE_HOLD, Duration::ZERO);
                 let receipt = *receipt;
                 let same = settings.clone();
                 let latest = LatestSettings(Arc::new(move || same.clone()));
-                let hold = Hold { settings, latest, observers, key, units, lifetime, receipt };
+                let hold = Hold { settings, latest, observers, key, units, lifetime, receipt, age };
                 self.holds.cancel(hold);
                 return true;
             }

@@ -25,7 +25,7 @@ use crate::{
     keys::Key,
     observe::Observers,
     store::{LimitRequest, Settings},
-    sync::lock,
+    sync::{lock, wake_all},
 };
 
 /// The number of keys in a batch, which must not block Redis for long: 64 keys take 0.12 to 0.18 ms
@@ -302,7 +302,7 @@ impl CheckBatch {
             }
         }
         drop(contents); // a waker can run foreign code, and the releases lock the contents again
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
         late.into_iter().for_each(|(index, outcome)| self.release_refused(index, &outcome));
     }
 

@@ -300,7 +300,9 @@ impl Keeper {
     pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
         let lives = hold.lifetime / FIRST_PART;
         let (now, taken) = (Instant::now(), time::Instant::now());
-        let (due, expires) = (now + lives / RENEWED_AFTER, now + lives);
+        // By the clock of the server, it began with the decision, not with its arrival.
+        let left = |part: Duration| now + part.saturating_sub(hold.age);
+        let (due, expires) = (left(lives / RENEWED_AFTER), left(lives));
         let id = {
             let holds = &mut *lock(&self.0.holds);
             let live = Live { hold, is_renewed: false, taken, due, expires };
