@@ -26,3 +26,4 @@ mod store;
 mod tls;
 mod url;
 mod versions;
+mod waiting;
