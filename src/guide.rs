@@ -50,8 +50,10 @@ macro_rules! headings {
         "
 [deployments]: crate::guide::troubleshooting#503-for-some-clients-during-a-deployment
 [behind-a-proxy]: crate::guide::keys#behind-a-proxy
+[between]: crate::guide::waiting#between-processes
 [end-waits]: crate::guide::waiting#when-the-service-stops
 [how-large-a-burst]: crate::guide::quotas#how-large-a-burst
+[no-mark]: crate::guide::design_decisions#why-nothing-in-redis-says-that-requests-wait
 [option-layer]: crate::guide::layers#a-limit-that-can-be-switched-off
 [runtime]: crate::guide::layers#what-needs-a-runtime
 [unix-socket]: crate::guide::keys#a-unix-socket-or-a-proxy-of-unknown-address

@@ -157,7 +157,7 @@ impl<'a, K> Hold<'a, K> {
     /// [line](crate::guide::waiting#in-a-line): in a process, they are served in the order of their
     /// arrival. The first one checks again when units are restored, and when a permit of this
     /// process ends or the key is changed in another way. Over a `RedisStore`, it also asks for the
-    /// units that other processes hold, every 25 to 50 ms, and more often the longer it waits.
+    /// units that other processes hold, at least every 50 ms, and more often the longer it waits.
     /// Between processes, and beside calls that do not wait, the order is not defined.
     ///
     /// With a `RedisStore`, a process whose calls have taken the last units again and again for

@@ -26,8 +26,6 @@ use crate::{
     time::random_fraction,
 };
 
-/// The longest addition to a pause while other processes take the units, times 4.
-const MAX_GAP: Duration = Duration::from_secs(1);
 /// The pauses between two calls of a store that fails. The first pause is that between the probes
 /// of a circuit breaker: asking more often finds out nothing.
 const STORE_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
@@ -40,8 +38,6 @@ pub(crate) struct InLine {
     timer: Option<Pin<Box<Sleep>>>,
     /// True if other processes share the units.
     is_shared: bool,
-    /// The instant at which units are available, by the last denial.
-    expected: Option<Instant>,
 }
 
 impl Charge {
@@ -121,7 +117,7 @@ fn pace(limiter: &Limiter) -> Pace {
 fn gap(quota: Quota, cost: u64) -> Duration {
     let micros = u128::from(cost) * u128::from(quota.window_us()) / u128::from(quota.limit());
     // A cost that the quota cannot grant can have a gap that is too long for a `Duration`.
-    Duration::from_micros(micros.min(MAX_GAP.as_micros()) as u64)
+    Duration::from_micros(micros.try_into().unwrap_or(u64::MAX))
 }
 
 impl InLine {
@@ -130,8 +126,7 @@ impl InLine {
         let lines = charge.lines()?;
         let limits = charge.line_limits(&lines)?;
         let place = LinePlace::new(lines, number, limits);
-        let (timer, expected, is_shared) = (None, None, !charge.is_immediate());
-        Some(Self { place, began, timer, is_shared, expected })
+        Some(Self { place, began, timer: None, is_shared: !charge.is_immediate() })
     }
 
     /// Stands in the line of a limit for which others wait. Returns `None` if there is none, and
@@ -147,6 +142,15 @@ impl InLine {
 
     fn hold_retry(&self, limit: usize, waited: Duration) -> Duration {
         self.place.lines().hold_retry(waited, self.place.limits()[limit].line)
+    }
+
+    /// Returns the instant at which a request checks for units that are restored at this one, when
+    /// it has `waited`: older requests of other processes go first.
+    fn check_at(&self, at: Instant, decision: &Decision, waited: Duration) -> Instant {
+        if !self.is_shared || decision.is_blocked() {
+            return at;
+        }
+        after(at, Lines::yield_time(waited, gap(decision.quota(), decision.cost())))
     }
 
     /// Records a denial. Returns whether the request waits: if it can be served by `deadline`.
@@ -174,18 +178,16 @@ impl InLine {
         };
         let mut due = known;
         if self.is_shared {
-            let was_expected = self.expected.is_some_and(|at| at <= now);
-            if was_expected && let Some(at) = &mut due {
-                // Another process was faster. At random, so that none is always the first.
-                let later = *at + gap(pace.quota, denied.cost()).mul_f64(random_fraction() / 4.0);
-                *at = deadline.filter(|end| *at <= *end).map_or(later, |end| later.min(end));
-            }
+            due = known.map(|at| {
+                let later = self.check_at(at, denied, at - self.began);
+                deadline.filter(|end| at <= *end).map_or(later, |end| later.min(end))
+            });
             if waits_for_holds {
                 let ask = after(now, self.hold_retry(limit, now - self.began));
-                due = Some(due.map_or(ask, |at| at.min(ask)));
+                // Not while it leaves restored units to others.
+                due = due.filter(|_| known.is_some_and(|at| at < ask)).or(Some(ask));
             }
         }
-        self.expected = known;
         // At the end of a block, any number of units can be available.
         let units = if denied.is_blocked() { MAX } else { self.place.limits()[limit].cost };
         let known = known.filter(|_| !waits_for_holds).map(|at| (at, units));
@@ -204,7 +206,6 @@ impl InLine {
         // At random, so that the requests of all keys and processes do not ask at one instant.
         let spread = 0.5 + random_fraction() / 2.0;
         let pause = (now - self.began).clamp(shortest, longest).mul_f64(spread).min(left);
-        self.expected = None;
         self.place.pause(after(now, pause))
     }
 
@@ -227,8 +228,10 @@ impl InLine {
     /// Returns when the next request checks after a decision that leaves no units.
     fn next_after(&self, charge: &Charge, decision: &Decision) -> NextCheck {
         let (now, replenish) = (Instant::now(), decision.replenish_after());
-        let known =
-            (!replenish.is_zero()).then(|| after(now, replenish - decision.age().min(replenish)));
+        let known = (!replenish.is_zero()).then(|| {
+            let at = after(now, replenish - decision.age().min(replenish));
+            self.check_at(at, decision, Duration::ZERO)
+        });
         // Another process can return units that are held.
         let is_held = charge.holds_units() || decision.held() > 0;
         let ask = (is_held && self.is_shared)

@@ -30,7 +30,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::turns::{Turns, hold_retry};
+use super::turns::{Turns, yield_time};
 use crate::{
     keys::Key,
     quota::Quota,
@@ -267,12 +267,15 @@ impl Lines {
         });
     }
 
-    /// Records that a decision has found no units of these keys for a further request.
+    /// Records that a decision has found no units of these keys for a further request, perhaps as
+    /// it `takes` the last ones.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn found_full(&self, keys: impl IntoIterator<Item = u64>) {
+    pub(crate) fn found_full(&self, keys: impl IntoIterator<Item = u64>, takes: bool) {
         let mut keys = keys.into_iter().peekable();
         if keys.peek().is_some() {
-            self.change(|state, now, _| keys.for_each(|key| state.turns.found_full(key, now)));
+            self.change(|state, now, _| {
+                keys.for_each(|key| state.turns.found_full(key, takes, now));
+            });
         }
     }
 
@@ -292,7 +295,13 @@ impl Lines {
     /// another process has returned units.
     pub(crate) fn hold_retry(&self, waited: Duration, line: u64) -> Duration {
         let LineSet { lines, turns, .. } = &*lock(&self.state);
-        hold_retry(waited, lines.len(), turns.retry(line))
+        turns.retry(line, waited, lines.len())
+    }
+
+    /// Returns for how long a request leaves units that are restored to older ones of other
+    /// processes. It will have `waited` so long; its cost is restored in `gap`.
+    pub(crate) fn yield_time(waited: Duration, gap: Duration) -> Duration {
+        yield_time(waited, gap)
     }
 }
 

@@ -1,13 +1,17 @@
-//! Requests that wait without a reservation: random histories in memory, with scripted time, whose
-//! oracle knows the promise alone, and single cases over either store.
+//! Requests that wait without a reservation: random histories over either store, with scripted
+//! time, whose oracle knows the promise alone, and single cases.
 
 use std::{
     env,
+    future::poll_fn,
+    mem,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc,
     },
     task::{Context, Poll, Wake, Waker},
     time::Duration,
@@ -15,17 +19,23 @@ use std::{
 
 use tokio::{
     runtime::Builder,
-    task::{JoinHandle, JoinSet},
+    task::{JoinHandle, JoinSet, spawn_blocking},
     time::{Instant, advance, sleep, timeout},
 };
-use tower_ratelimit::{Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota};
+use tower_ratelimit::{
+    Algorithm, Charge, Error, Limiter, MemoryStore, Permit, Quota, RedisStore, store::Store,
+};
 
-use crate::support::{self, server::RedisServer};
+use crate::support::{self, clock, server::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 /// The time after which a request that was called and is not polled holds up no others.
 const STALL: Duration = Duration::from_millis(100);
+/// The time after which a request sees what another process has returned.
+const ELSEWHERE: Duration = Duration::from_millis(50);
+/// The longest pause in which a process leaves units to others.
+const PAUSE: Duration = Duration::from_millis(20);
 
 type Answer = Result<Option<Option<Permit>>, Error>;
 
@@ -73,16 +83,45 @@ impl Waiting {
         }
     }
 
-    fn can_be_served(&self) -> bool {
-        let mut peek = Box::pin(self.charge.peek());
-        match peek.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(state) => state.is_ok_and(|state| state.allows()),
-            Poll::Pending => unreachable!("a store in memory answers at once"),
+    async fn can_be_served(&self) -> bool {
+        self.charge.peek().await.is_ok_and(|state| state.allows())
+    }
+}
+
+/// A server whose clock is that of a history, and another process.
+struct Shared<'a> {
+    server: &'a RedisServer,
+    store: RedisStore,
+    elsewhere: Limiter,
+    /// In milliseconds.
+    clock: i64,
+}
+
+impl<'a> Shared<'a> {
+    async fn new(server: &'a RedisServer) -> Self {
+        redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+        // The time of the history falls behind that of the connections.
+        let config = || clock::settable(server).deadline(3_600 * SECOND);
+        let store = support::connected(config()).await;
+        let other = support::connected(config()).await;
+        let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(3));
+        let elsewhere = Limiter::new("places", other, algorithm, quota);
+        Self { server, store, elsewhere, clock: 0 }
+    }
+
+    /// Waits until the server has answered the calls that are under way.
+    async fn answers(&self) {
+        self.store.flush().await;
+        // The replies to these calls come after those to earlier ones.
+        for _ in 0..2 {
+            self.elsewhere.peek("other").await.unwrap();
+            self.store.ping().await.unwrap();
         }
     }
 }
 
-struct History {
+struct History<'a> {
+    shared: Option<Shared<'a>>,
     random: fastrand::Rng,
     places: Limiter,
     tokens: Limiter,
@@ -97,9 +136,8 @@ struct History {
     served: u64,
 }
 
-impl History {
-    fn new(seed: u64) -> Self {
-        let store = MemoryStore::new();
+impl<'a> History<'a> {
+    fn new(seed: u64, store: impl Store + Clone, shared: Option<Shared<'a>>) -> Self {
         let (random, limit) = (fastrand::Rng::with_seed(seed), 3);
         let quota = Quota::per_second(10).burst(4);
         let places =
@@ -108,6 +146,7 @@ impl History {
         let (waiting, permits, log) = (vec![], vec![], vec![]);
         let (blocked_until, next_number, served) = (Instant::now(), 0, 0);
         Self {
+            shared,
             random,
             places,
             tokens,
@@ -172,20 +211,35 @@ impl History {
     }
 
     /// Polls the requests that were woken, until none is.
-    fn settle(&mut self) {
+    async fn settle(&mut self) {
         let is_due = |waiting: &Waiting| waiting.woken.0.load(SeqCst) && !waiting.is_kept;
-        while let Some(index) = self.waiting.iter().position(is_due) {
+        let (mut quiet, mut overtakes) = (0, vec![]);
+        loop {
+            let Some(index) = self.waiting.iter().position(is_due) else {
+                quiet += 1;
+                match &self.shared {
+                    Some(shared) if quiet <= 3 => shared.answers().await,
+                    _ => break,
+                }
+                continue;
+            };
+            quiet = 0;
             // Those that a request must not overtake.
             let earlier = |&other: &usize| {
                 !self.waiting[other].is_kept && self.waiting[other].shares_key(&self.waiting[index])
             };
             let earlier: Vec<usize> = (0..index).filter(earlier).collect();
-            let could = |&other: &usize| {
-                self.waiting[other].is_alike(&self.waiting[index])
-                    || self.is_first(other, false) && self.waiting[other].can_be_served()
-            };
-            let overtaken: Vec<u64> =
-                earlier.into_iter().filter(could).map(|other| self.waiting[other].number).collect();
+            let mut overtaken = vec![];
+            for other in earlier {
+                // Over Redis, it may leave units of another key to other processes for now.
+                if self.waiting[other].is_alike(&self.waiting[index])
+                    || self.shared.is_none()
+                        && self.is_first(other, false)
+                        && self.waiting[other].can_be_served().await
+                {
+                    overtaken.push(self.waiting[other].number);
+                }
+            }
             let Some(answer) = self.waiting[index].poll() else { continue };
             let waiting = self.waiting.remove(index);
             let (number, now) = (waiting.number, Instant::now());
@@ -193,7 +247,7 @@ impl History {
             match answer {
                 Ok(Some(permit)) => {
                     self.served += 1;
-                    assert!(overtaken.is_empty(), "{number} overtakes {overtaken:?}");
+                    overtakes.push((number, overtaken));
                     assert!(now <= waiting.deadline + 5 * MS, "{number} takes after its deadline");
                     if let Some(permit) = permit {
                         let places = waiting.limits.iter().filter(|limit| limit.0 == "places");
@@ -219,6 +273,19 @@ impl History {
                     assert!(is_above && costs.max() > Some(self.limit), "{error:?}");
                 }
             }
+            if self.shared.is_none() {
+                self.assert_order(&mem::take(&mut overtakes));
+            }
+        }
+        // Over Redis, requests check side by side: an earlier one can have its answer later.
+        self.assert_order(&overtakes);
+    }
+
+    fn assert_order(&self, overtakes: &[(u64, Vec<u64>)]) {
+        for (number, overtaken) in overtakes {
+            let waits = |other: &u64| self.waiting.iter().any(|it| it.number == *other);
+            let overtaken: Vec<_> = overtaken.iter().copied().filter(waits).collect();
+            assert!(overtaken.is_empty(), "{number} overtakes {overtaken:?}");
         }
     }
 
@@ -231,12 +298,15 @@ impl History {
     }
 
     /// Checks that no request sleeps beside free units, or beyond its deadline.
-    fn check(&mut self, slack: Duration) {
-        let now = Instant::now();
+    async fn check(&mut self, mut slack: Duration) {
+        let (now, mut lateness) = (Instant::now(), 2 * MS);
+        if self.shared.is_some() {
+            (slack, lateness) = (slack + ELSEWHERE + PAUSE, 5 * MS);
+        }
         for index in 0..self.waiting.len() {
             let is_asleep = !self.waiting[index].is_kept
                 && self.is_first(index, true)
-                && self.waiting[index].can_be_served();
+                && self.waiting[index].can_be_served().await;
             let kept = self.waiting[..index].iter().filter(|other| other.is_kept).count() as u32;
             let waiting = &mut self.waiting[index];
             waiting.since = is_asleep.then(|| waiting.since.unwrap_or(now));
@@ -244,7 +314,7 @@ impl History {
             let slept = waiting.since.map_or(Duration::ZERO, |since| now - since);
             let number = waiting.number;
             assert!(!is_asleep || slept < slack, "{number} sleeps for {slept:?}");
-            let is_over = !waiting.is_kept && now > waiting.deadline + 2 * MS;
+            let is_over = !waiting.is_kept && now > waiting.deadline + lateness;
             assert!(!is_over, "{number} waits beyond its deadline");
         }
     }
@@ -252,7 +322,8 @@ impl History {
     async fn step(&mut self) {
         let count = self.waiting.len();
         match self.random.u8(..20) {
-            0..7 => self.arrive(),
+            0..6 => self.arrive(),
+            6 if self.shared.is_none() => self.arrive(),
             7..11 if !self.permits.is_empty() => {
                 let index = self.random.usize(..self.permits.len());
                 let (permit, _) = self.permits.swap_remove(index);
@@ -263,6 +334,7 @@ impl History {
                 }
                 self.note("a permit ends".to_owned());
             }
+            6 if self.shared.is_some() => self.take_elsewhere().await,
             11 if count > 0 => {
                 let index = self.random.usize(..count);
                 let waiting = self.waiting.remove(index);
@@ -294,6 +366,9 @@ impl History {
                 // A lower limit forgets nothing that is in use.
                 self.limit = self.limit.max(self.random.u64(3..6));
                 self.places.set_quota(Quota::concurrent(self.limit)).unwrap();
+                if let Some(shared) = &self.shared {
+                    shared.elsewhere.set_quota(Quota::concurrent(self.limit)).unwrap();
+                }
                 self.note(format!("{} places", self.limit));
             }
             17 => {
@@ -309,15 +384,35 @@ impl History {
                 let time = self.random.u32(1..60);
                 self.note(format!("{time} ms"));
                 for _ in 0..time {
-                    advance(MS).await;
-                    self.settle();
-                    self.check(3 * MS);
+                    self.pass().await;
                 }
                 return;
             }
         }
-        self.settle();
-        self.check(Duration::from_micros(1));
+        self.settle().await;
+        self.check(Duration::from_micros(1)).await;
+    }
+
+    /// Lets a millisecond pass.
+    async fn pass(&mut self) {
+        if let Some(shared) = &mut self.shared {
+            shared.clock += 1;
+            clock::set(shared.server, shared.clock * 1_000);
+        }
+        advance(MS).await;
+        self.settle().await;
+        self.check(3 * MS).await;
+    }
+
+    /// Takes a place in another process, if one is free.
+    async fn take_elsewhere(&mut self) {
+        let (key, cost) = (["a", "b"][self.random.usize(..2)], self.random.u64(1..=2));
+        let Some(shared) = &self.shared else { return };
+        let answer = shared.elsewhere.hold(key, cost).await.unwrap();
+        if let Some(permit) = answer.admitted() {
+            self.permits.push((permit, vec![(key, cost)]));
+            self.note(format!("{cost} of {key} are taken elsewhere"));
+        }
     }
 }
 
@@ -326,35 +421,56 @@ impl History {
 /// counts are exact.
 #[tokio::test(start_paused = true)]
 async fn no_history_overtakes_a_request_or_lets_it_sleep_beside_free_units() {
-    let number = |name| env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
-    let (first, count) = match number("SEED") {
-        Some(seed) => (seed, number("HISTORIES").unwrap_or(1)),
-        None => (0, number("HISTORIES").unwrap_or(100)),
-    };
-    let seeds = first..first + count;
     let mut served = 0;
-    for seed in seeds {
-        let mut history = History::new(seed);
-        for _ in 0..80 {
-            let mut step = Box::pin(history.step());
-            let done = std::future::poll_fn(|cx| {
-                match catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx))) {
-                    Ok(Poll::Pending) => Poll::Pending,
-                    Ok(Poll::Ready(())) => Poll::Ready(None),
-                    Err(panic) => Poll::Ready(Some(panic)),
-                }
-            });
-            let failed = done.await;
-            drop(step);
-            if let Some(panic) = failed {
-                println!("SEED={seed}\n{}", history.log.join("\n"));
-                resume_unwind(panic);
-            }
-        }
-        served += history.served;
+    for seed in seeds(100) {
+        served += play(seed, History::new(seed, MemoryStore::new(), None)).await;
     }
     println!("{served} served");
     assert!(served > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_history_over_redis_overtakes_a_request_or_lets_it_sleep_beside_free_units() {
+    let (server, mut served) = (RedisServer::start(), 0);
+    // While it runs, the time stands still, also while the server is waited for.
+    let (end, ended) = mpsc::channel::<()>();
+    let blocking = spawn_blocking(move || ended.recv());
+    for seed in seeds(10) {
+        let shared = Shared::new(&server).await;
+        served += play(seed, History::new(seed, shared.store.clone(), Some(shared))).await;
+    }
+    drop(end);
+    assert!(blocking.await.unwrap().is_err());
+    println!("{served} served");
+    assert!(served > 0);
+}
+
+/// The histories: that of `SEED` in the environment, or as many as `HISTORIES`.
+fn seeds(default: u64) -> Range<u64> {
+    let number = |name| env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
+    match number("SEED") {
+        Some(seed) => seed..seed + number("HISTORIES").unwrap_or(1),
+        None => 0..number("HISTORIES").map_or(default, |all| all * default / 100),
+    }
+}
+
+/// Returns how many requests were served.
+async fn play(seed: u64, mut history: History<'_>) -> u64 {
+    for _ in 0..80 {
+        let mut step = Box::pin(history.step());
+        let done = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(())) => Poll::Ready(None),
+            Err(panic) => Poll::Ready(Some(panic)),
+        });
+        let failed = done.await;
+        drop(step);
+        if let Some(panic) = failed {
+            println!("SEED={seed}\n{}", history.log.join("\n"));
+            resume_unwind(panic);
+        }
+    }
+    history.served
 }
 
 fn places(count: u64) -> Limiter {

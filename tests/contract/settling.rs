@@ -194,6 +194,9 @@ struct Entry {
     has_left: bool,
     /// The limits whose holds have ended.
     has_ended: [bool; 2],
+    /// The limits whose state was lost while a call of the request could be under way: its answer
+    /// does not say whether Redis decided before that.
+    is_unclear: [bool; 2],
     permit: Option<Permit>,
     /// The handle of a request.
     settle: Option<Settle>,
@@ -325,9 +328,13 @@ impl Harness {
         for limit in 0..self.limiters.len() {
             let [newest, _] = self.windows(limit).await;
             let Ledger { accounts, entries, .. } = &mut *self.ledger();
-            let Entry { costs, indices, .. } = &mut entries[id];
+            let Entry { costs, indices, is_unclear, .. } = &mut entries[id];
             // Over Redis, no reservation comes due: windows are days long.
             let is_check = !self.is_real || at == 0.0;
+            if is_unclear[limit] {
+                // Perhaps the state has none of its units.
+                accounts[limit].add(at, -(costs[limit] as f64), false, newest);
+            }
             indices[limit].push(accounts[limit].add(at, costs[limit] as f64, is_check, newest));
         }
     }
@@ -472,6 +479,11 @@ impl Harness {
         self.take_over(id, true);
         for limit in 0..self.limiters.len() {
             self.used(id, limit, 0, true).await;
+            let Ledger { accounts, entries, .. } = &mut *self.ledger();
+            if self.is_real && entries[id].indices[limit].is_empty() && !self.setup.held[limit] {
+                // Redis may have allowed it, and its units are returned in the background.
+                accounts[limit].late += entries[id].costs[limit] as f64;
+            }
         }
     }
 
@@ -488,7 +500,16 @@ impl Harness {
 
     fn lose(&self, limit: usize) {
         let now = self.now();
-        self.ledger().accounts[limit].lose(now);
+        let Ledger { accounts, entries, .. } = &mut *self.ledger();
+        accounts[limit].lose(now);
+        for entry in entries.iter_mut().filter(|entry| !entry.is_admitted && !entry.has_left) {
+            entry.is_unclear[limit] = self.is_real;
+        }
+    }
+
+    /// Records that the calls that were under way at a loss have their answers.
+    fn settled(&self) {
+        self.ledger().entries.iter_mut().for_each(|entry| entry.is_unclear = [false; 2]);
     }
 }
 
@@ -747,6 +768,13 @@ impl Player {
         }
         // Otherwise the lost charges have the same instant as later ones.
         self.pass(Duration::from_millis(1)).await;
+        self.settle_calls().await;
+    }
+
+    /// Waits for the answers to the calls that were sent before a loss.
+    async fn settle_calls(&mut self) {
+        self.calm().await;
+        self.harness.settled();
     }
 
     /// Waits for the decisions about requests, also if they check again, or if their calls are sent
@@ -764,6 +792,7 @@ impl Player {
                 self.harness.lose(limit);
             }
             self.pass(Duration::from_millis(1)).await;
+            self.settle_calls().await;
         }
     }
 

@@ -12,7 +12,7 @@ use tower_ratelimit::{
 };
 
 use crate::support::{
-    self,
+    self, clock,
     cluster::Cluster,
     load::{eventually, many_servers, until, until_server},
     proxy::Proxy,
@@ -106,6 +106,27 @@ async fn a_process_that_is_cut_off_for_too_long_finds_its_permits_expired() {
     until_held(&places, 1).await;
     drop(permit);
     until_held(&places, 0).await;
+}
+
+#[tokio::test]
+async fn a_step_forward_of_the_clock_expires_permits_and_lets_others_in() {
+    let server = RedisServer::start();
+    let store = support::connected(clock::settable(&server)).await;
+    let places = places(&store, LIFETIME);
+    let expiring = hold(&places, PLACES).await.expect("all are free");
+    let waiting = tokio::spawn({
+        let places = places.clone();
+        async move { places.hold("alice", PLACES).max_wait(LONG).await.unwrap().admitted() }
+    });
+    until_held(&places, PLACES).await;
+    assert!(!waiting.is_finished());
+    clock::set(&server, LONG.as_micros() as i64);
+    let _permit = waiting.await.unwrap().expect("the places have expired");
+    until("the permit has expired", async || expiring.is_expired()).await;
+    drop(expiring);
+    store.flush().await;
+    // Its end has taken none of the other places.
+    until_held(&places, PLACES).await;
 }
 
 #[tokio::test]

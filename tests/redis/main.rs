@@ -27,3 +27,4 @@ mod store;
 mod tls;
 mod url;
 mod versions;
+mod waiting;

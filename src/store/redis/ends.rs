@@ -109,7 +109,7 @@ impl OpenEnds {
         };
         if is_full {
             let keys = self.keys.iter().filter(|(limiter, _)| *limiter == decision.limiter());
-            self.ends.0.lines.found_full(keys.map(|(_, key)| *key));
+            self.ends.0.lines.found_full(keys.map(|(_, key)| *key), decision.is_allowed());
         }
         Ok(outcome)
     }
