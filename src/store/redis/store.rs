@@ -108,10 +108,10 @@ impl<'a> Plan<'a> {
 ///
 /// # Calls
 ///
-/// A check joins the next batch of its limiter. A batch is sent by a task of the runtime, as soon as
+/// A check joins the next batch of its limiter. A task of the runtime sends a batch as soon as
 /// fewer than four calls of the limiter are in flight, or fewer than 64 while their batches are
-/// full: an idle limiter sends each check at once, as a batch of one. A call has up to 64 keys. Each
-/// check is decided as if it had come alone. A check that is dropped before its call has spent
+/// full. So an idle limiter sends each check at once, as a batch of one. A call has up to 64 keys.
+/// Each check is decided as if it had come alone. A check that is dropped before its call has spent
 /// nothing, and one that is kept without being polled delays no other.
 ///
 /// In one process and runtime, the checks of a key are decided in the order of their arrival, if
