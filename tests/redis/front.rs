@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    future::poll_fn,
+    future::{self, IntoFuture, poll_fn},
+    pin::pin,
     sync::{
         Arc, Barrier,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -14,7 +15,8 @@ use std::{
 
 use tokio::{runtime, task::JoinSet};
 use tower_ratelimit::{
-    Admission, Algorithm, Decision, Error, Limiter, Quota, RedisStore, store::Source,
+    Admission, Algorithm, Decision, Error, Limiter, Quota, RedisStore,
+    store::{RedisConfig, Source},
 };
 
 use crate::support::{
@@ -267,6 +269,37 @@ async fn checks_without_an_end_of_their_deadline_share_calls() {
     let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_day(10));
     let decisions = check_all(&limiter, &of_many_keys(100)).await;
     assert!(decisions.iter().all(|it| it.as_ref().unwrap().is_allowed()), "{decisions:?}");
+}
+
+/// A branch of a `select!` in a loop is such a check.
+#[tokio::test]
+async fn a_check_that_is_not_polled_any_more_keeps_no_others() {
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let of_application = RedisConfig::from_connection(connection).deadline(Duration::from_secs(30));
+    let given = RedisStore::new(of_application).unwrap();
+    for store in [store(&server).await, given] {
+        let name = if store.health().answers > 0 { "own" } else { "given" };
+        let limiter = Limiter::new(name, store, Algorithm::token_bucket(), Quota::per_hour(9));
+        let mut check = pin!(limiter.check("first").into_future());
+        let mut reservation = pin!(limiter.reserve("first", 1, Duration::from_secs(1)));
+        let mut hold = pin!(limiter.hold("first", 1).into_future());
+        tokio::select! {
+            biased;
+            _ = &mut check => unreachable!("Redis has not answered yet"),
+            _ = &mut reservation => unreachable!("Redis has not answered yet"),
+            _ = &mut hold => unreachable!("Redis has not answered yet"),
+            () = future::ready(()) => {}
+        }
+        for _ in 0..3 {
+            let decisions = check_all(&limiter, &of_many_keys(100)).await;
+            assert!(decisions.iter().all(|it| it.as_ref().unwrap().is_allowed()), "{name}");
+        }
+        assert!(check.await.unwrap().is_allowed());
+        assert!(reservation.await.unwrap().keep().is_allowed());
+        assert!(hold.await.is_ok(), "{name}");
+    }
 }
 
 #[tokio::test]

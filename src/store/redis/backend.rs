@@ -89,7 +89,7 @@ impl Backend {
     pub(super) fn resolve(
         &self,
         limiter: &str,
-        undecided: &mut Undecided,
+        mut undecided: Undecided,
         result: Result<Outcome, TransportError>,
     ) -> Result<Outcome, Error> {
         let outcome = result.map_err(|error| self.monitor.failed(&self.client, limiter, error))?;

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use super::{
     backend::{Backend, report_released, report_sent},
     call::{EachReply, execute_each},
+    holds::first_lifetime,
     script::CheckEach,
     transport::{Claim, Deadline, TransportError},
 };
@@ -122,15 +123,16 @@ impl Contents {
 }
 
 impl CheckBatch {
-    /// Makes an empty batch, with room for the checks that are expected.
-    pub(super) fn new(
-        settings: Arc<Settings>,
-        hold: Option<Lifetime>,
-        observers: Observers,
-        backend: Arc<Backend>,
+    /// Makes an empty batch for requests such as this one, with room for the checks that are
+    /// expected.
+    pub(super) fn of(
+        request: &LimitRequest<'_>,
+        backend: &Arc<Backend>,
         slot: u16,
         expected: BatchSize,
     ) -> Arc<Self> {
+        let (settings, observers) = (request.settings.clone(), request.observers.clone());
+        let (hold, backend) = (request.hold.map(first_lifetime), backend.clone());
         let contents = Mutex::new(Contents::with_room(expected));
         Arc::new(Self { settings, hold, observers, backend, slot, contents })
     }
@@ -169,7 +171,7 @@ impl CheckBatch {
         let index = callers.len();
         let (end, state) = (End::Deadline, CallerState::Waiting(None));
         callers.push(Caller { key, cost, max_wait, deadline, end, claim: None, state });
-        Some(Queued { batch: self.clone(), index, is_done: false })
+        Some(Queued { batch: self.clone(), index, own_call: None, is_done: false })
     }
 
     /// Executes a call. `on_handover` is called when no later call can overtake this one. Returns
@@ -461,12 +463,23 @@ enum Delivery {
 pub(super) struct Queued {
     batch: Arc<CheckBatch>,
     index: usize,
+    /// The call of the batch, if the caller executes it.
+    own_call: Option<OwnCall>,
     is_done: bool,
 }
 
+type OwnCall = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 impl Queued {
-    pub(super) fn backend(&self) -> &Backend {
-        &self.batch.backend
+    /// Lets the caller execute the call of the batch, which has no other checks.
+    pub(super) fn executed_by_caller(mut self) -> Self {
+        let batch = self.batch.clone();
+        self.own_call = Some(Box::pin(async move {
+            while let Some(call) = batch.begin(false)
+                && batch.execute(&call, &|| ()).await
+            {}
+        }));
+        self
     }
 }
 
@@ -475,6 +488,7 @@ impl Future for Queued {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
+        this.own_call.take_if(|call| call.as_mut().poll(cx).is_ready());
         let mut contents = this.batch.contents();
         match &mut contents.callers[this.index].state {
             CallerState::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => Poll::Pending,

@@ -72,19 +72,6 @@ impl ScriptCall {
         self.execute_command(client, deadline, command).await
     }
 
-    /// Executes the call, over a connection that is ready. `on_handover` is called when no later
-    /// call can overtake it.
-    pub(super) async fn execute_in_turn(
-        &self,
-        client: &Client,
-        deadline: Deadline,
-        on_handover: &(dyn Fn() + Sync),
-    ) -> Result<Outcome, TransportError> {
-        let (command, script) = script::decide(self.action, &self.limits);
-        let command = Command::script(&command, &script.text).ready().on_handover(on_handover);
-        self.execute_command(client, deadline, command).await
-    }
-
     async fn execute_command(
         &self,
         client: &Client,

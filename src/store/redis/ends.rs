@@ -80,12 +80,11 @@ pub(super) struct OpenEnds {
 impl OpenEnds {
     /// Returns the decision about a request that holds units of the keys. A denied one decides
     /// `again` after the ends: what this process has returned before the request is there for it.
-    /// The denial is an answer; an error of the second decision is none, and without a second one
-    /// the first holds.
+    /// The denial is an answer; an error of the second decision is none.
     pub(super) async fn execute<F>(
         &self,
         first: impl Future<Output = Result<Outcome, TransportError>>,
-        again: impl FnOnce() -> Option<F>,
+        again: impl FnOnce() -> F,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError>
     where
@@ -97,8 +96,7 @@ impl OpenEnds {
             // Also those that the first decision has begun: in a cluster, a denied charge ends what
             // it holds elsewhere.
             && deadline.wait_for(self.ends.open(self.keys.clone()).answered()).await.is_some()
-            && let Some(second) = again()
-            && let Ok(second) = second.await
+            && let Ok(second) = again().await
         {
             outcome = second;
         }

@@ -141,6 +141,12 @@ fn hint(error: &RedisError, account: &Account) -> Option<String> {
             }
             None => "check the user and the password of the connection".to_owned(),
         },
+        // As Valkey says it, from 9.1 on.
+        _ if text.starts_with("Could not find scripting engine") => {
+            "the server has no Lua engine, in which decisions run: load the module of the engine, \
+             or use a server that was built with it"
+                .to_owned()
+        }
         _ if !lacks_permission(error) => return None,
         _ if text.contains(" access ") && text.contains("key") => match &account.prefix {
             Some(prefix) => format!(
@@ -237,6 +243,7 @@ mod tests {
             ("NOPERM", "No permissions to access a key", &format!("by {set_user} ~shop:*`")),
             ("ERR", in_script, "ACL LOG"),
             ("WRONGPASS", "invalid username-password pair", "check the user `limiter`"),
+            ("ERR", "Could not find scripting engine 'lua'", "has no Lua engine, in which"),
         ] {
             let reason = explained(code, text).reason();
             assert!(reason.contains(hint) && reason.starts_with(code), "{reason}: {hint}");

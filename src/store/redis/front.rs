@@ -1,6 +1,9 @@
-//! The front: checks, or holds, of one limiter that arrive while calls are under way are collected,
-//! and go to Redis together. An idle limiter sends a check immediately, in a call of its own. In a
-//! cluster, only checks of the same key are collected. It knows neither scripts nor connections.
+//! The front: the queues of checks, or holds, of one limiter, that go to Redis together. Each call
+//! takes what its queue has when it begins, often one check. In a cluster, only checks of the same
+//! key are collected. It knows neither scripts nor connections.
+//!
+//! A call runs in a task of the runtime of its callers, so that none of them keeps the others from
+//! their decisions if it is not polled.
 //!
 //! Checks of a key are decided in the order of their arrival: they take one connection, and a call
 //! begins only when the one before it has its place in the line of that connection.
@@ -24,7 +27,6 @@ use tokio::runtime::{self, Handle};
 use super::{
     backend::Backend,
     batch::{BatchSize, CheckBatch, Queued},
-    holds::first_lifetime,
     transport::Deadline,
 };
 use crate::{
@@ -45,14 +47,14 @@ const MAX_CALLS: usize = 4;
 const MAX_FULL_CALLS: usize = 64;
 
 /// The lanes of a store and its clones.
-#[derive(Clone)]
-pub(super) struct Front(Arc<FrontInner>);
-
-struct FrontInner {
+pub(super) struct Front {
     backend: Arc<Backend>,
     lanes: Mutex<Lanes>,
     hasher: RandomState,
 }
+
+/// For a batch that has no check yet.
+const HAS_ROOM: &str = "a batch has room for a check";
 
 type Lanes = HashMap<LaneId, Lane, RandomState>;
 
@@ -60,7 +62,7 @@ type Lanes = HashMap<LaneId, Lane, RandomState>;
 /// in others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct LaneId {
-    runtime: runtime::Id,
+    runtime: Option<runtime::Id>,
     /// The address of the settings.
     limiter: usize,
     /// In a cluster, the hash of the only key; otherwise 0.
@@ -76,7 +78,7 @@ struct LaneId {
 struct Lane {
     runtime: Handle,
     /// Kept so that no other limiter has their address.
-    settings: Arc<Settings>,
+    _settings: Arc<Settings>,
     /// The number of calls that are under way or scheduled.
     calls: usize,
     /// True while a call is scheduled, which takes the first batch when it begins, or has begun and
@@ -92,69 +94,52 @@ struct Lane {
     last_size: BatchSize,
 }
 
-/// How a check is decided.
-pub(super) enum Entrance {
-    /// By a call of its own, during which the turn is kept.
-    Alone(Option<Turn>),
-    /// Together with others.
-    Queued(Queued),
-}
-
 impl Front {
-    pub(super) fn new(backend: Arc<Backend>) -> Self {
+    pub(super) fn new(backend: Arc<Backend>) -> Arc<Self> {
         let (lanes, hasher) = (Mutex::default(), RandomState::default());
-        Self(Arc::new(FrontInner { backend, lanes, hasher }))
+        Arc::new(Self { backend, lanes, hasher })
     }
 
-    pub(super) fn backend(&self) -> &Arc<Backend> {
-        &self.0.backend
-    }
-
-    /// Returns the place of a check. Checks of a key are decided in the order of their arrival.
-    pub(super) fn enter(&self, request: &LimitRequest<'_>, deadline: Deadline) -> Entrance {
-        let FrontInner { backend, hasher, .. } = &*self.0;
-        let client = &backend.client;
-        // Outside of a runtime nothing can be scheduled: the caller polls its call itself.
-        let Ok(runtime) = Handle::try_current() else { return Entrance::Alone(None) };
+    /// Adds a check to its queue. Checks of a key are decided in the order of their arrival.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        request: &LimitRequest<'_>,
+        deadline: Deadline,
+    ) -> Queued {
+        let Self { backend, hasher, .. } = &**self;
         let hash = hasher.hash_one(request.key.as_bytes());
-        let id = self.lane_of(runtime.id(), hash, request);
-        // It fails fast, and must not wait in a queue behind calls that time out.
-        if !client.is_available_for(id.slot, deadline) {
-            return Entrance::Alone(None);
-        }
-        let new_lane = || Lane::new(runtime.clone(), request.settings.clone());
-        let mut lanes = lock(&self.0.lanes);
-        let mut lane = lanes.entry(id).or_insert_with(new_lane);
-        // A call for a request that may wait outlives its caller. Under load, no check asks for the
-        // connection, which takes locks and the time.
-        if !request.is_returned() && lane.is_free() {
-            drop(lanes); // the connection has locks of its own
-            let is_ready = client.is_ready(id.slot, id.channel);
-            lanes = lock(&self.0.lanes);
-            lane = lanes.entry(id).or_insert_with(new_lane);
-            if is_ready && lane.is_free() {
-                (lane.calls, lane.is_starting) = (1, true);
-                return Entrance::Alone(Some(Turn::new(self.clone(), id, false)));
-            }
-        }
+        let runtime = Handle::try_current().ok();
+        let id = self.lane_of(runtime.as_ref().map(Handle::id), hash, request);
+        // While the circuit is open, a check fails before the queue, in which it would wait behind
+        // calls that time out.
+        let is_available = backend.client.is_available_for(id.slot, deadline);
+        let Some(runtime) = runtime.filter(|_| is_available) else {
+            let batch = CheckBatch::of(request, backend, id.slot, BatchSize::default());
+            return batch.push(request, hash, deadline).expect(HAS_ROOM).executed_by_caller();
+        };
+        let mut lanes = lock(&self.lanes);
+        let lane = lanes.entry(id).or_insert_with(|| Lane::new(&runtime, request.settings));
         let queued = lane.push(request, hash, backend, id.slot, deadline);
         let schedules = lane.schedules();
         let watches = !mem::replace(&mut lane.is_watched, true);
-        let runtime = (schedules || watches).then(|| lane.runtime.clone());
         drop(lanes); // a runtime that has ended drops the task in `spawn`, which takes this lock
-        if let Some(runtime) = runtime {
-            if schedules {
-                self.schedule(id, &runtime);
-            }
-            if watches {
-                runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
-            }
+        if watches {
+            runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
         }
-        Entrance::Queued(queued)
+        // Last, so that a runtime with several threads executes it next.
+        if schedules {
+            self.schedule(id, &runtime);
+        }
+        queued
     }
 
-    fn lane_of(&self, runtime: runtime::Id, hash: u64, request: &LimitRequest<'_>) -> LaneId {
-        let backend = self.backend();
+    fn lane_of(
+        &self,
+        runtime: Option<runtime::Id>,
+        hash: u64,
+        request: &LimitRequest<'_>,
+    ) -> LaneId {
+        let Self { backend, .. } = self;
         let client = &backend.client;
         let limiter = Arc::as_ptr(request.settings).addr();
         let hold = request.hold;
@@ -170,25 +155,28 @@ impl Front {
     }
 
     /// Schedules a call, which collects the checks that other tasks send before it begins.
-    fn schedule(&self, id: LaneId, runtime: &Handle) {
-        runtime.spawn(Turn::new(self.clone(), id, true).call());
+    fn schedule(self: &Arc<Self>, id: LaneId, runtime: &Handle) {
+        let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
+        let turn = Turn { front: self.clone(), id, is_starting, is_over, batch: None };
+        runtime.spawn(turn.call());
     }
 
-    /// Takes a batch out of the queue for a call that begins.
-    fn take(&self, id: LaneId) -> Option<Arc<CheckBatch>> {
-        let mut lanes = lock(&self.0.lanes);
+    /// Takes the first batch out of the queue for a call that begins. A call is scheduled only for
+    /// a batch, and one at a time.
+    fn take(&self, id: LaneId) -> Arc<CheckBatch> {
+        let mut lanes = lock(&self.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
-        let batch = lane.queue.pop_front();
-        lane.last_size = batch.as_ref().map_or(lane.last_size, |batch| batch.size());
+        let batch = lane.queue.pop_front().expect("a call is scheduled for a batch");
+        lane.last_size = batch.size();
         // For the watch: callers in `sent` still have deadlines.
-        lane.sent.extend(batch.clone());
+        lane.sent.push(batch.clone());
         batch
     }
 }
 
 /// Fails callers at their deadlines. Most get their results before.
 struct Watch {
-    front: Front,
+    front: Arc<Front>,
     id: LaneId,
     is_over: bool,
 }
@@ -207,7 +195,7 @@ impl Watch {
     /// watch.
     fn next_deadline(&mut self) -> Option<Deadline> {
         let front = self.front.clone();
-        let lanes = &mut *lock(&front.0.lanes);
+        let lanes = &mut *lock(&front.lanes);
         let lane = lanes.get(&self.id)?;
         let batches = lane.sent.iter().chain(&lane.queue);
         let deadlines = batches.filter_map(|batch| batch.next_deadline());
@@ -220,7 +208,7 @@ impl Watch {
     }
 
     fn batches(&self) -> Vec<Arc<CheckBatch>> {
-        let lanes = &*lock(&self.front.0.lanes);
+        let lanes = &*lock(&self.front.lanes);
         let Some(lane) = lanes.get(&self.id) else { return vec![] };
         lane.sent.iter().chain(&lane.queue).cloned().collect()
     }
@@ -240,16 +228,16 @@ impl Drop for Watch {
     fn drop(&mut self) {
         if !self.is_over {
             let front = self.front.clone();
-            self.end(&mut lock(&front.0.lanes));
+            self.end(&mut lock(&front.lanes));
         }
     }
 }
 
 impl Lane {
-    fn new(runtime: Handle, settings: Arc<Settings>) -> Self {
+    fn new(runtime: &Handle, settings: &Arc<Settings>) -> Self {
         Self {
-            runtime,
-            settings,
+            runtime: runtime.clone(),
+            _settings: settings.clone(),
             calls: 0,
             is_starting: false,
             is_watched: false,
@@ -261,11 +249,6 @@ impl Lane {
 
     fn is_idle(&self) -> bool {
         self.calls == 0 && !self.is_watched
-    }
-
-    /// Returns whether no check waits, and no call is under way.
-    fn is_free(&self) -> bool {
-        self.calls == 0 && self.queue.is_empty()
     }
 
     /// Adds a check to the last batch, or to a new one.
@@ -282,11 +265,8 @@ impl Lane {
         {
             return queued;
         }
-        let (settings, observers) = (self.settings.clone(), request.observers.clone());
-        let hold = request.hold.map(first_lifetime);
-        let backend = backend.clone();
-        let batch = CheckBatch::new(settings, hold, observers, backend, slot, self.last_size);
-        let queued = batch.push(request, hash, deadline).expect("a batch has room for a check");
+        let batch = CheckBatch::of(request, backend, slot, self.last_size);
+        let queued = batch.push(request, hash, deadline).expect(HAS_ROOM);
         self.queue.push_back(batch);
         queued
     }
@@ -305,36 +285,28 @@ impl Lane {
 }
 
 /// One of the calls of a lane. Its handover, and its end, let the next one begin.
-pub(super) struct Turn {
-    front: Front,
+struct Turn {
+    front: Arc<Front>,
     id: LaneId,
-    /// True if the call has not begun.
-    is_scheduled: bool,
     /// True until later calls cannot overtake this one. Atomic because `hand_over` is called while
     /// the call has borrowed the turn; each swap finds one winner, which then takes the lock of the
     /// lanes. `Relaxed`, because that lock orders everything else.
     is_starting: AtomicBool,
     /// True once the turn has left its lane, in the same way.
     is_over: AtomicBool,
+    /// The batch of the call, once it has begun.
     batch: Option<Arc<CheckBatch>>,
 }
 
 impl Turn {
-    fn new(front: Front, id: LaneId, is_scheduled: bool) -> Self {
-        let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
-        Self { front, id, is_scheduled, is_starting, is_over, batch: None }
-    }
-
     /// Executes a call for the first batch in the queue.
     async fn call(mut self) {
         let front = self.front.clone();
-        let backend = front.backend();
+        let backend = &front.backend;
         let LaneId { slot, channel, .. } = self.id;
         // So that nothing delays the call once it has taken its checks.
         backend.client.ready(slot, channel).await;
-        self.is_scheduled = false;
-        let Some(batch) = front.take(self.id) else { return };
-        self.batch = Some(batch.clone());
+        let batch = self.batch.insert(front.take(self.id)).clone();
         loop {
             let late = if batch.may_wait() { backend.begin_late_call() } else { None };
             let Some(call) = batch.begin(late.is_some()) else { return };
@@ -362,11 +334,11 @@ impl Turn {
     }
 
     /// Lets the next call begin, which cannot overtake this one any more.
-    pub(super) fn hand_over(&self) {
+    fn hand_over(&self) {
         if !self.is_starting.swap(false, Relaxed) {
             return;
         }
-        let mut lanes = lock(&self.front.0.lanes);
+        let mut lanes = lock(&self.front.lanes);
         let Some(lane) = lanes.get_mut(&self.id) else { return };
         // From here on a later call of the lane stands behind this one in the same line.
         lane.is_starting = false;
@@ -382,7 +354,7 @@ impl Turn {
         if self.is_over.swap(true, Relaxed) {
             return;
         }
-        let mut lanes = lock(&self.front.0.lanes);
+        let mut lanes = lock(&self.front.lanes);
         let Entry::Occupied(mut entry) = lanes.entry(self.id) else { return };
         let lane = entry.get_mut();
         lane.calls -= 1;
@@ -390,7 +362,7 @@ impl Turn {
         lane.sent.retain(|batch| ended.iter().all(|ended| !Arc::ptr_eq(batch, ended)));
         if self.is_starting.swap(false, Relaxed) {
             lane.is_starting = false;
-            if self.is_scheduled {
+            if self.batch.is_none() {
                 ended.extend(lane.queue.drain(..)); // the runtime has ended
             }
         }

@@ -1,12 +1,11 @@
 //! A request that holds units of one key. Keeping the hold is in `holds.rs`.
 
-use std::{slice, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
-    backend::Backend,
     batch::Queued,
     ends::OpenEnds,
-    front::{Entrance, Front},
+    front::Front,
     transport::{Deadline, TransportError},
 };
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
 
 /// A request that holds units of one key.
 pub(super) struct SingleHold {
-    front: Front,
+    front: Arc<Front>,
     settings: Arc<Settings>,
     observers: Observers,
     key: Key<'static>,
@@ -29,7 +28,7 @@ pub(super) struct SingleHold {
 }
 
 impl SingleHold {
-    pub(super) fn new(front: &Front, limit: &LimitRequest<'_>) -> Self {
+    pub(super) fn new(front: &Arc<Front>, open: OpenEnds, limit: &LimitRequest<'_>) -> Self {
         let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
         Self {
             front: front.clone(),
@@ -38,15 +37,11 @@ impl SingleHold {
             key: key.clone().into_owned(),
             cost,
             lifetime: hold,
-            open: front.backend().holds.open_ends(slice::from_ref(limit)),
+            open,
         }
     }
 
-    pub(super) fn backend(&self) -> &Backend {
-        self.front.backend()
-    }
-
-    pub(super) fn enter(&self, deadline: Deadline) -> Entrance {
+    pub(super) fn enter(&self, deadline: Deadline) -> Queued {
         let Self { settings, observers, key, cost, lifetime: hold, .. } = self;
         let (cost, max_wait, hold) = (*cost, 0, *hold);
         let limit = LimitRequest { settings, observers, key, cost, max_wait, hold };
@@ -59,10 +54,6 @@ impl SingleHold {
         queued: Queued,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let again = || match self.enter(deadline) {
-            Entrance::Queued(queued) => Some(queued),
-            Entrance::Alone(_) => None,
-        };
-        self.open.execute(queued, again, deadline).await
+        self.open.execute(queued, || self.enter(deadline), deadline).await
     }
 }

@@ -14,12 +14,12 @@ use redis::{Cmd, FromRedisValue};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{
-    backend::{Backend, report_sent},
+    backend::Backend,
     call::ScriptCall,
     config::RedisConfig,
     cross_slot::CrossSlot,
     error::store_error,
-    front::{Entrance, Front},
+    front::Front,
     holds::Keeper,
     late::WaitingCall,
     monitor::Monitor,
@@ -40,6 +40,39 @@ use crate::{
         denials::{Denials, Lookup},
     },
 };
+
+/// How the call, or the calls, of a request are made.
+#[derive(Debug)]
+enum Plan<'a> {
+    /// A check joins the queue of its limiter.
+    Queue(&'a LimitRequest<'a>),
+    /// So does a request that holds units; if it is denied, again after ends of other holds.
+    Hold(&'a LimitRequest<'a>),
+    /// One call, which ends with its caller.
+    Call,
+    /// One call in a task, which returns the units if the caller has gone.
+    Task,
+    /// A call for each key, in tasks, one after the other.
+    InOrder,
+    /// A call for each key, all at once: they cannot be denied.
+    AtOnce,
+}
+
+impl<'a> Plan<'a> {
+    fn of(request: &StoreRequest<'a>, is_cluster: bool) -> Self {
+        let StoreRequest { action, limits, .. } = *request;
+        let is_check = action == Action::Check;
+        let has_one_key = limits.iter().all(|limit| limit.key == limits[0].key);
+        match limits {
+            [limit] if is_check && limit.hold.is_none() => Self::Queue(limit),
+            [limit] if is_check => Self::Hold(limit),
+            _ if is_cluster && !has_one_key && action.can_be_denied() => Self::InOrder,
+            _ if is_cluster && !has_one_key => Self::AtOnce,
+            _ if is_check && limits.iter().any(LimitRequest::is_returned) => Self::Task,
+            _ => Self::Call,
+        }
+    }
+}
 
 /// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
 ///
@@ -106,10 +139,11 @@ use crate::{
 ///
 /// # Calls
 ///
-/// A check that may not wait is sent immediately if no call of its limiter is in flight. Otherwise
-/// it joins the next batch, sent as soon as fewer than four calls are in flight, or fewer than 64
-/// while their batches are full. A call has up to 64 keys. Each check is decided as if it had come
-/// alone. A check that is dropped before its call has spent nothing.
+/// A check joins the next batch of its limiter. A task of the runtime sends a batch as soon as
+/// fewer than four calls of the limiter are in flight, or fewer than 64 while their batches are
+/// full. So an idle limiter sends each check at once, as a batch of one. A call has up to 64 keys.
+/// Each check is decided as if it had come alone. A check that is dropped before its call has spent
+/// nothing, and one that is kept without being polled delays no other.
 ///
 /// In one process and runtime, the checks of a key are decided in the order of their arrival, if
 /// their futures are polled until they are ready. They take the same connection; after
@@ -156,7 +190,7 @@ use crate::{
 #[derive(Clone)]
 pub struct RedisStore {
     backend: Arc<Backend>,
-    front: Front,
+    front: Arc<Front>,
     deadline: Duration,
     names: Names,
     fallback: Arc<OnceLock<MemoryStore>>,
@@ -526,81 +560,56 @@ impl Sealed for RedisStore {}
 impl Store for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let start = Instant::now();
-        let mut undecided = match self.backend.denials.look_up(request, start) {
+        let undecided = match self.backend.denials.look_up(request, start) {
             Lookup::Denied(decision) => {
                 return StoreFuture::cached(Outcome::of_nothing(decision));
             }
             Lookup::Undecided(undecided) => undecided,
         };
         let deadline = Deadline::starting(start.into(), self.deadline);
+        let Self { front, backend, .. } = self;
+        let backend = backend.clone();
         let limiter = request.limits[0].settings.name;
-        let turn = match (request.action, request.limits) {
-            (Action::Check, [limit]) if limit.hold.is_none() => {
-                match self.front.enter(limit, deadline) {
-                    Entrance::Alone(turn) => turn.map(|turn| (turn, limit.observers.clone())),
-                    Entrance::Queued(mut queued) => {
-                        return StoreFuture::pending(async move {
-                            let result = (&mut queued).await;
-                            queued.backend().resolve(limiter, &mut undecided, result)
-                        });
-                    }
-                }
-            }
-            (Action::Check, [limit]) => {
-                let hold = SingleHold::new(&self.front, limit);
-                if let Entrance::Queued(queued) = hold.enter(deadline) {
-                    return StoreFuture::pending(async move {
-                        let result = hold.execute(queued, deadline).await;
-                        hold.backend().resolve(limiter, &mut undecided, result)
-                    });
-                }
-                None
-            }
-            _ => None,
+        let resolve = {
+            let backend = backend.clone();
+            move |result| backend.resolve(limiter, undecided, result)
         };
-        let backend = self.backend.clone();
-        let first = request.limits[0].key;
-        if !self.backend.client.is_cluster()
-            || request.limits.iter().all(|limit| limit.key == first)
-        {
-            if request.action == Action::Check
-                && request.limits.iter().any(LimitRequest::is_returned)
-            {
-                let call = WaitingCall::new(&self.backend, request);
-                let (call, open) = (Arc::new(call), self.backend.holds.open_ends(request.limits));
-                return StoreFuture::pending(async move {
-                    let execute = || call.execute(deadline);
-                    let result = open.execute(execute(), || Some(execute()), deadline).await;
-                    backend.resolve(limiter, &mut undecided, result)
-                });
+        let open = || backend.holds.open_ends(request.limits);
+        match Plan::of(request, backend.client.is_cluster()) {
+            Plan::Queue(limit) => {
+                let queued = front.enter(limit, deadline);
+                StoreFuture::pending(async move { resolve(queued.await) })
             }
-            let call = ScriptCall::new(&self.backend, request);
-            return StoreFuture::pending(async move {
-                let turn = turn; // kept during the call
-                let client = &backend.client;
-                let result = match &turn {
-                    Some((turn, observers)) => {
-                        report_sent(observers, limiter, 1);
-                        let on_handover = || turn.hand_over();
-                        call.execute_in_turn(client, deadline, &on_handover).await
-                    }
-                    None => call.execute(client, deadline).await,
-                };
-                backend.resolve(limiter, &mut undecided, result)
-            });
-        }
-        let calls = CrossSlot::new(&self.backend, request);
-        let (action, open) = (request.action, self.backend.holds.open_ends(request.limits));
-        StoreFuture::pending(async move {
-            let result = match action.can_be_denied() {
-                true => {
+            Plan::Hold(limit) => {
+                let hold = SingleHold::new(front, open(), limit);
+                let queued = hold.enter(deadline);
+                StoreFuture::pending(async move { resolve(hold.execute(queued, deadline).await) })
+            }
+            Plan::Call => {
+                let call = ScriptCall::new(&backend, request);
+                StoreFuture::pending(async move {
+                    resolve(call.execute(&backend.client, deadline).await)
+                })
+            }
+            Plan::Task => {
+                let (call, open) = (Arc::new(WaitingCall::new(&backend, request)), open());
+                StoreFuture::pending(async move {
+                    let execute = || call.execute(deadline);
+                    resolve(open.execute(execute(), execute, deadline).await)
+                })
+            }
+            Plan::InOrder => {
+                let (calls, open) = (CrossSlot::new(&backend, request), open());
+                StoreFuture::pending(async move {
                     let execute = || calls.execute_in_order(deadline);
-                    open.execute(execute(), || Some(execute()), deadline).await
-                }
-                false => calls.execute_all(deadline).await,
-            };
-            backend.resolve(limiter, &mut undecided, result)
-        })
+                    resolve(open.execute(execute(), execute, deadline).await)
+                })
+            }
+            Plan::AtOnce => {
+                let calls = CrossSlot::new(&backend, request);
+                StoreFuture::pending(async move { resolve(calls.execute_all(deadline).await) })
+            }
+        }
     }
 
     fn release_in_background(
@@ -691,6 +700,55 @@ mod tests {
     use std::iter;
 
     use super::*;
+    use crate::{
+        algorithm::Params,
+        quota::Quota,
+        store::{Reporting, Source},
+    };
+
+    /// Names the plan of a request with this action: each limit has a key, a longest wait, and
+    /// whether its units are held.
+    fn plan(action: Action, limits: &[(&str, u64, bool)], is_cluster: bool) -> String {
+        let quota = Quota::per_day(9);
+        let algorithm = Algorithm::token_bucket();
+        let params = Params::new(algorithm, quota).unwrap();
+        let settings = Arc::new(Settings::new("a", algorithm, quota, params, Source::Store));
+        let observers = Observers::default();
+        let keys: Vec<_> = limits.iter().map(|limit| Key::from(limit.0)).collect();
+        let limit = |(key, &(_, max_wait, holds)): (_, &(_, u64, bool))| {
+            let hold = holds.then_some(Duration::from_secs(1));
+            let (settings, observers) = (&settings, &observers);
+            LimitRequest { settings, observers, key, cost: 1, max_wait, hold }
+        };
+        let limits: Vec<_> = keys.iter().zip(limits).map(limit).collect();
+        let request = StoreRequest::new(action, &limits, Reporting::Each);
+        let plan = format!("{:?}", Plan::of(&request, is_cluster));
+        plan.split('(').next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_plan_of_a_request_follows_from_its_action_its_limits_and_the_kind_of_server() {
+        let (spent, waits, held) = (("a", 0, false), ("a", 1, false), ("a", 0, true));
+        let other = ("b", 0, false);
+        for (action, limits, on_one_server, in_cluster) in [
+            (Action::Check, &[spent][..], "Queue", "Queue"),
+            (Action::Check, &[waits], "Queue", "Queue"),
+            (Action::Check, &[held], "Hold", "Hold"),
+            (Action::Peek, &[spent], "Call", "Call"),
+            (Action::Spend, &[spent], "Call", "Call"),
+            (Action::Check, &[spent, spent], "Call", "Call"),
+            (Action::Check, &[spent, waits], "Task", "Task"),
+            (Action::Check, &[held, spent], "Task", "Task"),
+            (Action::Check, &[spent, other], "Call", "InOrder"),
+            (Action::Check, &[held, other], "Task", "InOrder"),
+            (Action::Peek, &[spent, other], "Call", "InOrder"),
+            (Action::Spend, &[spent, other], "Call", "AtOnce"),
+            (Action::Refund, &[spent, other], "Call", "AtOnce"),
+        ] {
+            let plans = [false, true].map(|is_cluster| plan(action, limits, is_cluster));
+            assert_eq!(plans, [on_one_server, in_cluster], "{action:?} {limits:?}");
+        }
+    }
 
     #[test]
     fn a_bounded_number_of_calls_is_awaited_and_each_that_ends_makes_room() {

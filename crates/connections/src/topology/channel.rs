@@ -136,12 +136,6 @@ impl Channel {
         is_open || self.attempts.try_lock().is_ok_and(|it| it.is_running())
     }
 
-    /// Returns whether there is a connection over which a command is sent without a pause.
-    pub(crate) fn is_ready(&self) -> bool {
-        let current = lock(&self.current);
-        current.as_ref().is_some_and(|it| self.is_usable(it) && it.connection.is_ready())
-    }
-
     /// Returns the connection, or makes one.
     pub(crate) async fn connection(&self) -> Result<Connection, RedisError> {
         self.server.ensure_watching();

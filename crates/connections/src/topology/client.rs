@@ -101,11 +101,6 @@ impl Client {
         self.node_of(slot).channel_of(key.as_bytes())
     }
 
-    /// Returns whether a command for the slot that is sent now can be written without a pause.
-    pub fn is_ready(&self, slot: u16, channel: usize) -> bool {
-        self.node_of(slot).is_ready(channel)
-    }
-
     /// Waits until the next command for the slot can be sent immediately, or fails.
     pub async fn ready(&self, slot: u16, channel: usize) {
         if let Servers::Cluster(cluster) = &self.0

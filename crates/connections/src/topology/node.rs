@@ -266,11 +266,6 @@ impl Node {
         }
     }
 
-    /// Returns whether a command that is sent now can be written without a pause.
-    pub(crate) fn is_ready(&self, channel: usize) -> bool {
-        self.channels.current().get(channel).is_ready()
-    }
-
     /// Waits until the next command over a connection can be sent immediately, or fails.
     pub(crate) async fn ready(&self, channel: usize) {
         if let Ok(connection) = self.channels.current().get(channel).connection().await {
