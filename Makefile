@@ -1,9 +1,9 @@
 .PHONY: test public-api test-lua54 test-servers test-faults test-properties lint long-lines msrv \
   msrv-toolchain package features hosts nightly soak release-check bench bench-memory \
   bench-instructions bench-peers connections request-path code-lines script redis-server valgrind \
-  demo test-browser screenshots chromium pngquant record-dashboard prometheus
+  demo test-browser screenshots chromium curl pngquant record-dashboard prometheus
 
-test: redis-server msrv-toolchain
+test: redis-server curl msrv-toolchain
 	cargo test --workspace --all-features
 
 # Writes the list of the public items, tests/public-api/list.txt, with which a test compares them.
@@ -221,6 +221,10 @@ prometheus:
 	@command -v prometheus >/dev/null || { \
 	  if command -v apt-get >/dev/null; then $(APT) --no-install-recommends prometheus; \
 	  else echo "install prometheus, then run this again" >&2; exit 1; fi; }
+
+# The programs of docs/copy-one-of-these.md are asked by its commands.
+curl:
+	@command -v curl >/dev/null || { $(APT) curl; }
 
 pngquant:
 	@command -v pngquant >/dev/null || { $(APT) pngquant; }

@@ -230,7 +230,8 @@ impl InLine {
         let (now, replenish) = (Instant::now(), decision.replenish_after());
         let known = (!replenish.is_zero()).then(|| {
             let at = after(now, replenish - decision.age().min(replenish));
-            self.check_at(at, decision, Duration::ZERO)
+            // The next request began to wait soon after this one.
+            self.check_at(at, decision, at - self.began)
         });
         // Another process can return units that are held.
         let is_held = charge.holds_units() || decision.held() > 0;

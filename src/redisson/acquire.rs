@@ -432,8 +432,9 @@ mod tests {
             log.spawn(&mut ends).await;
         }
         ends.remove(0).abort();
-        assert!(ends.remove(0).await.unwrap() - start <= 105 * MS);
-        assert!(ends.remove(0).await.unwrap() - start <= 210 * MS);
+        // Each leaves restored permits to older calls of other processes for a moment.
+        assert!(ends.remove(0).await.unwrap() - start <= 110 * MS);
+        assert!(ends.remove(0).await.unwrap() - start <= 220 * MS);
     }
 
     #[tokio::test(start_paused = true)]

@@ -160,7 +160,7 @@ fn a_state_in_a_core_decides_as_one_that_never_lies_in_one() {
     let [all, in_cores] = [Cell::new(0), Cell::new(0)];
     let histories = (any_limits(), steps(), holds(), any::<bool>());
     run(500, histories, |(limits, steps, holds, goes_back)| {
-        // What is spent of a shaper waits, too.
+        // What is held of a shaper waits, too.
         let goes_back = goes_back && !limits.iter().any(Params::shapes);
         let (lies, state) = (Ok(Core::default()), State::default());
         let mut both = Both { limits, counted: 0, lies, state };
@@ -187,8 +187,13 @@ fn a_state_in_a_core_decides_as_one_that_never_lies_in_one() {
                 let begins = matches!(hold, Hold::Begin).then_some(Lifetime::ENDLESS);
                 let mut request = request(step, &params, now, begins);
                 if goes_back {
-                    // A core knows that a request has waited, but not before which instant.
+                    // A core knows that a request has waited, but not before which instant, and
+                    // forgets a block that has ended once. What is spent waits, whatever its
+                    // longest wait.
                     request.max_wait = 0;
+                    if matches!(request.action, Action::Spend | Action::Block { .. }) {
+                        request.action = Action::Check;
+                    }
                 }
                 let (reply, in_core) = both.step(current, &request);
                 open.extend(reply.hold.map(|receipt| (receipt, request.cost)));

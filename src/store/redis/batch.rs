@@ -188,8 +188,11 @@ impl CheckBatch {
             self.execute_by_key(call).await;
             return false;
         }
-        report_sent(&self.observers, self.settings.name, call.callers.len());
         let BatchCall { checks, deadline, claim, .. } = call;
+        // An open circuit sends nothing.
+        if client.is_available_for(self.slot, *deadline) {
+            report_sent(&self.observers, self.settings.name, call.callers.len());
+        }
         match execute_each(checks, client, *deadline, claim, on_handover).await {
             Ok(reply) => self.complete(call, &reply),
             Err(error) if error.server_kind() == Some(ServerErrorKind::CrossSlot) => {
