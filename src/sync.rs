@@ -1,4 +1,4 @@
-//! Locks, and wakers.
+//! Locks, and calls of foreign code.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -17,10 +17,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls all wakers, also those behind one that panics: it is foreign code, and its panic has been
-/// reported. Tasks whose wakers are not called would sleep for ever.
+/// Calls foreign code, whose panic must not keep this crate from what it does next. The panic has
+/// been reported by its hook.
+pub(crate) fn call_foreign(call: impl FnOnce()) {
+    drop(catch_unwind(AssertUnwindSafe(call)));
+}
+
+/// Calls all wakers: tasks whose wakers are not called would sleep for ever.
 pub(crate) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
-    for waker in wakers {
-        drop(catch_unwind(AssertUnwindSafe(|| waker.wake())));
-    }
+    wakers.into_iter().for_each(|waker| call_foreign(|| waker.wake()));
 }

@@ -407,7 +407,6 @@ impl HeldUnits {
     ) -> Self {
         let hold = Some(limiter.keep_hold(&key, units, taken));
         let held = Self { limiter: limiter.clone(), key, units, used_at_drop: units, hold };
-        // Its drop ends the hold if an observer panics.
         let (limiter, observers) = (limiter.name(), limiter.observers());
         observers.report(&Event::HoldBegan { limiter, key: &held.key, held: units });
         held

@@ -3,6 +3,7 @@
 use std::{fmt, ops::Deref, ptr, sync::Arc};
 
 use super::{event::Event, observer::Observer};
+use crate::sync::call_foreign;
 
 /// The observers of a store, a limiter or a layer.
 #[derive(Clone, Default)]
@@ -31,10 +32,11 @@ impl Observers {
         self.0.is_none()
     }
 
-    /// Passes an event to all of them. The caller holds no lock: an observer can call anything.
+    /// Passes an event to all of them. The caller holds no lock: an observer can call anything. One
+    /// that panics loses no units, and no event of the others.
     #[inline]
     pub(crate) fn report(&self, event: &Event<'_>) {
-        self.iter().for_each(|observer| observer.on_event(event));
+        self.iter().for_each(|observer| call_foreign(|| observer.on_event(event)));
     }
 
     pub(crate) fn contains(&self, observer: &Arc<dyn Observer>) -> bool {

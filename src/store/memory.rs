@@ -71,10 +71,11 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 ///
 /// If the counter leaves tokio's clock by 1 in 1,000, the store reads tokio's clock from then on.
 /// That happens after the machine was suspended, where the time stands still for both clocks or
-/// leaps for the counter alone. It also happens where the counters of two processors differ. Until
-/// the store notices, a leap ahead grants up to 100 ms of a quota early, and nothing in all. A step
-/// back grants nothing, and delays a refill by up to 100 ms. A virtual machine that moves to
-/// another host keeps its counter, or is such a case.
+/// leaps for the counter alone. It also happens where the counters of two processors differ, or
+/// where the clock of the system is slewed that fast, as by chrony after a start. Until the store
+/// notices, a leap ahead grants up to 100 ms of a quota early, and nothing in all. A step back
+/// grants nothing, and delays a refill by up to 100 ms. A virtual machine that moves to another
+/// host keeps its counter, or is such a case.
 ///
 /// Switch the feature off by `default-features = false` where a program must not read the counter:
 /// in a sandbox that forbids the instruction, or under a recorder of executions.
@@ -353,6 +354,9 @@ impl MemoryStore {
                 let engine_request = EngineRequest { ..engine_request };
                 if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
                     drop(shard);
+                    if is_new {
+                        self.report_keys();
+                    }
                     return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                 }
             } else if action.commits() || matches!(action, Action::Block { duration: 1.. }) {
@@ -594,7 +598,6 @@ impl Store for MemoryStore {
             self.spend_of_lost(hold);
         }
         self.0.names.lines().key_returned(settings.name, key);
-        // Last: an observer can panic.
         if found != Some(true) {
             observers.report(&Event::HoldLost { limiter: settings.name, key, held: units });
         }

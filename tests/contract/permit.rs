@@ -16,6 +16,7 @@ use tokio::{
 use tower_ratelimit::{
     Algorithm, Charge, Error, FailurePolicy, Limiter, MemoryStore, Permit, Quota, RedisStore,
     config::{Limit, Refill},
+    observe::{Event, Observer},
     store::{AnyStore, ErrorKind, Source, Store, WhenFull},
 };
 
@@ -684,4 +685,36 @@ async fn a_permit_whose_answer_outlasts_its_first_life_is_expired_at_once() {
     proxy.delay_replies(2 * SECOND);
     let permit = places.hold("key", 1).await.unwrap().admitted().unwrap();
     assert!(permit.is_expired(), "it lives for a second until its first renewal");
+}
+
+/// Panics at each event.
+struct Panicking;
+
+impl Observer for Panicking {
+    fn on_event(&self, event: &Event<'_>) {
+        panic!("scripted: {event:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_observer_that_panics_keeps_no_place_and_frees_none_twice() {
+    let store = MemoryStore::new();
+    store.add_observer(Arc::new(Panicking));
+    let limiters = ["a", "b"].map(|name| {
+        Limiter::new(name, store.clone(), Algorithm::concurrency(), Quota::concurrent(2))
+    });
+    let charge = Charge::new(&limiters[0], "alice").also(&limiters[1]).estimate(1);
+    for _ in 0..3 {
+        let first = charge.hold().await.unwrap().admitted().unwrap();
+        let second = charge.hold().await.unwrap().admitted().unwrap();
+        assert!(charge.hold().await.unwrap().admitted().is_none());
+        drop(first);
+        // The place of the other permit is still taken.
+        let third = charge.hold().await.unwrap().admitted().unwrap();
+        assert!(charge.hold().await.unwrap().admitted().is_none());
+        drop((second, third));
+    }
+    for limiter in limiters {
+        assert_eq!(limiter.peek("alice").await.unwrap().remaining(), 2);
+    }
 }

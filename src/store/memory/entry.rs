@@ -279,7 +279,8 @@ impl Entry {
         let EngineReply { remaining, reset, .. } = observed;
         let is_denied = remaining == 0 || *self.counts.denied_until() >= second(now.max(0));
         let burst = self.settings.quota.burst_size();
-        let (left, is_least) = (remaining as f64 / burst as f64, remaining + 1 >= burst as i64);
+        let left = remaining as f64 / burst as f64;
+        let is_least = remaining + 1 >= params.max_cost();
         Usage { left, reset: now + reset, in_use: is_denied || waited_for, waited_for, is_least }
     }
 }

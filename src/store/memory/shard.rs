@@ -101,8 +101,8 @@ impl Shard {
     }
 
     /// Returns the instant of a reading while the shard is locked. It is older than the latest one
-    /// if the counters of two processors differ, or if another runtime of a test has advanced its
-    /// paused time.
+    /// if the counter was corrected or given up, if the counters of two processors differ, or if
+    /// another runtime of a test has advanced its paused time.
     #[cold]
     fn instant_again(&self, reading: i64) -> i64 {
         if self.latest - reading > LONGEST_DIFFERENCE { reading } else { reading.max(self.latest) }
