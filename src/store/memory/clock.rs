@@ -69,8 +69,8 @@ mod counter {
     /// The microseconds after which the rate of the counter is measured first.
     const FIRST: i64 = 10_000;
     /// The counter may differ by this part of the time since the last correction, twice as much as
-    /// ntpd changes the rate of the system's clock: 1 in .. A clock that is slewed faster, as chrony
-    /// does after a start, ends the use of the counter.
+    /// ntpd changes the rate of the system's clock: 1 in .. A clock that is slewed faster, as by
+    /// chrony after a start, ends the use of the counter.
     const TOLERANCE: i64 = 1_000;
 
     /// Values of [`Counter::corrected`] which no reading follows within the interval.
