@@ -1,5 +1,5 @@
-//! Errors of settings: of limiters, configuration files and networks; those of quotas and algorithms
-//! are in `quota/error.rs`.
+//! Errors of settings: of limiters, configuration files and networks. Errors of quotas and
+//! algorithms are in `quota/error.rs`.
 
 use std::{borrow::Cow, error::Error as StdError, fmt};
 

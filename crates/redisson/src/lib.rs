@@ -2,8 +2,8 @@
 //! one promises nothing, and each version may change all of it.
 //!
 //! The format of the limiters that Java services share: the names of their keys, the ids of their
-//! entries, and the scripts with their arguments and replies. It opens no connection, reads no clock,
-//! and depends on no other crate. docs/redisson.md describes how both sides work together.
+//! entries, and the scripts with their arguments and replies. It opens no connection, reads no
+//! clock, and depends on no other crate. docs/redisson.md describes how both sides work together.
 
 mod id;
 mod keys;
