@@ -74,6 +74,7 @@ impl Networks {
 }
 
 fn network(text: &str) -> Result<IpNet, ConfigError> {
+    let text = text.trim(); // of a list in an environment variable, say
     let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
     let network = network.map_err(|_| ConfigError::Network { network: text.to_owned() })?;
     Ok(match network {
