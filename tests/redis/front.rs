@@ -8,7 +8,7 @@ use std::{
         Arc, Barrier,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    task::Poll,
+    task::{Context, Poll, Wake},
     thread,
     time::{Duration, Instant},
 };
@@ -371,6 +371,97 @@ async fn each_check_fails_at_its_own_deadline_and_all_open_the_circuit() {
     assert!(!health.is_available && health.timeouts >= 5, "{health:?}");
     proxy.hold_replies(false);
     until("Redis is used again", async || quick.check("key").await.is_ok()).await;
+}
+
+/// The waker of a task that panics when it is called.
+struct Broken;
+
+impl Wake for Broken {
+    fn wake(self: Arc<Self>) {
+        panic!("a broken waker");
+    }
+}
+
+#[tokio::test]
+async fn a_waker_that_panics_keeps_no_other_request_from_its_deadline() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let config = support::config(&proxy.url()).deadline(Duration::from_millis(200));
+    let store = support::connected(config).await;
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(9));
+    assert!(eventually(async || limiter.check("key").await).await.is_allowed());
+    proxy.hold_replies(true);
+    let reserve = || Box::pin(limiter.reserve("key", 1, Duration::from_secs(1)));
+    // The first one goes alone, the others together.
+    let (mut first, mut broken, mut last) = (reserve(), reserve(), reserve());
+    let waker = Arc::new(Broken).into();
+    poll_fn(|cx| {
+        assert!(first.as_mut().poll(cx).is_pending());
+        assert!(broken.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(last.as_mut().poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    let ends = async { (first.await, last.await) };
+    let (first, last) = tokio::time::timeout(Duration::from_secs(60), ends).await.expect("an end");
+    assert!(first.is_err() && last.is_err(), "{first:?} {last:?}");
+    assert!(broken.await.is_err());
+}
+
+/// One task has a check, and computes before it returns to the runtime. `others` are under way
+/// already. Returns the decisions that were made meanwhile.
+fn check_beside_a_task_that_computes(others: usize) -> Vec<Result<Decision, Error>> {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let runtime =
+        runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let config = support::config(&proxy.url()).deadline(Duration::from_secs(10));
+    let limiter = runtime.block_on(async {
+        let store = support::connected(config).await;
+        let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_day(9));
+        let _ = limiter.peek("key").await.unwrap(); // loads the script
+        limiter
+    });
+    proxy.hold_replies(others > 0);
+    let before = server.calls("evalsha");
+    let (limiter, others): (_, Vec<_>) =
+        (&limiter, (0..others).map(|i| format!("other-{i}")).collect());
+    let check = |key: String| {
+        let limiter = limiter.clone();
+        async move { limiter.check(key).await }
+    };
+    let others: Vec<_> = others.into_iter().map(|key| runtime.spawn(check(key))).collect();
+    while !others.is_empty() && server.calls("evalsha") == before {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (computing, over) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let (begun, end) = (computing.clone(), over.clone());
+    let own = check("own".to_owned());
+    let own = runtime.spawn(async move {
+        tokio::join!(own, async {
+            begun.wait();
+            end.wait(); // blocks the worker
+        })
+        .0
+    });
+    computing.wait();
+    proxy.hold_replies(false);
+    let mut decisions = runtime.block_on(check_all(limiter, &of_many_keys(100)));
+    over.wait();
+    for check in others {
+        decisions.push(runtime.block_on(check).unwrap());
+    }
+    decisions.push(runtime.block_on(own).unwrap());
+    decisions
+}
+
+#[test]
+fn a_task_that_computes_beside_its_check_keeps_no_others_and_not_itself() {
+    for others in [0, 1] {
+        for decision in check_beside_a_task_that_computes(others) {
+            assert!(decision.as_ref().is_ok_and(Decision::is_allowed), "{others}: {decision:?}");
+        }
+    }
 }
 
 #[test]
