@@ -10,7 +10,7 @@ use redis::{
 use tokio::task::JoinSet;
 use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Limiter, Quota, RedisStore,
-    store::{ErrorKind, Source},
+    store::{ErrorKind, RedisConfig, Source},
 };
 
 use crate::support::{
@@ -26,7 +26,7 @@ type Edit = [&'static str; 2];
 const DOUBLED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', 2 * limit\n"];
 const HALVED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', limit / 2\n"];
 
-const LIFETIME: Duration = Duration::from_millis(400);
+const LIFETIME: Duration = Duration::from_secs(2);
 
 /// A connection on which the server runs another script.
 #[derive(Clone)]
@@ -80,7 +80,8 @@ impl ConnectionLike for Edited {
 async fn store(server: &RedisServer, edit: Edit) -> RedisStore {
     let client = redis::Client::open(server.url()).unwrap();
     let connection = client.get_multiplexed_async_connection().await.unwrap();
-    RedisStore::from_connection(Edited { connection, edit })
+    let config = RedisConfig::from_connection(Edited { connection, edit });
+    RedisStore::new(config.deadline(Duration::from_secs(30))).unwrap()
 }
 
 fn limiter(store: &RedisStore, name: &str, limit: u64) -> Limiter {
@@ -198,7 +199,6 @@ async fn a_request_whose_units_are_not_known_takes_no_more_by_asking_again() {
     let reserved = api.try_acquire("alice", 1, long).await.unwrap_err();
     for error in [held, reserved] {
         assert_eq!(error.kind(), Some(ErrorKind::Different), "{error}");
-        assert!(!recorder.take_of("failed").is_empty());
     }
     assert_eq!(recorder.take_of("decision differed"), [(); 2].map(|()| differed("api", true)));
 }

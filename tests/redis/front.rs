@@ -408,59 +408,61 @@ async fn a_waker_that_panics_keeps_no_other_request_from_its_deadline() {
     assert!(broken.await.is_err());
 }
 
-/// One task has a check, and computes before it returns to the runtime. `others` are under way
-/// already. Returns the decisions that were made meanwhile.
-fn check_beside_a_task_that_computes(others: usize) -> Vec<Result<Decision, Error>> {
+/// Checks while another task computes beside its own request, before it returns to the runtime.
+fn check_beside<R: Future<Output = ()> + Send + 'static>(
+    request: impl FnOnce(Limiter) -> R,
+    is_idle: bool,
+) {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
-    let runtime =
-        runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut runtime = runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
     let config = support::config(&proxy.url()).deadline(Duration::from_secs(10));
     let limiter = runtime.block_on(async {
         let store = support::connected(config).await;
-        let limiter = Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_day(9));
-        let _ = limiter.peek("key").await.unwrap(); // loads the script
-        limiter
+        Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_day(9))
     });
-    proxy.hold_replies(others > 0);
-    let before = server.calls("evalsha");
-    let (limiter, others): (_, Vec<_>) =
-        (&limiter, (0..others).map(|i| format!("other-{i}")).collect());
-    let check = |key: String| {
+    let check = |key| {
         let limiter = limiter.clone();
-        async move { limiter.check(key).await }
+        runtime.spawn(async move { assert!(limiter.check(key).await.unwrap().is_allowed()) })
     };
-    let others: Vec<_> = others.into_iter().map(|key| runtime.spawn(check(key))).collect();
-    while !others.is_empty() && server.calls("evalsha") == before {
-        thread::sleep(Duration::from_millis(5));
+    runtime.block_on(check("loads the script")).unwrap();
+    let (before, mut others) = (server.calls("evalsha"), vec![]);
+    if !is_idle {
+        proxy.hold_replies(true);
+        others.push(check("under way"));
+        while server.calls("evalsha") == before {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
-    let (computing, over) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
-    let (begun, end) = (computing.clone(), over.clone());
-    let own = check("own".to_owned());
-    let own = runtime.spawn(async move {
-        tokio::join!(own, async {
-            begun.wait();
-            end.wait(); // blocks the worker
-        })
-        .0
-    });
+    let [computing, over] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+    let (begins, ends, own) = (computing.clone(), over.clone(), request(limiter.clone()));
+    others.push(runtime.spawn(async {
+        let compute = async move {
+            begins.wait();
+            ends.wait(); // blocks the worker
+        };
+        tokio::join!(own, compute).0
+    }));
     computing.wait();
     proxy.hold_replies(false);
-    let mut decisions = runtime.block_on(check_all(limiter, &of_many_keys(100)));
+    let decisions = runtime.block_on(check_all(&limiter, &of_many_keys(100)));
+    assert!(decisions.iter().all(Result::is_ok), "{is_idle}: {decisions:?}");
     over.wait();
-    for check in others {
-        decisions.push(runtime.block_on(check).unwrap());
+    for other in others {
+        runtime.block_on(other).unwrap();
     }
-    decisions.push(runtime.block_on(own).unwrap());
-    decisions
 }
 
 #[test]
-fn a_task_that_computes_beside_its_check_keeps_no_others_and_not_itself() {
-    for others in [0, 1] {
-        for decision in check_beside_a_task_that_computes(others) {
-            assert!(decision.as_ref().is_ok_and(Decision::is_allowed), "{others}: {decision:?}");
-        }
+fn a_task_that_computes_beside_its_request_keeps_no_others() {
+    for is_idle in [true, false] {
+        check_beside(
+            |api| async move { assert!(api.check("own").await.unwrap().is_allowed()) },
+            is_idle,
+        );
+        // The caller polls the call of a peek.
+        check_beside(|api| async move { drop(api.peek("own").await.unwrap()) }, is_idle);
     }
 }
 

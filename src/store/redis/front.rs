@@ -11,7 +11,6 @@
 
 use std::{
     collections::VecDeque,
-    future,
     hash::BuildHasher,
     mem,
     pin::pin,
@@ -25,12 +24,12 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, hash_map::Entry};
-use tokio::runtime::{self, Handle, RuntimeFlavor};
+use tokio::runtime::{self, Handle};
 
 use super::{
     backend::Backend,
     batch::{BatchSize, CheckBatch, Queued},
-    transport::Deadline,
+    transport::{Deadline, share_last_task},
 };
 use crate::{
     store::{LimitRequest, Settings},
@@ -145,10 +144,8 @@ impl Front {
                 runtime.spawn(call);
             }
         }
-        // The last task that a worker spawns is not taken over by other workers, and its caller may
-        // compute for long before it returns to the runtime.
-        if (watches || schedules) && runtime.runtime_flavor() != RuntimeFlavor::CurrentThread {
-            runtime.spawn(future::ready(()));
+        if watches || schedules {
+            share_last_task();
         }
         queued
     }
