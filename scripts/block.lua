@@ -1,10 +1,10 @@
 -- Block: a key that is blocked has its state between 'B', the end of the block (an integer of 7
 -- bytes), and another 'B'. States begin or end with another letter, so that a fast path, which
 -- looks at that end, leaves a blocked key to the engine.
--- The engine reads and stores a state by `get`, `put` and `patch`, wherever
--- the state is: what is held (holding.lua) stands behind it. `block` is nil for a key without one,
--- else {ends}, and {state, expires, changed} if the state counts: a request that may not wait until
--- the end of the block is denied without it.
+-- The engine reads and stores a state by `get`, `put` and `patch`, wherever the state is: what is
+-- held (holding.lua) stands behind it. `block` is nil for a key without one, else {ends}, and
+-- {state, expires, changed} if the state counts: a request that may not wait until the end of the
+-- block is denied without it.
 
 function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state

@@ -58,6 +58,10 @@ pub enum ErrorKind {
     /// does not know. Nothing was changed. It lasts until all processes run one version, or until
     /// the state of an older one expires.
     OtherVersion,
+    /// Redis has admitted a request that holds units or waits, and this process has computed that
+    /// it is denied: a mistake in this crate, or another program has changed the script. The units
+    /// count until they expire. A request does not ask again.
+    Different,
     /// The store in memory has no room for another key.
     Full,
     /// Another failure: most often, the server cannot be reached, or rejects the login.
@@ -66,18 +70,19 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Timeout,
         Self::Interrupted,
         Self::CircuitOpen,
         Self::ErrorReply,
         Self::OtherVersion,
+        Self::Different,
         Self::Full,
         Self::Other,
     ];
 
     /// Returns the name, as in a label: `timeout`, `interrupted`, `circuit_open`, `error_reply`,
-    /// `other_version`, `full` or `other`.
+    /// `other_version`, `different`, `full` or `other`.
     ///
     /// # Examples
     ///
@@ -94,6 +99,7 @@ impl ErrorKind {
             Self::CircuitOpen => "circuit_open",
             Self::ErrorReply => "error_reply",
             Self::OtherVersion => "other_version",
+            Self::Different => "different",
             Self::Full => "full",
             Self::Other => "other",
         }

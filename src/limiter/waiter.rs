@@ -379,8 +379,9 @@ impl Waiter {
             let deadline = || after(began, Duration::from_micros(wait));
             self.deadline.get_or_insert_with(deadline);
         }
-        // A store in memory that is full has not failed.
-        let waits = failure.kind() != ErrorKind::Full
+        // A store in memory that is full has not failed, and Redis that decides otherwise than this
+        // process would take units for each further check.
+        let waits = !matches!(failure.kind(), ErrorKind::Full | ErrorKind::Different)
             && self.with_line(|line, _, deadline| line.store_failed(deadline)).unwrap_or(false);
         if !waits {
             self.wait = None;

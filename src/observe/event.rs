@@ -136,10 +136,11 @@ pub enum Event<'a> {
     /// from the state of the key. What Redis has decided applies: the decision has a `remaining` of
     /// 0, and no time to retry. It happens only by a mistake in this crate, or if another program
     /// has changed the script. If Redis has admitted a request that holds units or waits, its check
-    /// fails, and its units count until they expire.
+    /// fails with [`ErrorKind::Different`](crate::store::ErrorKind::Different), and its units count
+    /// until they expire.
     #[non_exhaustive]
     DecisionDiffered {
-        /// The name of the limiter; of several limiters, of the first.
+        /// The name of the limiter; of several limiters, of one whose decision differs.
         limiter: &'a str,
         /// The name of the key in Redis.
         key: &'a str,

@@ -9,8 +9,8 @@ use redis::{
 };
 use tokio::task::JoinSet;
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, Quota, RedisStore,
-    store::{ErrorKind, Source},
+    Algorithm, Charge, FailurePolicy, Limiter, Quota, RedisStore,
+    store::{ErrorKind, RedisConfig, Source},
 };
 
 use crate::support::{
@@ -26,7 +26,7 @@ type Edit = [&'static str; 2];
 const DOUBLED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', 2 * limit\n"];
 const HALVED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', limit / 2\n"];
 
-const LIFETIME: Duration = Duration::from_millis(400);
+const LIFETIME: Duration = Duration::from_secs(2);
 
 /// A connection on which the server runs another script.
 #[derive(Clone)]
@@ -80,7 +80,8 @@ impl ConnectionLike for Edited {
 async fn store(server: &RedisServer, edit: Edit) -> RedisStore {
     let client = redis::Client::open(server.url()).unwrap();
     let connection = client.get_multiplexed_async_connection().await.unwrap();
-    RedisStore::from_connection(Edited { connection, edit })
+    let config = RedisConfig::from_connection(Edited { connection, edit });
+    RedisStore::new(config.deadline(Duration::from_secs(30))).unwrap()
 }
 
 fn limiter(store: &RedisStore, name: &str, limit: u64) -> Limiter {
@@ -164,7 +165,7 @@ async fn several_limits_have_what_redis_has_decided_about_them() {
     assert!(!denied.is_allowed(), "{denied:?}");
     assert_eq!((denied.limiter(), denied.remaining(), denied.retry_after()), ("api", 0, None));
     let name = "ratelimit:api:token-bucket:{alice}";
-    let event = format!("decision differed plan {name} false");
+    let event = format!("decision differed api {name} false");
     assert_eq!(recorder.take_of("decision differed"), [event]);
 }
 
@@ -175,7 +176,7 @@ async fn a_request_whose_units_are_not_known_fails_and_they_expire() {
     let api = limiter(&store, "api", 2);
     let permit = api.hold("alice", 2).await.unwrap().admitted().unwrap();
     let held = api.hold("alice", 2).await.unwrap_err();
-    assert_eq!(held.kind(), Some(ErrorKind::ErrorReply), "{held}");
+    assert_eq!(held.kind(), Some(ErrorKind::Different), "{held}");
     assert_eq!(recorder.take_of("decision differed"), [differed("api", true)]);
     until("the lost hold has expired", async || api.peek("alice").await.unwrap().held() == 2).await;
     permit.cancel();
@@ -183,6 +184,21 @@ async fn a_request_whose_units_are_not_known_fails_and_they_expire() {
     let login = limiter(&store, "login", 2);
     assert!(login.check("alice").cost(2).await.unwrap().is_allowed());
     let reserved = login.reserve("alice", 1, Duration::from_secs(60)).await.unwrap_err();
-    assert_eq!(reserved.kind(), Some(ErrorKind::ErrorReply), "{reserved}");
+    assert_eq!(reserved.kind(), Some(ErrorKind::Different), "{reserved}");
     assert_eq!(recorder.take_of("decision differed"), [differed("login", true)]);
+}
+
+#[tokio::test]
+async fn a_request_whose_units_are_not_known_takes_no_more_by_asking_again() {
+    let (server, recorder) = (RedisServer::start(), Recorder::new());
+    let store = observed(store(&server, DOUBLED).await, recorder.clone());
+    let api = limiter(&store, "api", 10).on_failure(FailurePolicy::Wait);
+    assert!(api.check("alice").cost(10).await.unwrap().is_allowed());
+    let long = Duration::from_secs(3_600);
+    let held = api.hold("alice", 1).max_wait(long).await.unwrap_err();
+    let reserved = api.try_acquire("alice", 1, long).await.unwrap_err();
+    for error in [held, reserved] {
+        assert_eq!(error.kind(), Some(ErrorKind::Different), "{error}");
+    }
+    assert_eq!(recorder.take_of("decision differed"), [(); 2].map(|()| differed("api", true)));
 }

@@ -8,7 +8,7 @@ use std::{
         Arc, Barrier,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    task::Poll,
+    task::{Context, Poll, Wake},
     thread,
     time::{Duration, Instant},
 };
@@ -371,6 +371,99 @@ async fn each_check_fails_at_its_own_deadline_and_all_open_the_circuit() {
     assert!(!health.is_available && health.timeouts >= 5, "{health:?}");
     proxy.hold_replies(false);
     until("Redis is used again", async || quick.check("key").await.is_ok()).await;
+}
+
+/// The waker of a task that panics when it is called.
+struct Broken;
+
+impl Wake for Broken {
+    fn wake(self: Arc<Self>) {
+        panic!("a broken waker");
+    }
+}
+
+#[tokio::test]
+async fn a_waker_that_panics_keeps_no_other_request_from_its_deadline() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let config = support::config(&proxy.url()).deadline(Duration::from_millis(200));
+    let store = support::connected(config).await;
+    let limiter = Limiter::new("default", store, Algorithm::token_bucket(), Quota::per_hour(9));
+    assert!(eventually(async || limiter.check("key").await).await.is_allowed());
+    proxy.hold_replies(true);
+    let reserve = || Box::pin(limiter.reserve("key", 1, Duration::from_secs(1)));
+    // The first one goes alone, the others together.
+    let (mut first, mut broken, mut last) = (reserve(), reserve(), reserve());
+    let waker = Arc::new(Broken).into();
+    poll_fn(|cx| {
+        assert!(first.as_mut().poll(cx).is_pending());
+        assert!(broken.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(last.as_mut().poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    let ends = async { (first.await, last.await) };
+    let (first, last) = tokio::time::timeout(Duration::from_secs(60), ends).await.expect("an end");
+    assert!(first.is_err() && last.is_err(), "{first:?} {last:?}");
+    assert!(broken.await.is_err());
+}
+
+/// Checks while another task computes beside its own request, before it returns to the runtime.
+fn check_beside<R: Future<Output = ()> + Send + 'static>(
+    request: impl FnOnce(Limiter) -> R,
+    is_idle: bool,
+) {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server);
+    let mut runtime = runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+    let config = support::config(&proxy.url()).deadline(Duration::from_secs(10));
+    let limiter = runtime.block_on(async {
+        let store = support::connected(config).await;
+        Limiter::new("api", store, Algorithm::token_bucket(), Quota::per_day(9))
+    });
+    let check = |key| {
+        let limiter = limiter.clone();
+        runtime.spawn(async move { assert!(limiter.check(key).await.unwrap().is_allowed()) })
+    };
+    runtime.block_on(check("loads the script")).unwrap();
+    let (before, mut others) = (server.calls("evalsha"), vec![]);
+    if !is_idle {
+        proxy.hold_replies(true);
+        others.push(check("under way"));
+        while server.calls("evalsha") == before {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    let [computing, over] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+    let (begins, ends, own) = (computing.clone(), over.clone(), request(limiter.clone()));
+    others.push(runtime.spawn(async {
+        let compute = async move {
+            begins.wait();
+            ends.wait(); // blocks the worker
+        };
+        tokio::join!(own, compute).0
+    }));
+    computing.wait();
+    proxy.hold_replies(false);
+    let decisions = runtime.block_on(check_all(&limiter, &of_many_keys(100)));
+    over.wait();
+    assert!(decisions.iter().all(Result::is_ok), "{is_idle}: {decisions:?}");
+    for other in others {
+        runtime.block_on(other).unwrap();
+    }
+}
+
+#[test]
+fn a_task_that_computes_beside_its_request_keeps_no_others() {
+    for is_idle in [true, false] {
+        check_beside(
+            |api| async move { assert!(api.check("own").await.unwrap().is_allowed()) },
+            is_idle,
+        );
+        // The caller polls the call of a peek.
+        check_beside(|api| async move { drop(api.peek("own").await.unwrap()) }, is_idle);
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub use self::{
         ANSWER_TIMEOUT, Claim, Command, Connection, Credentials, Deadline, DynConnection,
         ServerState, TransportError, login_provider,
     },
+    sync::share_last_task,
     topology::{Batch, Client, Item, Job},
     url::{FORMS, Parameters, scheme_error},
 };

@@ -126,9 +126,7 @@ impl Backend {
         self.client.execute_later(release::job(&settings.params, &key, release, change));
         true
     }
-}
 
-impl Backend {
     /// Reports that the script has decided about a key in Redis otherwise than this process has
     /// computed.
     #[cold]
@@ -147,9 +145,4 @@ impl Backend {
 /// Reports the units that are returned for a caller that has gone.
 pub(super) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
     observers.report(&Event::Released { limiter, key, units });
-}
-
-/// Reports that a call is sent.
-pub(super) fn report_sent(observers: &Observers, limiter: &str, checks: usize) {
-    observers.report(&Event::BatchSent { limiter, checks });
 }

@@ -14,7 +14,7 @@ use redis::ServerErrorKind;
 use tokio::task::JoinSet;
 
 use super::{
-    backend::{Backend, report_released, report_sent},
+    backend::{Backend, report_released},
     call::{EachReply, execute_each},
     holds::first_lifetime,
     script::CheckEach,
@@ -24,7 +24,7 @@ use crate::{
     algorithm::Lifetime,
     decision::Outcome,
     keys::Key,
-    observe::Observers,
+    observe::{Event, Observers},
     store::{LimitRequest, Settings},
     sync::{lock, wake_all},
 };
@@ -182,18 +182,13 @@ impl CheckBatch {
         call: &BatchCall,
         on_handover: &(dyn Fn() + Sync),
     ) -> bool {
-        let Backend { client, is_clustered, .. } = &*self.backend;
+        let is_clustered = &self.backend.is_clustered;
         // `Relaxed`: a call that misses the change gets CROSSSLOT itself, and nothing has run.
         if is_clustered.load(Relaxed) && !call.has_one_key {
             self.execute_by_key(call).await;
             return false;
         }
-        let BatchCall { checks, deadline, claim, .. } = call;
-        // An open circuit sends nothing.
-        if client.is_available_for(self.slot, *deadline) {
-            report_sent(&self.observers, self.settings.name, call.callers.len());
-        }
-        match execute_each(checks, client, *deadline, claim, on_handover).await {
+        match self.send(call, on_handover).await {
             Ok(reply) => self.complete(call, &reply),
             Err(error) if error.server_kind() == Some(ServerErrorKind::CrossSlot) => {
                 is_clustered.store(true, Relaxed);
@@ -213,6 +208,21 @@ impl CheckBatch {
             Err(error) => self.fail(call, &error),
         }
         false
+    }
+
+    /// Sends a call, and reports it.
+    async fn send(
+        &self,
+        BatchCall { checks, callers, deadline, claim, .. }: &BatchCall,
+        on_handover: &(dyn Fn() + Sync),
+    ) -> Result<EachReply, TransportError> {
+        let client = &self.backend.client;
+        // An open circuit sends nothing.
+        if client.is_available_for(self.slot, *deadline) {
+            let (limiter, checks) = (self.settings.name, callers.len());
+            self.observers.report(&Event::BatchSent { limiter, checks });
+        }
+        execute_each(checks, client, *deadline, claim, on_handover).await
     }
 
     /// Returns whether the units have to be returned if the caller does not take the answer.
@@ -329,10 +339,7 @@ impl CheckBatch {
         for call in self.split(call) {
             let batch = self.clone();
             tasks.spawn(async move {
-                report_sent(&batch.observers, batch.settings.name, call.callers.len());
-                let client = &batch.backend.client;
-                let BatchCall { checks, deadline, claim, .. } = &call;
-                match execute_each(checks, client, *deadline, claim, &|| ()).await {
+                match batch.send(&call, &|| ()).await {
                     Ok(reply) => batch.complete(&call, &reply),
                     Err(error) => batch.fail(&call, &error),
                 }
@@ -367,7 +374,7 @@ impl CheckBatch {
             waiting
                 .extend(callers.filter(|(_, it)| it.is_waiting()).map(|it| (it.0, it.1.deadline)));
         }
-        for (count, (index, deadline)) in waiting.into_iter().enumerate() {
+        let failures = waiting.into_iter().enumerate().map(|(count, (index, deadline))| {
             let (client, slot) = (&self.backend.client, self.slot);
             let error = match error.clone() {
                 error if error.is_timeout() => {
@@ -378,15 +385,18 @@ impl CheckBatch {
                 }
                 error => error,
             };
-            self.complete_one(index, Err(error));
-        }
+            (index, error)
+        });
+        self.fail_all(failures.collect());
     }
 
     /// Fails the callers whose runtime has ended before the call.
     pub(super) fn abandon(&self) {
-        for (index, deadline, _) in self.give_up(|_| true) {
-            self.complete_one(index, Err(TransportError::timeout(deadline.within())));
-        }
+        let failures = self
+            .give_up(|_| true)
+            .into_iter()
+            .map(|(index, deadline, _)| (index, TransportError::timeout(deadline.within())));
+        self.fail_all(failures.collect());
     }
 
     /// Returns the first deadline at which a caller is to fail, unless its call ends before.
@@ -400,11 +410,11 @@ impl CheckBatch {
     /// Fails the callers whose deadlines are over.
     pub(super) fn expire(&self) {
         let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.is_too_late();
-        for (index, deadline, claim) in self.give_up(is_over) {
-            let (client, slot) = (&self.backend.client, self.slot);
-            let error = client.record_timeout(slot, deadline, claim.as_deref());
-            self.complete_one(index, Err(error));
-        }
+        let (client, slot) = (&self.backend.client, self.slot);
+        let failures = self.give_up(is_over).into_iter().map(|(index, deadline, claim)| {
+            (index, client.record_timeout(slot, deadline, claim.as_deref()))
+        });
+        self.fail_all(failures.collect());
     }
 
     /// Gives up the calls of callers that are to fail, so that their checks spend nothing later.
@@ -424,12 +434,17 @@ impl CheckBatch {
         failing.map(give_up).collect()
     }
 
-    /// Fails a caller, unless it has a result or is gone.
-    fn complete_one(&self, index: usize, result: Result<Outcome, TransportError>) {
-        let delivery = self.contents().callers[index].complete(result);
-        if let Delivery::Accepted(Some(waker)) = delivery {
-            waker.wake();
+    /// Fails callers, unless they have results or are gone.
+    fn fail_all(&self, failures: Vec<(usize, TransportError)>) {
+        let mut contents = self.contents();
+        let mut wakers = Vec::with_capacity(failures.len());
+        for (index, error) in failures {
+            if let Delivery::Accepted(waker) = contents.callers[index].complete(Err(error)) {
+                wakers.extend(waker);
+            }
         }
+        drop(contents); // a waker can run foreign code
+        wake_all(wakers);
     }
 }
 

@@ -21,11 +21,9 @@ use crate::{
 pub(super) struct ScriptCall {
     action: Action,
     limits: Vec<Limit>,
-    settings: Vec<Arc<Settings>>,
+    limiters: Vec<(Arc<Settings>, Observers)>,
     /// Whether the decision says what is left of each of several limits.
     counts: bool,
-    /// Those of the first limit.
-    observers: Observers,
     backend: Arc<Backend>,
 }
 
@@ -37,12 +35,12 @@ impl ScriptCall {
             let lifetime = hold.map(first_lifetime);
             Limit { key, params: settings.params, cost, max_wait, lifetime }
         };
+        let limiter = |limit: &LimitRequest<'_>| (limit.settings.clone(), limit.observers.clone());
         Self {
             action: request.action,
             limits: request.limits.iter().map(limit).collect(),
-            settings: request.limits.iter().map(|limit| limit.settings.clone()).collect(),
+            limiters: request.limits.iter().map(limiter).collect(),
             counts: request.counts,
-            observers: request.limits[0].observers.clone(),
             backend: backend.clone(),
         }
     }
@@ -78,26 +76,26 @@ impl ScriptCall {
         deadline: Deadline,
         command: Command<'_>,
     ) -> Result<Outcome, TransportError> {
-        let Self { action, limits, settings, counts, .. } = self;
+        let Self { action, limits, limiters, counts, .. } = self;
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         if let Some(difference) = decided.difference {
             let key = &limits[decided.limit].key;
-            let limiter = settings[0].name;
-            self.backend.report_difference(&self.observers, limiter, key, difference);
+            let (settings, observers) = &limiters[decided.limit];
+            self.backend.report_difference(observers, settings.name, key, difference);
             if difference.has_lost_units {
                 return Err(TransportError::of_redis(difference.error()));
             }
         }
         let age = connection.age(decided.now);
         let age = age_of(&decided.reply, age);
-        Ok(match (&settings[..], &limits[..]) {
-            ([settings], [limit]) => {
+        Ok(match (&limiters[..], &limits[..]) {
+            ([(settings, _)], [limit]) => {
                 Outcome::new(settings.policy(limit.cost), decided.reply, *action, age)
             }
             _ => {
-                let all = settings.iter().zip(limits);
-                let policies = all.map(|(settings, limit)| settings.policy(limit.cost));
+                let all = limiters.iter().zip(limits);
+                let policies = all.map(|((settings, _), limit)| settings.policy(limit.cost));
                 Outcome::of_several(policies, &decided.all, decided.limit, *counts, *action, age)
             }
         })

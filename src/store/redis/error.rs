@@ -5,7 +5,10 @@ use std::{error::Error, fmt, sync::Arc};
 
 use redis::RedisError;
 
-use super::transport::{ServerState, TransportError};
+use super::{
+    script::DIFFERENT,
+    transport::{ServerState, TransportError},
+};
 use crate::{
     error::{ErrorKind, StoreError},
     store::Status,
@@ -75,6 +78,7 @@ impl ExplainedError {
             () if error.is_interrupted() => ErrorKind::Interrupted,
             () if error.is_circuit_open() => ErrorKind::CircuitOpen,
             () if error.redis().is_some_and(is_of_other_version) => ErrorKind::OtherVersion,
+            () if error.redis().is_some_and(is_different) => ErrorKind::Different,
             () if error.is_error_reply() => ErrorKind::ErrorReply,
             () => ErrorKind::Other,
         };
@@ -193,6 +197,11 @@ pub(super) fn is_of_one_key(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE")
         || is_of_other_version(error)
         || KEY_ERRORS.iter().any(|text| detail.contains(text))
+}
+
+/// Returns whether the units of a request are lost, because this process has computed otherwise.
+fn is_different(error: &RedisError) -> bool {
+    error.code() == Some(DIFFERENT)
 }
 
 /// Returns whether a script has found a state in a form that it does not know.

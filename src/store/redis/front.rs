@@ -3,7 +3,8 @@
 //! key are collected. It knows neither scripts nor connections.
 //!
 //! A call runs in a task of the runtime of its callers, so that none of them keeps the others from
-//! their decisions if it is not polled.
+//! their decisions if it is not polled. An idle limiter sends a check immediately: the caller polls
+//! the task once before it spawns it.
 //!
 //! Checks of a key are decided in the order of their arrival: they take one connection, and a call
 //! begins only when the one before it has its place in the line of that connection.
@@ -17,6 +18,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::{Context, Waker},
     time::Duration,
 };
 
@@ -27,7 +29,7 @@ use tokio::runtime::{self, Handle};
 use super::{
     backend::Backend,
     batch::{BatchSize, CheckBatch, Queued},
-    transport::Deadline,
+    transport::{Deadline, share_last_task},
 };
 use crate::{
     store::{LimitRequest, Settings},
@@ -62,7 +64,13 @@ type Lanes = HashMap<LaneId, Lane, RandomState>;
 /// in others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct LaneId {
-    runtime: Option<runtime::Id>,
+    runtime: runtime::Id,
+    place: Place,
+}
+
+/// Where the checks of a lane go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Place {
     /// The address of the settings.
     limiter: usize,
     /// In a cluster, the hash of the only key; otherwise 0.
@@ -108,57 +116,54 @@ impl Front {
     ) -> Queued {
         let Self { backend, hasher, .. } = &**self;
         let hash = hasher.hash_one(request.key.as_bytes());
-        let runtime = Handle::try_current().ok();
-        let id = self.lane_of(runtime.as_ref().map(Handle::id), hash, request);
+        let place = self.place_of(hash, request);
         // While the circuit is open, a check fails before the queue, in which it would wait behind
         // calls that time out.
-        let is_available = backend.client.is_available_for(id.slot, deadline);
-        let Some(runtime) = runtime.filter(|_| is_available) else {
-            let batch = CheckBatch::of(request, backend, id.slot, BatchSize::default());
+        let is_available = backend.client.is_available_for(place.slot, deadline);
+        let runtime = Handle::try_current().ok().filter(|_| is_available);
+        let Some(runtime) = runtime else {
+            let batch = CheckBatch::of(request, backend, place.slot, BatchSize::default());
             return batch.push(request, hash, deadline).expect(HAS_ROOM).executed_by_caller();
         };
+        let id = LaneId { runtime: runtime.id(), place };
         let mut lanes = lock(&self.lanes);
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(&runtime, request.settings));
-        let queued = lane.push(request, hash, backend, id.slot, deadline);
+        let was_free = lane.calls == 0;
+        let queued = lane.push(request, hash, backend, place.slot, deadline);
         let schedules = lane.schedules();
         let watches = !mem::replace(&mut lane.is_watched, true);
         drop(lanes); // a runtime that has ended drops the task in `spawn`, which takes this lock
         if watches {
             runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
         }
-        // Last, so that a runtime with several threads executes it next.
         if schedules {
-            self.schedule(id, &runtime);
+            let mut call = Box::pin(Turn::new(self, id).call());
+            // The task polls it again, and so needs no wake-up.
+            let cx = &mut Context::from_waker(Waker::noop());
+            if !was_free || call.as_mut().poll(cx).is_pending() {
+                runtime.spawn(call);
+            }
+        }
+        if watches || schedules {
+            share_last_task();
         }
         queued
     }
 
-    fn lane_of(
-        &self,
-        runtime: Option<runtime::Id>,
-        hash: u64,
-        request: &LimitRequest<'_>,
-    ) -> LaneId {
+    fn place_of(&self, hash: u64, request: &LimitRequest<'_>) -> Place {
         let Self { backend, .. } = self;
         let client = &backend.client;
         let limiter = Arc::as_ptr(request.settings).addr();
         let hold = request.hold;
-        let mut id = LaneId { runtime, limiter, key: 0, slot: 0, channel: 0, hold };
+        let mut place = Place { limiter, key: 0, slot: 0, channel: 0, hold };
         let is_clustered = backend.is_clustered.load(Relaxed);
         if is_clustered || client.has_several_connections() {
             let name = backend.key(request.settings, request.key);
-            id.slot = client.slot_of(&name);
-            id.channel = client.channel_of(id.slot, &name);
-            id.key = if is_clustered { hash } else { 0 };
+            place.slot = client.slot_of(&name);
+            place.channel = client.channel_of(place.slot, &name);
+            place.key = if is_clustered { hash } else { 0 };
         }
-        id
-    }
-
-    /// Schedules a call, which collects the checks that other tasks send before it begins.
-    fn schedule(self: &Arc<Self>, id: LaneId, runtime: &Handle) {
-        let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
-        let turn = Turn { front: self.clone(), id, is_starting, is_over, batch: None };
-        runtime.spawn(turn.call());
+        place
     }
 
     /// Takes the first batch out of the queue for a call that begins. A call is scheduled only for
@@ -299,11 +304,21 @@ struct Turn {
 }
 
 impl Turn {
+    fn new(front: &Arc<Front>, id: LaneId) -> Self {
+        let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
+        Self { front: front.clone(), id, is_starting, is_over, batch: None }
+    }
+
+    /// Lets the next call begin in a task: it collects the checks that other tasks send before.
+    fn spawn_next(&self, runtime: &Handle) {
+        runtime.spawn(Self::new(&self.front, self.id).call());
+    }
+
     /// Executes a call for the first batch in the queue.
     async fn call(mut self) {
         let front = self.front.clone();
         let backend = &front.backend;
-        let LaneId { slot, channel, .. } = self.id;
+        let Place { slot, channel, .. } = self.id.place;
         // So that nothing delays the call once it has taken its checks.
         backend.client.ready(slot, channel).await;
         let batch = self.batch.insert(front.take(self.id)).clone();
@@ -345,7 +360,7 @@ impl Turn {
         let next = lane.schedules().then(|| lane.runtime.clone());
         drop(lanes);
         if let Some(runtime) = next {
-            self.front.schedule(self.id, &runtime);
+            self.spawn_next(&runtime);
         }
     }
 
@@ -375,7 +390,7 @@ impl Turn {
             batch.abandon();
         }
         if let Some(runtime) = next {
-            self.front.schedule(self.id, &runtime);
+            self.spawn_next(&runtime);
         }
     }
 }

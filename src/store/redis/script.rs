@@ -213,6 +213,9 @@ pub(crate) struct EachDecided {
     pub(crate) now: f64,
 }
 
+/// The code of the error of a request whose units are lost.
+pub(crate) const DIFFERENT: &str = "DIFFERENT";
+
 /// What the script has decided about a request otherwise than this process has computed. The
 /// script has changed the state, so its decision stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -239,7 +242,7 @@ impl Difference {
     /// The error of a request whose units are lost.
     pub(crate) fn error(self) -> RedisError {
         redis::make_extension_error(
-            "DIFFERENT".to_owned(),
+            DIFFERENT.to_owned(),
             Some(
                 "the units of the request cannot be used: Redis has admitted it, and this process \
                  has computed that it is denied; they expire or are restored by themselves; run \

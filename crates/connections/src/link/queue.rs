@@ -16,7 +16,7 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::sync::oneshot;
 
 use super::{claim::Claim, command::Command};
-use crate::sync::lock;
+use crate::sync::{lock, share_last_task};
 
 /// The commands of a channel that no line has taken.
 ///
@@ -96,6 +96,7 @@ impl CommandQueue {
         notify(notice);
         if let Some(waker) = waker {
             waker.wake();
+            share_last_task(); // the writer serves all callers
         }
         Position(receiver)
     }
