@@ -342,8 +342,12 @@ impl<'a> History<'a> {
             6 if self.shared.is_some() => self.take_elsewhere().await,
             11 if count > 0 => {
                 let index = self.random.usize(..count);
-                let waiting = self.waiting.remove(index);
-                self.note(format!("{} is dropped", waiting.number));
+                let dropped = self.waiting.remove(index);
+                if dropped.is_kept {
+                    // The time for which it has delayed those behind it does not count.
+                    self.waiting[index..].iter_mut().for_each(|behind| behind.since = None);
+                }
+                self.note(format!("{} is dropped", dropped.number));
             }
             12 if count > 0 => {
                 let index = self.random.usize(..count);
