@@ -144,13 +144,15 @@ impl InLine {
         self.place.lines().hold_retry(waited, self.place.limits()[limit].line)
     }
 
-    /// Returns the instant at which a request checks for units that are restored at this one, when
-    /// it has `waited`: older requests of other processes go first.
-    fn check_at(&self, at: Instant, decision: &Decision, waited: Duration) -> Instant {
-        if !self.is_shared || decision.is_blocked() {
+    /// Returns the instant at which the request, or one that began to wait soon after it, checks
+    /// for units that are restored at this one: older requests of other processes go first.
+    /// Redisson leaves no units to others, so a foreign limiter leaves none to it.
+    fn check_at(&self, at: Instant, charge: &Charge, decision: &Decision) -> Instant {
+        if !self.is_shared || decision.is_blocked() || charge.own_parts().next().is_none() {
             return at;
         }
-        after(at, Lines::yield_time(waited, gap(decision.quota(), decision.cost())))
+        let gap = gap(decision.quota(), decision.cost());
+        after(at, Lines::yield_time(at - self.began, gap))
     }
 
     /// Records a denial. Returns whether the request waits: if it can be served by `deadline`.
@@ -179,7 +181,7 @@ impl InLine {
         let mut due = known;
         if self.is_shared {
             due = known.map(|at| {
-                let later = self.check_at(at, denied, at - self.began);
+                let later = self.check_at(at, charge, denied);
                 deadline.filter(|end| at <= *end).map_or(later, |end| later.min(end))
             });
             if waits_for_holds {
@@ -228,17 +230,16 @@ impl InLine {
     /// Returns when the next request checks after a decision that leaves no units.
     fn next_after(&self, charge: &Charge, decision: &Decision) -> NextCheck {
         let (now, replenish) = (Instant::now(), decision.replenish_after());
-        let known = (!replenish.is_zero()).then(|| {
-            let at = after(now, replenish - decision.age().min(replenish));
-            // The next request began to wait soon after this one.
-            self.check_at(at, decision, at - self.began)
-        });
+        let known =
+            (!replenish.is_zero()).then(|| after(now, replenish - decision.age().min(replenish)));
+        let due = known.map(|at| self.check_at(at, charge, decision));
         // Another process can return units that are held.
         let is_held = charge.holds_units() || decision.held() > 0;
         let ask = (is_held && self.is_shared)
             .then(|| after(now, self.hold_retry(self.limit_of(decision), Duration::ZERO)));
-        match known.into_iter().chain(ask).min() {
-            Some(at) => NextCheck::At { at, known: (!is_held).then_some(1) },
+        let known = known.filter(|_| !is_held).map(|at| (at, 1));
+        match due.into_iter().chain(ask).min() {
+            Some(at) => NextCheck::At { at, known },
             None => NextCheck::Called,
         }
     }

@@ -8,7 +8,8 @@
 //! of the key calls it, and so does the request before it that leaves.
 //!
 //! A request that was called and is not polled counts as absent after a while: any request may be
-//! kept, so a task of its own, the `Watchdog`, calls the next one. It lives while requests wait.
+//! kept, so a task of its own, the `Watchdog`, calls the next one. Each runtime with requests has
+//! one while requests wait: another runtime may stand still.
 //!
 //! One lock for all lines, which is not held while a store decides. Wakers are called without it.
 
@@ -26,7 +27,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::Handle,
+    runtime::{self, Handle},
     time::{Instant, Sleep, sleep_until},
 };
 
@@ -71,14 +72,12 @@ struct LineSet {
     watch: LineWatch,
 }
 
-/// What the lines know of their `Watchdog`.
+/// What the lines know of their `Watchdog`s.
 #[derive(Debug, Default)]
 struct LineWatch {
-    /// A later one replaces it.
-    id: u64,
-    /// When it looks at the lines; `None` if there is none.
+    /// When the first of them that runs then looks at the lines; `None` before the first look.
     at: Option<Instant>,
-    waker: Option<Waker>,
+    wakers: HashMap<runtime::Id, Option<Waker>>,
 }
 
 /// A limit of a request, as a line needs it.
@@ -123,10 +122,10 @@ impl Pace {
 /// What a request that leaves knows about the next check.
 pub(crate) enum NextCheck {
     Now,
-    /// At this instant, at which so many units are `known` to be available.
     At {
         at: Instant,
-        known: Option<u64>,
+        /// The instant at which so many units are available, if nothing can change it.
+        known: Option<(Instant, u64)>,
     },
     /// When the line is called.
     Called,
@@ -170,6 +169,8 @@ struct Waiting {
     waker: Option<Waker>,
     /// When it is to be polled; `None` until it is called.
     due: Option<Instant>,
+    /// The deadline of a request that sleeps: it is to be polled then, too.
+    deadline: Option<Instant>,
     stage: Stage,
 }
 
@@ -184,9 +185,14 @@ enum Stage {
 }
 
 impl Waiting {
+    /// Returns the instant at which it is absent, unless it is polled before.
+    fn absent_at(&self) -> Option<Instant> {
+        self.due.into_iter().chain(self.deadline).min().map(|at| after(at, STALL))
+    }
+
     /// Returns whether the request is not polled, although it was called.
     fn is_absent(&self, now: Instant) -> bool {
-        self.due.is_some_and(|due| now >= due + STALL)
+        self.absent_at().is_some_and(|at| now >= at)
     }
 
     fn call(&mut self, at: Instant, wakers: &mut Wakers) {
@@ -335,7 +341,7 @@ impl LineSet {
             && self.watch.at.is_some_and(|watched| at < watched)
         {
             self.watch.at = Some(at);
-            wakers.0.extend(self.watch.waker.take());
+            wakers.0.extend(self.watch.wakers.values_mut().filter_map(Option::take));
         }
         if found.waiting.is_empty() {
             self.lines.remove(&line);
@@ -374,21 +380,39 @@ impl LineSet {
         }
     }
 
-    /// Returns the number of a new `Watchdog`, if there is none that looks when it should.
-    fn begin_watch(&mut self, now: Instant) -> Option<u64> {
-        let is_watched = self.watch.at.is_some_and(|at| now < at + STALL);
-        self.watch.at = if is_watched { self.watch.at } else { Some(now) };
-        self.watch.id += u64::from(!is_watched);
-        (!is_watched).then_some(self.watch.id)
+    /// Returns whether a runtime is to start a `Watchdog`: it has none.
+    fn begin_watch(&mut self, runtime: runtime::Id) -> bool {
+        let is_new = !self.watch.wakers.contains_key(&runtime);
+        self.watch.wakers.entry(runtime).or_default();
+        is_new
+    }
+
+    /// Looks at the lines, if no other runtime has. Returns when to look again, with this waker;
+    /// `None` if no request waits.
+    fn watch(
+        &mut self,
+        runtime: runtime::Id,
+        waker: &mut Option<Waker>,
+        now: Instant,
+        wakers: &mut Wakers,
+    ) -> Option<Instant> {
+        if self.lines.is_empty() {
+            wakers.1.extend(self.watch.wakers.remove(&runtime).flatten());
+            return None;
+        }
+        mem::swap(self.watch.wakers.entry(runtime).or_default(), waker);
+        if self.watch.at.is_none_or(|at| at <= now) {
+            self.watch.at = Some(self.look(now, wakers));
+        }
+        self.watch.at
     }
 
     /// Calls the requests behind those that are absent. Returns when to look again.
-    fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
+    fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Instant {
         let lines = self.lines.values_mut();
         let next = lines.filter_map(|line| line.look(now, wakers)).min();
-        let next = next.map_or(now + LONGEST_LOOK, |at| at.max(now + STALL / 4));
-        self.watch.at = (!self.lines.is_empty()).then(|| next.min(now + LONGEST_LOOK));
-        self.watch.at
+        let longest = now + LONGEST_LOOK;
+        next.map_or(longest, |at| at.clamp(now + STALL / 4, longest))
     }
 }
 
@@ -400,7 +424,7 @@ impl KeyLine {
 
     /// Returns when the first request that is not absent will be.
     fn absent_at(&mut self, now: Instant) -> Option<Instant> {
-        self.first(now)?.due.map(|due| due + STALL)
+        self.first(now)?.absent_at()
     }
 
     /// Returns whether an earlier request stands in the line, which is polled.
@@ -414,7 +438,7 @@ impl KeyLine {
         if first.due.is_none() && first.stage == Stage::Undecided {
             first.call(now, wakers);
         }
-        first.due.map(|due| due + STALL)
+        first.absent_at()
     }
 
     fn update_group(&mut self, limit: &LineLimit, change: impl Fn(u64) -> u64) {
@@ -438,7 +462,8 @@ impl KeyLine {
     fn insert(&mut self, number: u64, limit: LineLimit, now: Instant) {
         // Once more: units that were returned since its denial have called no request.
         let due = (!self.is_behind(number, now)).then_some(now);
-        let waiting = Waiting { limit, waker: None, due, stage: Stage::Undecided };
+        let (waker, deadline, stage) = (None, None, Stage::Undecided);
+        let waiting = Waiting { limit, waker, due, deadline, stage };
         self.waiting.insert(number, waiting);
         self.update_group(&limit, |units| units.saturating_add(limit.cost));
         self.follow(limit.pace);
@@ -506,10 +531,7 @@ impl KeyLine {
             _ if self.is_mixed => NextCheck::Now,
             // What it waited for is known, and the next one needs no less.
             (NextCheck::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
-                Some(at) => {
-                    let known = known.filter(|known| known.0 == at);
-                    NextCheck::At { at, known: known.map(|(_, units)| units) }
-                }
+                Some(at) => NextCheck::At { at, known },
                 None => NextCheck::Called,
             },
             (next, _) => next,
@@ -518,7 +540,7 @@ impl KeyLine {
             NextCheck::Now => self.call(now, now, wakers),
             NextCheck::At { at, known } => {
                 self.call(at, now, wakers);
-                self.known = known.map(|units| (at, units));
+                self.known = known;
             }
             NextCheck::Called => {
                 let first = self.first(now).filter(|first| first.stage == Stage::Undecided);
@@ -575,12 +597,14 @@ impl KeyLine {
         };
         if due.filter(is_in_time).is_some_and(|due| due <= now) {
             (waiting.due, waiting.stage) = (Some(now + CHECK), Stage::Checking(None));
+            waiting.deadline = None;
             return LineStep::Check;
         }
         if deadline.is_some_and(|deadline| now >= deadline) {
             return LineStep::Leave;
         }
         mem::swap(&mut waiting.waker, waker);
+        waiting.deadline = deadline;
         LineStep::Sleep(due.into_iter().chain(deadline).min())
     }
 }
@@ -642,13 +666,15 @@ impl LinePlace {
     /// Returns what the request does now, which stands in a line.
     pub(crate) fn poll(&mut self, cx: &Context<'_>, deadline: Option<Instant>) -> LineStep {
         let (lines, mut waker) = (self.lines.clone(), Some(cx.waker().clone()));
-        let (step, watch) = lines.change(|state, now, wakers| {
+        let runtime = Handle::try_current().ok();
+        let (step, is_new) = lines.change(|state, now, wakers| {
             let step = self.step(state, deadline, &mut waker, now, wakers);
             let sleeps = matches!(step, LineStep::Sleep(_));
-            (step, sleeps.then(|| state.begin_watch(now)).flatten())
+            let runtime = runtime.as_ref().filter(|_| sleeps);
+            (step, runtime.is_some_and(|runtime| state.begin_watch(runtime.id())))
         });
-        if let Some(id) = watch {
-            Watchdog::start(&lines, id);
+        if let Some(runtime) = runtime.filter(|_| is_new) {
+            Watchdog::start(&lines, &runtime);
         }
         step
     }
@@ -721,27 +747,16 @@ impl Drop for LinePlace {
 /// and no request waits.
 struct Watchdog {
     lines: Weak<Lines>,
-    id: u64,
+    runtime: runtime::Id,
+    has_ended: bool,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Watchdog {
-    /// Starts the task, if there is a runtime for it.
-    fn start(lines: &Arc<Lines>, id: u64) {
-        if let Ok(runtime) = Handle::try_current() {
-            let timer = Box::pin(sleep_until(Instant::now())); // panics without timers, here
-            runtime.spawn(Self { lines: Arc::downgrade(lines), id, timer });
-        }
-    }
-
-    /// Changes the lines, unless another task watches them by now.
-    fn change<R>(
-        &self,
-        change: impl FnOnce(&mut LineSet, Instant, &mut Wakers) -> Option<R>,
-    ) -> Option<R> {
-        self.lines.upgrade()?.change(|state, now, wakers| {
-            (state.watch.id == self.id).then(|| change(state, now, wakers)).flatten()
-        })
+    fn start(lines: &Arc<Lines>, runtime: &Handle) {
+        let timer = Box::pin(sleep_until(Instant::now())); // panics without timers, here
+        let (lines, has_ended) = (Arc::downgrade(lines), false);
+        runtime.spawn(Self { lines, runtime: runtime.id(), has_ended, timer });
     }
 }
 
@@ -751,11 +766,14 @@ impl Future for Watchdog {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let mut waker = Some(cx.waker().clone());
-            let next = self.change(|state, now, wakers| {
-                mem::swap(&mut state.watch.waker, &mut waker);
-                state.look(now, wakers)
+            let next = self.lines.upgrade().and_then(|lines| {
+                lines
+                    .change(|state, now, wakers| state.watch(self.runtime, &mut waker, now, wakers))
             });
-            let Some(next) = next else { return Poll::Ready(()) };
+            let Some(next) = next else {
+                self.has_ended = true;
+                return Poll::Ready(());
+            };
             self.timer.as_mut().reset(next);
             ready!(self.timer.as_mut().poll(cx));
         }
@@ -763,14 +781,13 @@ impl Future for Watchdog {
 }
 
 impl Drop for Watchdog {
-    /// Wakes the requests if the runtime of the task ends before they do: one starts another task.
+    /// The runtime ends: another one can have its number.
     fn drop(&mut self) {
-        self.change(|state, _, wakers| {
-            state.watch.at.take()?;
-            let waiting = state.lines.values_mut().flat_map(|line| line.waiting.values_mut());
-            wakers.0.extend(waiting.filter_map(|waiting| waiting.waker.take()));
-            Some(())
-        });
+        if let Some(lines) = self.lines.upgrade().filter(|_| !self.has_ended) {
+            lines.change(|state, _, wakers| {
+                wakers.1.extend(state.watch.wakers.remove(&self.runtime).flatten());
+            });
+        }
     }
 }
 

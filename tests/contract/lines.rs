@@ -18,7 +18,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::Builder,
+    runtime::{Builder, Runtime},
     task::{JoinHandle, JoinSet, spawn_blocking},
     time::{Instant, advance, sleep, timeout},
 };
@@ -58,7 +58,8 @@ struct Waiting {
     woken: Arc<Woken>,
     /// True if the call is kept, and not polled.
     is_kept: bool,
-    /// Since when it could be served, if no earlier request that is polled waits.
+    /// Since when it could be served, if no earlier request waits that is polled, or that nothing
+    /// has called since it is kept. If it is kept, since when it can have been called.
     since: Option<Instant>,
 }
 
@@ -234,7 +235,7 @@ impl<'a> History<'a> {
                 // Over Redis, it may leave units of another key to other processes for now.
                 if self.waiting[other].is_alike(&self.waiting[index])
                     || self.shared.is_none()
-                        && self.is_first(other, false)
+                        && self.is_first(other, |_| false)
                         && self.waiting[other].can_be_served().await
                 {
                     overtaken.push(self.waiting[other].number);
@@ -289,12 +290,11 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Returns whether no earlier request waits for one of its keys, except for those that are
-    /// kept, which count only for some time.
-    fn is_first(&self, index: usize, except_kept: bool) -> bool {
+    /// Returns whether no earlier request waits for one of its keys, except for `absent` ones.
+    fn is_first(&self, index: usize, absent: impl Fn(&Waiting) -> bool) -> bool {
         let waiting = &self.waiting[index];
         let earlier = &mut self.waiting[..index].iter();
-        earlier.all(|other| except_kept && other.is_kept || !other.shares_key(waiting))
+        earlier.all(|other| absent(other) || !other.shares_key(waiting))
     }
 
     /// Checks that no request sleeps beside free units, or beyond its deadline.
@@ -304,17 +304,22 @@ impl<'a> History<'a> {
             (slack, lateness) = (slack + ELSEWHERE + PAUSE, 5 * MS);
         }
         for index in 0..self.waiting.len() {
-            let is_asleep = !self.waiting[index].is_kept
-                && self.is_first(index, true)
+            // A request that is kept counts until it is called, and for some time after that.
+            let is_asleep = self.is_first(index, |other| other.is_kept && other.since.is_some())
                 && self.waiting[index].can_be_served().await;
             let kept = self.waiting[..index].iter().filter(|other| other.is_kept).count() as u32;
             let waiting = &mut self.waiting[index];
+            if waiting.is_kept {
+                let is_called = is_asleep || now >= waiting.deadline;
+                waiting.since = waiting.since.or(is_called.then_some(now));
+                continue;
+            }
             waiting.since = is_asleep.then(|| waiting.since.unwrap_or(now));
             let slack = if kept > 0 { (STALL + 50 * MS) * kept } else { slack };
             let slept = waiting.since.map_or(Duration::ZERO, |since| now - since);
             let number = waiting.number;
             assert!(!is_asleep || slept < slack, "{number} sleeps for {slept:?}");
-            let is_over = !waiting.is_kept && now > waiting.deadline + lateness;
+            let is_over = now > waiting.deadline + lateness;
             assert!(!is_over, "{number} waits beyond its deadline");
         }
     }
@@ -337,18 +342,22 @@ impl<'a> History<'a> {
             6 if self.shared.is_some() => self.take_elsewhere().await,
             11 if count > 0 => {
                 let index = self.random.usize(..count);
-                let waiting = self.waiting.remove(index);
-                self.note(format!("{} is dropped", waiting.number));
+                let dropped = self.waiting.remove(index);
+                if dropped.is_kept {
+                    // The time for which it has delayed those behind it does not count.
+                    self.waiting[index..].iter_mut().for_each(|behind| behind.since = None);
+                }
+                self.note(format!("{} is dropped", dropped.number));
             }
             12 if count > 0 => {
                 let index = self.random.usize(..count);
-                self.waiting[index].is_kept = true;
+                (self.waiting[index].is_kept, self.waiting[index].since) = (true, None);
                 self.note(format!("{} is kept", self.waiting[index].number));
             }
             13 => {
                 for waiting in &mut self.waiting {
                     // It may have been woken in between.
-                    waiting.is_kept = false;
+                    (waiting.is_kept, waiting.since) = (false, None);
                     waiting.woken.0.store(true, SeqCst);
                 }
                 self.note("none is kept".to_owned());
@@ -792,8 +801,24 @@ async fn any_number_of_kept_calls_delays_those_behind_them_for_some_time_alone()
     }
 }
 
-/// Runs a request until it waits, in a runtime of its own, which ends then.
-fn kept_in_another_runtime(places: &Limiter) -> Pin<Box<dyn Future<Output = Answer> + Send>> {
+#[tokio::test(start_paused = true)]
+async fn a_kept_call_delays_no_others_beyond_its_deadline() {
+    let places = places(2);
+    let _permit = hold(&places, "key", 1).await;
+    let charge = Charge::new(&places, "key").cost(2);
+    let mut kept = Box::pin(async move { charge.hold().max_wait(SECOND).await });
+    assert!(kept.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let begin = Instant::now();
+    let behind = start(Charge::new(&places, "key"), 60 * SECOND).await;
+    assert!(behind.await.unwrap().unwrap().is_some(), "a place is free");
+    assert!(begin.elapsed() <= SECOND + STALL + 30 * MS, "{:?}", begin.elapsed());
+    assert!(!kept.await.unwrap().is_admitted());
+}
+
+/// Runs a request until it waits, in a runtime of its own, which stands still then.
+fn kept_in_another_runtime(
+    places: &Limiter,
+) -> (Pin<Box<dyn Future<Output = Answer> + Send>>, Runtime) {
     let places = places.clone();
     let mut call: Pin<Box<dyn Future<Output = Answer> + Send>> =
         Box::pin(async move { Ok(Some(places.hold("key", 1).max_wait(SECOND).await?.admitted())) });
@@ -801,27 +826,32 @@ fn kept_in_another_runtime(places: &Limiter) -> Pin<Box<dyn Future<Output = Answ
     runtime.block_on(async {
         let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(polled.is_pending());
+        tokio::task::yield_now().await;
     });
-    call
+    (call, runtime)
 }
 
 #[test]
-fn a_runtime_that_ends_takes_no_request_of_another_one_with_it() {
-    let places = places(1);
-    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    let permit = runtime.block_on(hold(&places, "key", 1));
-    let first = std::thread::scope(|scope| {
-        scope.spawn(|| kept_in_another_runtime(&places)).join().unwrap()
-    });
-    let begin = runtime.block_on(async {
-        let waiting = start(Charge::new(&places, "key"), 3_600 * SECOND).await;
-        drop(permit);
-        let begin = Instant::now();
-        assert!(waiting.await.unwrap().unwrap().is_some());
-        begin.elapsed()
-    });
-    assert!(begin <= STALL + 30 * MS, "{begin:?}");
-    drop(first);
+fn a_runtime_that_ends_or_stands_still_holds_up_no_request_of_another_one() {
+    for ends in [true, false] {
+        let places = places(1);
+        let runtime =
+            Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let permit = runtime.block_on(hold(&places, "key", 1));
+        let (first, still) = std::thread::scope(|scope| {
+            scope.spawn(|| kept_in_another_runtime(&places)).join().unwrap()
+        });
+        let still = Some(still).filter(|_| !ends);
+        let begin = runtime.block_on(async {
+            let waiting = start(Charge::new(&places, "key"), SECOND / 2).await;
+            drop(permit);
+            let begin = Instant::now();
+            assert!(waiting.await.unwrap().unwrap().is_some(), "a place is free");
+            begin.elapsed()
+        });
+        assert!(begin <= STALL + 30 * MS, "{begin:?}");
+        drop((first, still));
+    }
 }
 
 struct Panicking;

@@ -240,6 +240,39 @@ async fn a_pause_after_a_turn_holds_for_requests_in_line() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_time_that_units_are_left_to_other_processes_denies_no_request() {
+    let (own, server) = (tokens(10, 1), tokens(10, 1));
+    let charge = Charge::new(&own, "key").and(Charge::new(&own, "other"));
+    let new = || {
+        let first_poll = (own.lines().next_number(), Instant::now());
+        InLine { is_shared: true, ..InLine::new(&charge, first_poll).unwrap() }
+    };
+    let millis = |count| Some(Instant::now() + Duration::from_millis(count));
+    for is_served in [true, false] {
+        server.reset("key").await.unwrap();
+        let [mut first, mut second, mut in_time, mut too_late] = [new(), new(), new(), new()];
+        assert!(server.check("key").await.unwrap().is_allowed());
+        let denied = server.check("key").await.unwrap();
+        // It checks once more when it stands in the line.
+        assert!(first.denied(&charge, &denied, None));
+        assert!(poll_fn(|cx| first.poll(cx, None)).await);
+        assert!(first.denied(&charge, &denied, None));
+        assert_eq!(second.enter(None), Some(true));
+        if is_served {
+            assert!(poll_fn(|cx| first.poll(cx, None)).await);
+            let allowed = server.check("key").await.unwrap();
+            assert!(allowed.is_allowed());
+            first.allowed(&charge, &allowed);
+        } else {
+            drop(first);
+        }
+        // Units are restored after 100 and 200 ms.
+        assert_eq!(too_late.enter(millis(198)), Some(false));
+        assert_eq!(in_time.enter(millis(202)), Some(true));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_beyond_the_longest_line_does_not_wait_for_a_store_that_fails() {
     let own = places(1);
     let charge = Charge::new(&own, "key");
