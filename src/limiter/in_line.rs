@@ -182,7 +182,9 @@ impl InLine {
         if self.is_shared {
             due = known.map(|at| {
                 let later = self.check_at(at, charge, denied);
-                deadline.filter(|end| at <= *end).map_or(later, |end| later.min(end))
+                // A check at the deadline itself would be too late on a busy machine.
+                let latest = deadline.map(|end| at + end.saturating_duration_since(at) / 2);
+                latest.map_or(later, |latest| later.min(latest))
             });
             if waits_for_holds {
                 let ask = after(now, self.hold_retry(limit, now - self.began));
