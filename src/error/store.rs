@@ -23,7 +23,7 @@ pub struct StoreError {
     /// True if the call may have changed the store.
     #[cfg_attr(
         not(feature = "redisson"),
-        allow(dead_code, reason = "the transport repeats the rest")
+        allow(dead_code, reason = "the connections repeat the rest")
     )]
     may_have_run: bool,
     /// The name of the limiter whose call has failed.

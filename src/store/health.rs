@@ -1,4 +1,4 @@
-//! The state of a store, as its `health` reports it. It is found out in `redis/transport`.
+//! The state of a store, as its `health` reports it. The connections find it out.
 
 use std::{fmt, sync::Arc, time::SystemTime};
 

@@ -23,15 +23,15 @@ mod script_text;
 mod single_hold;
 mod store;
 
-use tower_ratelimit_connections as transport;
+use tower_ratelimit_connections as connections;
 
+#[doc(inline)]
+pub use self::connections::Credentials;
+#[cfg(feature = "redisson")]
+pub(crate) use self::connections::Deadline;
+pub(super) use self::connections::{FORMS, scheme_error};
 #[cfg(feature = "redisson")]
 pub(crate) use self::script_text::ScriptText;
 #[cfg(all(test, feature = "redisson"))]
 pub(crate) use self::script_text::{assert_written, write};
-#[doc(inline)]
-pub use self::transport::Credentials;
-#[cfg(feature = "redisson")]
-pub(crate) use self::transport::Deadline;
-pub(super) use self::transport::{FORMS, scheme_error};
 pub use self::{config::RedisConfig, scan::KeyScan, store::RedisStore};

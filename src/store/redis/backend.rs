@@ -12,12 +12,12 @@ use tokio::{
 };
 
 use super::{
+    connections::{Client, TransportError},
     holds::Keeper,
     key_name::key_name,
     monitor::Monitor,
     release,
     script::Difference,
-    transport::{Client, TransportError},
 };
 use crate::{
     algorithm::{Release, units as count},

@@ -16,9 +16,9 @@ use tokio::task::JoinSet;
 use super::{
     backend::{Backend, report_released},
     call::{EachReply, execute_each},
+    connections::{Claim, Deadline, TransportError},
     holds::first_lifetime,
     script::CheckEach,
-    transport::{Claim, Deadline, TransportError},
 };
 use crate::{
     algorithm::Lifetime,

@@ -6,9 +6,9 @@ use redis::RedisError;
 
 use super::{
     backend::Backend,
+    connections::{Claim, Client, Command, Deadline, TransportError},
     holds::first_lifetime,
     script::{self, CheckEach, Difference, EachDecided, Limit},
-    transport::{Claim, Client, Command, Deadline, TransportError},
 };
 use crate::{
     algorithm::{Action, EngineReply},

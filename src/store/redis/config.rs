@@ -7,10 +7,10 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 use redis::aio::ConnectionLike;
 
 #[cfg(feature = "tls-rustls-no-provider")]
-use super::transport::TlsSettings;
+use super::connections::TlsSettings;
 use super::{
+    connections::{Credentials, Parameters, TransportConfig, TransportError, login_provider},
     error::store_error,
-    transport::{Credentials, Parameters, TransportConfig, TransportError, login_provider},
 };
 use crate::error::StoreError;
 

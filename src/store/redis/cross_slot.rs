@@ -7,8 +7,8 @@ use tokio::task::JoinSet;
 
 use super::{
     backend::Backend,
+    connections::{Deadline, TransportError},
     late::WaitingCall,
-    transport::{Deadline, TransportError},
 };
 use crate::{
     decision::{Decision, Outcome, Receipts},

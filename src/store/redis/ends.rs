@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::transport::{Deadline, TransportError};
+use super::connections::{Deadline, TransportError};
 use crate::{decision::Outcome, store::Lines, sync::lock};
 
 /// Clones share the ends.

@@ -6,8 +6,8 @@ use std::{error::Error, fmt, sync::Arc};
 use redis::RedisError;
 
 use super::{
+    connections::{ServerState, TransportError},
     script::DIFFERENT,
-    transport::{ServerState, TransportError},
 };
 use crate::{
     error::{ErrorKind, StoreError},

@@ -5,8 +5,8 @@
 #[cfg(feature = "tracing")]
 use super::error::status_of;
 use super::{
+    connections::Event,
     error::{Account, ExplainedError},
-    transport::Event,
 };
 #[cfg(feature = "tracing")]
 use crate::store::Status;

@@ -29,7 +29,7 @@ use tokio::runtime::{self, Handle};
 use super::{
     backend::Backend,
     batch::{BatchSize, CheckBatch, Queued},
-    transport::{Deadline, share_last_task},
+    connections::{Deadline, share_last_task},
 };
 use crate::{
     store::{LimitRequest, Settings},

@@ -19,10 +19,10 @@ use tokio::{
 };
 
 use super::{
+    connections::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError, home},
     ends::{Ends, OpenEnd, OpenEnds},
     key_name::key_name,
     script,
-    transport::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError, home},
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::{
     backend::{Backend, report_released},
     call::ScriptCall,
-    transport::{Claim, Deadline, TransportError},
+    connections::{Claim, Deadline, TransportError},
 };
 use crate::{
     decision::{Outcome, Receipts},

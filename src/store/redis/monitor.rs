@@ -13,12 +13,12 @@ use std::{
 use redis::RedisError;
 
 use super::{
+    connections::{
+        ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, TransportError, home,
+    },
     error::{Account, ExplainedError, is_of_one_key, lacks_permission, status_of},
     events, probe,
     recent::RecentFailures,
-    transport::{
-        ANSWER_TIMEOUT, Client, Deadline, Event, NodeHealth, Owner, Probe, TransportError, home,
-    },
 };
 use crate::{
     error::StoreError,

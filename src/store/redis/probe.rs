@@ -1,9 +1,9 @@
 //! The probe: a script that changes nothing, but needs all that a decision needs. A Redis that
-//! rejects writes or scripts still answers `TIME`. The transport decides when it is sent.
+//! rejects writes or scripts still answers `TIME`. The client decides when it is sent.
 
 use std::sync::LazyLock;
 
-use super::{script_text::ScriptText, transport::Probe};
+use super::{connections::Probe, script_text::ScriptText};
 
 static SCRIPT: LazyLock<ScriptText> =
     LazyLock::new(|| ScriptText::new(include_str!("../../../scripts/probe.lua")));

@@ -1,11 +1,11 @@
-//! Releases, which return units that requests have spent or reserved. The transport decides when
+//! Releases, which return units that requests have spent or reserved. The client decides when
 //! those in the background are sent.
 
 use std::{any::Any, pin::Pin};
 
 use super::{
+    connections::{Batch, Item, Job},
     script,
-    transport::{Batch, Item, Job},
 };
 use crate::{
     algorithm::{Params, Release},

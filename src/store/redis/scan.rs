@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, vec};
 
 use super::{
     backend::Backend,
-    transport::{ANSWER_TIMEOUT, Command, Deadline, TransportError},
+    connections::{ANSWER_TIMEOUT, Command, Deadline, TransportError},
 };
 use crate::{algorithm::Algorithm, error::StoreError, keys::Key};
 

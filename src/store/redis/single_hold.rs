@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     batch::Queued,
+    connections::{Deadline, TransportError},
     ends::OpenEnds,
     front::Front,
-    transport::{Deadline, TransportError},
 };
 use crate::{
     decision::Outcome,

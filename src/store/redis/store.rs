@@ -17,6 +17,7 @@ use super::{
     backend::Backend,
     call::ScriptCall,
     config::RedisConfig,
+    connections::{ANSWER_TIMEOUT, Command, Deadline, home},
     cross_slot::CrossSlot,
     error::store_error,
     front::Front,
@@ -26,7 +27,6 @@ use super::{
     release::{self, ReleaseFuture},
     scan::KeyScan,
     single_hold::SingleHold,
-    transport::{ANSWER_TIMEOUT, Command, Deadline, home},
 };
 use crate::{
     algorithm::{Action, Algorithm, Release},
