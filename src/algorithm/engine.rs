@@ -6,7 +6,7 @@ use super::{
     hold::Lifetime,
     model::{Earliest, Model, Parameters, Report},
     request::{Action, Admission, EngineReply, EngineRequest, Release},
-    reservations::{Reservation, Reserved, Waiting},
+    reservations::{Reservation, Reserved},
 };
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
@@ -163,8 +163,7 @@ fn step_opened<M: Model>(
     request: &EngineRequest,
     params: M::Params,
 ) -> Option<EngineReply> {
-    let state = M::open(*core, request.now, &params)?;
-    let mut opened = Reserved { state, waiting: Waiting(None) };
+    let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
     let (reply, counts) = decide(&mut opened, request, [&params; 2], true)?;
     if counts {
         *core = opened.state.close(request.now, &params)?;

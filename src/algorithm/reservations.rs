@@ -32,6 +32,7 @@ pub(crate) struct Reservation {
 }
 
 impl<S: Model> Reserved<S> {
+    #[inline(always)]
     pub(super) fn new(state: S) -> Self {
         Self { state, waiting: Waiting(None) }
     }

@@ -33,7 +33,7 @@ impl RateLimiter {
     /// first one sleeps for its delay and retries, and the next one attempts when the first is
     /// served or dropped. So service is first come, first served within a process. Between
     /// processes the order is not defined. Java retries 3 ms after the permits have returned, and
-    /// this crate at once: of calls that wait for the same permits, those of this crate get most.
+    /// this crate at once: if calls of both wait for the same permits, this crate gets most.
     /// If this process releases permits or changes the rate, the first call attempts at once. A
     /// change of another process is noticed at the next attempt.
     ///

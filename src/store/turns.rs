@@ -131,7 +131,7 @@ impl Turns {
         // after the decision.
         let turn = self.keys.get_mut(&key).filter(|turn| turn.full + PAUSE >= taken);
         let Some(turn) = turn else { return };
-        // Otherwise the units of the turn before were free, or those of another process, since. Not
+        // Otherwise the units of the turn before were free, or another process had them, since. Not
         // if a call was late, or the turns of a busy machine would not end.
         if turn.returned.is_none_or(|returned| taken > returned + PAUSE) {
             turn.began = taken;

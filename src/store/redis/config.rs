@@ -22,7 +22,7 @@ const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_DENIAL_TTL: Duration = Duration::from_secs(1);
 const DEFAULT_PREFIX: &str = "ratelimit";
 
-/// The parameters of a URL that set these. That crate has those of connections.
+/// The parameters of a URL that set these. The crate of the connections reads the others.
 const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 
 /// The settings of a [`RedisStore`](crate::RedisStore): the addresses of Redis, which are one
@@ -81,17 +81,7 @@ impl RedisConfig {
     /// # }
     /// ```
     pub fn from_url(url: &str) -> Result<Self, StoreError> {
-        let (transport, parameters) =
-            TransportConfig::from_url(url, &PARAMETERS).map_err(store_error)?;
-        let config = Self::new(transport);
-        Ok(Self {
-            deadline: deadline(&parameters).map_err(store_error)?.unwrap_or(config.deadline),
-            denial_ttl: time(&parameters, "denial_ttl")
-                .map_err(store_error)?
-                .unwrap_or(config.denial_ttl),
-            prefix: prefix(&parameters).map_err(store_error)?.unwrap_or(config.prefix),
-            transport: config.transport,
-        })
+        read(url).map_err(store_error)
     }
 
     /// Describes the server at `url`: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`,
@@ -719,6 +709,17 @@ impl fmt::Debug for RedisConfig {
             .field("denial_ttl", &self.denial_ttl)
             .finish()
     }
+}
+
+fn read(url: &str) -> Result<RedisConfig, TransportError> {
+    let (transport, parameters) = TransportConfig::from_url(url, &PARAMETERS)?;
+    let config = RedisConfig::new(transport);
+    Ok(RedisConfig {
+        deadline: deadline(&parameters)?.unwrap_or(config.deadline),
+        denial_ttl: time(&parameters, "denial_ttl")?.unwrap_or(config.denial_ttl),
+        prefix: prefix(&parameters)?.unwrap_or(config.prefix),
+        transport: config.transport,
+    })
 }
 
 fn deadline(parameters: &Parameters<'_>) -> Result<Option<Duration>, TransportError> {
