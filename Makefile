@@ -41,13 +41,13 @@ test-servers:
 # The text of a script as it is sent: the files of which it consists, then the text. NAME is one of
 # scripts/sent/hashes.txt. A change of a script fails here once, and writes that file.
 script:
-	@cargo test -q -p tower-ratelimit --all-features --lib the_script_of >&2
+	@cargo test -q -p tower-ratelimit -p tower-ratelimit-engine --all-features --lib the_script_of >&2
 	@cat target/scripts/$(NAME).lua
 
 # The scripts under Lua 5.1, as in Redis, and 5.4, as in Dragonfly: both print the same replies and
 # stored bytes for one stream of calls. One build can contain only one Lua.
 test-lua54:
-	cargo test -p tower-ratelimit --all-features --lib a_stream_of_calls_is_written
+	cargo test -p tower-ratelimit-engine --all-features --lib a_stream_of_calls_is_written
 	for lua in 51 54; do \
 	  cargo run --manifest-path tests/lua/Cargo.toml --target-dir target/lua$$lua --features lua$$lua \
 	    -- target/lua/stream > target/lua/$$lua || exit 1; \
@@ -64,8 +64,8 @@ test-faults: redis-server
 # half an hour. After a failure, the printed SEED repeats it.
 test-properties: redis-server
 	HISTORIES=20000 CASES=8000 PROPTEST_CASES=5000 \
-	  cargo test -p tower-ratelimit --all-features --lib -- --skip hold_histories
-	HISTORIES=100000 cargo test -p tower-ratelimit --all-features --lib hold_histories
+	  cargo test -p tower-ratelimit -p tower-ratelimit-engine --all-features --lib -- --skip hold_histories
+	HISTORIES=100000 cargo test -p tower-ratelimit-engine --all-features --lib hold_histories
 
 # Those that change the library; the others only add dependencies to one of them.
 FEATURES = axum cpu-counter metrics redis redis-1 redisson serde tls-rustls-no-provider tls-rustls tracing uuid
@@ -78,6 +78,9 @@ lint: msrv long-lines
 	    -- -D warnings || exit 1; \
 	done
 	RUSTDOCFLAGS="-D warnings" cargo doc $(PACKAGES) --all-features --no-deps
+	@grep -rhoE '\]\((struct|guide|store)[^)]*' crates/engine/src | sort -u | while IFS='#' read -r page id; do \
+	  page=target/doc/tower_ratelimit/$${page#*(}; grep -q "id=\"$$id" "$$page" || { \
+	  echo "the docs of the engine name $$page#$$id, which does not exist" >&2; exit 1; }; done
 
 # At most 100 columns: rustfmt does not break comments and strings, and does not format Lua. URLs
 # and the rows of tables cannot be broken, and a test writes scripts/sent.
@@ -102,7 +105,7 @@ msrv-toolchain:
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # What is published, each from its package.
-INNER = tower-ratelimit-connections tower-ratelimit-redisson
+INNER = tower-ratelimit-connections tower-ratelimit-engine tower-ratelimit-redisson
 PACKAGES = $(addprefix -p ,tower-ratelimit $(INNER))
 
 # Runs a command in the crate as it is published, outside of the checkout, with the inner crates as they

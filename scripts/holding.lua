@@ -1,6 +1,6 @@
 -- Holding: units that are taken now, and whose use is known later. What is held of a key stands
 -- behind its state, and is changed in its place: a log is not rewritten for it. The twins are
--- src/algorithm/hold.rs and holding.rs.
+-- crates/engine/src/algorithm/hold.rs and holding.rs.
 -- held  'H', then integers of 1, 7, 7 and 7 bytes: {count + 16 * joined, epoch, at, skew}: the
 --       number of slots up to the last one that another one has joined; the instant at which the
 --       first units were held; and the time of the slots at their last change, which is that of the

@@ -12,10 +12,6 @@ mod de;
 mod limiters;
 #[cfg(feature = "serde")]
 mod limits;
-#[cfg(feature = "serde")]
-mod ser;
-#[cfg(feature = "serde")]
-mod settings;
 
 #[cfg(feature = "serde")]
 pub use self::{

@@ -159,7 +159,6 @@ compile_error!(
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod algorithm;
 pub mod config;
 mod decision;
 mod error;
@@ -169,12 +168,13 @@ mod keys;
 mod limiter;
 mod middleware;
 pub mod observe;
-mod quota;
 #[cfg(feature = "redisson")]
 pub mod redisson;
 pub mod store;
 mod sync;
 mod time;
+
+pub(crate) use tower_ratelimit_engine::{algorithm, quota};
 
 pub mod call {
     //! The calls of a [`Limiter`](crate::Limiter) or a [`Charge`](crate::Charge): futures, whose

@@ -33,14 +33,8 @@ pub(crate) use self::names::Name;
 pub use self::redis::Credentials;
 #[cfg(feature = "redisson")]
 pub(crate) use self::redis::Deadline;
-#[cfg(feature = "redisson")]
-pub(crate) use self::redis::ScriptText;
-#[cfg(all(test, feature = "redis"))]
-pub(crate) use self::redis::script;
 #[cfg(feature = "redis")]
 pub use self::redis::{KeyScan, RedisConfig, RedisStore};
-#[cfg(all(test, feature = "redisson"))]
-pub(crate) use self::redis::{assert_written, write};
 #[cfg(feature = "redisson")]
 pub(crate) use self::report::report_answer;
 pub(crate) use self::{

@@ -12,36 +12,6 @@ use syn::{
     Visibility,
 };
 
-/// The storeys of each crate from the top down, by the first part of a module path. A file imports
-/// from its own storey, and from those below it.
-const CRATES: [(&str, &[&[&str]]); 3] = [
-    (
-        "",
-        &[
-            &["lib", "guide"],
-            &["middleware", "config", "redisson"],
-            &["limiter"],
-            &["store"],
-            &["observe"],
-            &["decision", "algorithm"],
-            &["quota", "keys", "error", "time", "sync"],
-        ],
-    ),
-    (
-        "crates/connections",
-        &[
-            &["lib"],
-            &["config", "url"],
-            &["topology"],
-            &["health"],
-            &["link"],
-            &["home"],
-            &["time", "sync"],
-        ],
-    ),
-    ("crates/redisson", &[&["lib"], &["id", "keys", "script", "template"]]),
-];
-
 /// The path of a module, such as `store::memory`. That of the crate is `lib`.
 type Module = String;
 
@@ -59,26 +29,30 @@ struct Import {
 /// What each file of a crate imports, without tests.
 struct Sources {
     root: PathBuf,
-    storeys: &'static [&'static [&'static str]],
     files: BTreeMap<Module, Vec<Import>>,
 }
 
+/// What imports what.
+type Graph = BTreeMap<Module, BTreeSet<Module>>;
+
 impl Sources {
-    fn of_all_crates() -> impl Iterator<Item = Self> {
-        CRATES.into_iter().map(|(folder, storeys)| Self::read(folder, storeys))
+    fn of_all_crates() -> Vec<Self> {
+        let crates = fs::read_dir(root().join("crates")).unwrap();
+        let inner = crates.map(|folder| Self::read(&folder.unwrap().path()));
+        inner.chain([Self::of_root()]).collect()
     }
 
     /// Reads the files of the crate that users have.
     fn of_root() -> Self {
-        Self::read(CRATES[0].0, CRATES[0].1)
+        Self::read(root())
     }
 
-    fn read(folder: &str, storeys: &'static [&'static [&'static str]]) -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("src");
+    fn read(folder: &Path) -> Self {
+        let root = folder.join("src");
         let mut sources = BTreeMap::new();
         for path in rust_files(&root) {
             let module = module_of(path.strip_prefix(&root).unwrap());
-            if module.split("::").all(|part| part != "tests") {
+            if module.split("::").all(|part| !["tests", "testing"].contains(&part)) {
                 let text = fs::read_to_string(&path).unwrap();
                 sources.insert(module, (imports_in(&text), paths_in(&text)));
             }
@@ -95,7 +69,7 @@ impl Sources {
             (module, imports)
         });
         let files = all.collect();
-        Self { root, storeys, files }
+        Self { root, files }
     }
 
     /// Returns the text of a file.
@@ -104,10 +78,8 @@ impl Sources {
         fs::read_to_string(path).unwrap()
     }
 
-    fn storey(&self, module: &str) -> usize {
-        let first = module.split("::").next().unwrap();
-        let found = self.storeys.iter().position(|storey| storey.contains(&first));
-        found.unwrap_or_else(|| panic!("{module} is in no storey: add it to CRATES"))
+    fn graph(&self) -> Graph {
+        self.files.keys().map(|module| (module.clone(), self.imports(module))).collect()
     }
 
     /// Returns the files that define what a file imports.
@@ -140,6 +112,15 @@ impl Sources {
         }
         Some(module)
     }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The module of a crate that contains a module.
+fn top_of(module: &str) -> &str {
+    module.split("::").next().unwrap()
 }
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
@@ -221,34 +202,11 @@ fn flatten(tree: &UseTree, path: &mut ItemPath, add: &mut impl FnMut(String, Ite
     }
 }
 
+/// What is true of one algorithm is a method of its model.
 #[test]
-fn paths_count_outside_of_use_lines_comments_and_tests() {
-    let code = "use super::{\n    a::B,\n};\n/// `super::c`\nfn f() -> super::d::E { self.g() }\n";
-    let tests = "\n#[cfg(test)]\nmod tests {\n    use super::h;\n}";
-    let path = ["super", "d", "E"].map(String::from).to_vec();
-    assert_eq!(paths_in(&[code, tests].concat()), [path]);
-}
-
-#[test]
-fn a_file_imports_from_no_storey_above_it() {
-    for sources in Sources::of_all_crates() {
-        for module in sources.files.keys() {
-            for import in sources.imports(module) {
-                let is_below = sources.storey(&import) >= sources.storey(module);
-                assert!(is_below, "{module} imports from {import}, which is in a storey above");
-            }
-        }
-    }
-}
-
-/// What is true of one algorithm is a method of its model. Only the formats of settings name them.
-#[test]
-fn no_code_outside_of_the_algorithms_and_the_settings_names_an_algorithm() {
+fn no_code_outside_of_the_engine_names_an_algorithm() {
     let sources = Sources::of_root();
-    let is_free = |module: &str| {
-        ["algorithm", "config"].iter().all(|it| module.split("::").next() != Some(it))
-    };
-    for module in sources.files.keys().filter(|module| is_free(module)) {
+    for module in sources.files.keys() {
         for path in paths_in(&sources.text(module)) {
             let [kind, name] = path.last_chunk().unwrap();
             let is_variant = name.starts_with(char::is_uppercase);
@@ -287,67 +245,46 @@ fn backends_in(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn names_of_backends_count_outside_of_comments_and_tests() {
-    let code = "/// A `RedisStore`.\nlet AnyStore::Dyn(it) = store; // not a `MemoryStore`\n";
-    let tests = "\n#[cfg(test)]\nmod tests {\n    use super::MemoryStore;\n}";
-    assert_eq!(backends_in(&[code, tests].concat()), ["AnyStore::Dyn"]);
-}
-
-#[test]
-fn no_files_import_each_other_in_a_circle() {
+fn no_files_or_top_modules_import_each_other_in_a_circle() {
     for sources in Sources::of_all_crates() {
-        let mut finished = BTreeSet::new();
-        for module in sources.files.keys() {
-            visit(&sources, module, &mut vec![], &mut finished);
+        let files = sources.graph();
+        let mut tops = Graph::new();
+        for (module, imports) in files.iter().filter(|(module, _)| *module != "lib") {
+            let top = tops.entry(top_of(module).to_owned()).or_default();
+            top.extend(
+                imports.iter().map(|it| top_of(it).to_owned()).filter(|it| it != top_of(module)),
+            );
+        }
+        for graph in [files, tops] {
+            let mut finished = BTreeSet::new();
+            graph.keys().for_each(|module| visit(&graph, module, &mut vec![], &mut finished));
         }
     }
 }
 
-/// Follows the imports of a file. `path` leads to it, and no circle goes through those `finished`.
-fn visit(
-    sources: &Sources,
-    module: &Module,
-    path: &mut Vec<Module>,
-    finished: &mut BTreeSet<Module>,
-) {
+/// Follows the imports of a module. `path` leads to it, and no circle goes through those `finished`.
+fn visit(graph: &Graph, module: &Module, path: &mut Vec<Module>, finished: &mut BTreeSet<Module>) {
     if let Some(start) = path.iter().position(|known| known == module) {
-        panic!("these files import each other in a circle: {:?}", &path[start..]);
+        panic!("these import each other in a circle: {:?}", &path[start..]);
     }
     if finished.contains(module) {
         return;
     }
     path.push(module.clone());
-    for import in sources.imports(module) {
-        visit(sources, &import, path, finished);
+    for import in graph.get(module).into_iter().flatten() {
+        visit(graph, import, path, finished);
     }
     path.pop();
     finished.insert(module.clone());
-}
-
-/// The words of rate limiters that connections do not know.
-const WORDS: [&str; 8] =
-    ["limiter", "quota", "denial", "denied", "decision", "prefix", "reservation", "refund"];
-
-#[test]
-fn the_connections_know_no_words_of_limiters() {
-    let (folder, storeys) = CRATES[1];
-    let sources = Sources::read(folder, storeys);
-    for module in sources.files.keys().filter(|module| *module != "lib") {
-        for (number, line) in (1..).zip(sources.text(module).lines()) {
-            let words = line.split(|it: char| !it.is_alphanumeric() && it != '_');
-            let mut words = words.map(|word| word.to_lowercase());
-            let known = words.find(|word| WORDS.contains(&word.trim_end_matches('s')));
-            assert!(known.is_none(), "{module}:{number} has {known:?}: {line}");
-        }
-    }
 }
 
 /// A panic about an argument names the line of the caller, and its documentation has a section.
 #[test]
 fn public_functions_that_panic_at_their_callers_document_it() {
     let mut found = 0;
-    let sources = Sources::of_root();
-    for module in sources.files.keys() {
+    let sources = Sources::of_all_crates();
+    let files = sources.iter().flat_map(|all| all.files.keys().map(move |module| (all, module)));
+    for (sources, module) in files {
         for item in syn::parse_file(&sources.text(module)).unwrap().items {
             let functions = match item {
                 Item::Fn(item) => vec![(item.vis, item.sig, item.attrs)],
@@ -408,14 +345,6 @@ fn function_names(items: Vec<Item>) -> Vec<String> {
     names.collect()
 }
 
-#[test]
-fn names_of_functions_are_found_wherever_they_are() {
-    let code = "fn a() {} trait B { fn b(); } impl B for C { fn b() {} } impl C { fn c() {} }
-                mod d { fn d() {} }";
-    let names = function_names(syn::parse_file(code).unwrap().items);
-    assert_eq!(names, ["a", "b", "c", "d"]);
-}
-
 fn function(item: ImplItem) -> Option<(Visibility, Signature, Vec<Attribute>)> {
     match item {
         ImplItem::Fn(item) => Some((item.vis, item.sig, item.attrs)),
@@ -436,9 +365,9 @@ fn doc(attribute: &Attribute) -> Option<String> {
 }
 
 #[test]
-fn no_two_types_of_a_storey_have_one_name() {
+fn no_two_types_of_a_top_module_have_one_name() {
     for sources in Sources::of_all_crates() {
-        let mut known: BTreeMap<(usize, String), Module> = BTreeMap::new();
+        let mut known: BTreeMap<(String, String), Module> = BTreeMap::new();
         for module in sources.files.keys() {
             for item in syn::parse_file(&sources.text(module)).unwrap().items {
                 let (name, attributes) = match item {
@@ -452,7 +381,7 @@ fn no_two_types_of_a_storey_have_one_name() {
                 if attributes.iter().any(|it| it.path().is_ident("cfg")) {
                     continue;
                 }
-                let place = (sources.storey(module), name.to_string());
+                let place = (top_of(module).to_owned(), name.to_string());
                 let other = known.insert(place, module.clone());
                 assert!(other.is_none(), "{module} and {other:?} have a type {name}");
             }

@@ -1,6 +1,7 @@
 -- Model of the sliding log: the functions of the engine. state.lua stands before this text.
 --
--- The twin is src/algorithm/sliding_log.rs. It keeps the whole log; here, a page is read at a time.
+-- The twin is crates/engine/src/algorithm/sliding_log.rs. It keeps the whole log; here, a page is
+-- read at a time.
 --
 --   in Lua                                         | in Rust
 --   first_instant, drain, initial, step_back,      | the same names

@@ -7,9 +7,10 @@ use std::{
 };
 
 use serde::Serialize;
+use tower_ratelimit_engine::limit;
 
 use crate::{
-    algorithm::{Algorithm, Params},
+    algorithm::Algorithm,
     error::ConfigError,
     limiter::{Limiter, check_name},
     quota::{Quota, QuotaError},
@@ -263,7 +264,7 @@ impl Limit {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, QuotaError> {
-        Params::new(algorithm, quota)?;
+        limit::Limit::try_new(algorithm, quota)?;
         Ok(Self { algorithm, quota })
     }
 

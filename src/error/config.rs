@@ -123,7 +123,7 @@ impl ConfigError {
     /// Returns the text for a panic, which names quotas and algorithms as code does.
     pub(crate) fn in_code(&self) -> String {
         match self {
-            Self::Quota(error) => error.in_code(),
+            Self::Quota(error) => crate::quota::in_code(error),
             _ => self.to_string(),
         }
     }

@@ -13,12 +13,12 @@ use super::{
     version::{Current, Version, Versions},
 };
 use crate::{
-    algorithm::{Action, Algorithm, HoldReceipt, Kind, Params},
+    algorithm::{self, Action, Algorithm, HoldReceipt, Kind, Params},
     decision::{Decision, Outcome, Receipt, Source},
     error::{ConfigError, Error},
     keys::Key,
     observe::{Event, LimiterObservers, log},
-    quota::Quota,
+    quota::{self, Quota},
     store::{
         AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Released,
         Reporting, Settings, Store, StoreFuture, StoreRequest,
@@ -374,8 +374,8 @@ impl Limiter {
     }
 
     fn fallback_settings(settings: &Settings, fraction: f64) -> Option<Settings> {
-        let quota = settings.quota.scaled(fraction);
-        let algorithm = settings.algorithm.scaled(fraction, quota);
+        let quota = quota::scaled(settings.quota, fraction);
+        let algorithm = algorithm::scaled(settings.algorithm, fraction, quota);
         let params = Params::new(algorithm, quota).ok()?;
         Some(Settings::new(settings.name, algorithm, quota, params, Source::Local))
     }

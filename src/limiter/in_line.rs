@@ -115,7 +115,7 @@ fn pace(limiter: &Limiter) -> Pace {
 
 /// Returns the time in which the quota restores the cost.
 fn gap(quota: Quota, cost: u64) -> Duration {
-    let micros = u128::from(cost) * u128::from(quota.window_us()) / u128::from(quota.limit());
+    let micros = u128::from(cost) * quota.window().as_micros() / u128::from(quota.limit());
     // A cost that the quota cannot grant can have a gap that is too long for a `Duration`.
     Duration::from_micros(micros.try_into().unwrap_or(u64::MAX))
 }

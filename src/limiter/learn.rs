@@ -5,7 +5,7 @@ use std::{fmt, pin::Pin, time::Duration};
 
 use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, max_wait::MaxWait};
 use crate::{
-    algorithm::Action,
+    algorithm::{self, Action},
     decision::KeyState,
     error::Error,
     keys::Key,
@@ -343,7 +343,7 @@ impl Limiter {
         let (quota, Some(block)) = (self.quota(), state.blocked_for()) else { return Ok(()) };
         // The time from the end of the block until the key is in its initial state.
         let late = state.reset_after().saturating_sub(block);
-        let units = self.algorithm().restart_units(quota, block, late);
+        let units = algorithm::restart_units(self.algorithm(), quota, block, late);
         self.take(key, units, MaxWait::up_to(block)).await
     }
 

@@ -18,7 +18,7 @@ use crate::{
     keys::Key,
     limiter::Charge,
     observe::Observers,
-    quota::Quota,
+    quota,
     store::{Deadline, Reporting, Store, StoreFuture, report_answer},
 };
 
@@ -192,7 +192,7 @@ impl RateLimiter {
             }
             _ => {}
         }
-        let quota = Quota::nearest(reply.rate as u64, Duration::from_millis(reply.interval as u64));
+        let quota = quota::nearest(reply.rate as u64, Duration::from_millis(reply.interval as u64));
         let admitted = reply.status == DONE;
         let reply = EngineReply {
             admitted,

@@ -3,9 +3,8 @@
 use std::sync::OnceLock;
 
 use redis::{Cmd, FromRedisValue, ParsingError, ToRedisArgs, Value};
+use tower_ratelimit_engine::script::ScriptText;
 use tower_ratelimit_redisson::{AcquireReply, Script, arguments};
-
-use crate::store::ScriptText;
 
 /// Returns a script as it is sent. It is made when it is first used.
 pub(super) fn sent(script: Script) -> &'static ScriptText {
@@ -43,8 +42,9 @@ impl FromRedisValue for Acquired {
 
 #[cfg(test)]
 mod tests {
+    use tower_ratelimit_engine::script::{assert_written, write};
+
     use super::*;
-    use crate::store::{assert_written, write};
 
     #[test]
     fn the_script_of_each_action_has_the_hash_in_the_repo() {

@@ -109,7 +109,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// Returns a lower bound of the time in which these units are restored.
     fn time_of(self, units: u64) -> Duration {
-        let (limit, window) = (u128::from(self.quota.limit()), u128::from(self.quota.window_us()));
+        let (limit, window) = (u128::from(self.quota.limit()), self.quota.window().as_micros());
         let micros = match self.is_smooth {
             true => u128::from(units) * window / limit,
             // The units of a window may be restored all at once.

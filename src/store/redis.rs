@@ -18,10 +18,9 @@ mod probe;
 mod recent;
 mod release;
 mod scan;
-pub(crate) mod script;
-mod script_text;
 mod single_hold;
 mod store;
+mod wire;
 
 use tower_ratelimit_connections as connections;
 
@@ -30,8 +29,4 @@ pub use self::connections::Credentials;
 #[cfg(feature = "redisson")]
 pub(crate) use self::connections::Deadline;
 pub(super) use self::connections::{FORMS, scheme_error};
-#[cfg(feature = "redisson")]
-pub(crate) use self::script_text::ScriptText;
-#[cfg(all(test, feature = "redisson"))]
-pub(crate) use self::script_text::{assert_written, write};
 pub use self::{config::RedisConfig, scan::KeyScan, store::RedisStore};

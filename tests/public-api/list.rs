@@ -27,7 +27,8 @@ const LIMITS: [(&str, usize); 7] = [
 ];
 
 /// The internal crates, some of whose items the crate exports as its own.
-const INNER_CRATES: [&str; 2] = ["tower-ratelimit-connections", "tower-ratelimit-redisson"];
+const INNER_CRATES: [&str; 3] =
+    ["tower-ratelimit-connections", "tower-ratelimit-engine", "tower-ratelimit-redisson"];
 
 const WITHOUT_EXAMPLE: &str = "public functions, types and traits without an example";
 

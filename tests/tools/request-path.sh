@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lists the files of src/ of which an allowed request executes a line, by the coverage that rustc
+# Lists the files of src/ and of the engine of which an allowed request executes a line, by the coverage that rustc
 # measures. `make request-path` runs it. Three requests:
 #
 #   least     in memory, with the key in a header, and without headers in the response
@@ -29,15 +29,16 @@ RUSTFLAGS="-C instrument-coverage" cargo build --package test-tools --bin reques
 program=$folder/debug/request-path
 
 # From above: a storey imports those behind it.
-storeys="middleware redisson limiter store observe decision algorithm quota keys error time sync"
+storeys="middleware redisson limiter store observe decision keys error time sync engine"
 
 # Prints "FILE LINE TIMES" for all lines that a number of requests over a store executes.
 lines() {
   LLVM_PROFILE_FILE=$folder/run.profraw "$program" "$1" "$2"
   "$tools/llvm-profdata" merge --sparse "$folder/run.profraw" --output "$folder/run.profdata"
   "$tools/llvm-cov" export "$program" --format=lcov --instr-profile="$folder/run.profdata" \
-    --sources src |
-    awk -F '[:,]' '/^SF:/ { sub(/.*\/src\//, "", $2); file = $2 }
+    --sources src crates/engine/src |
+    awk -F '[:,]' '/^SF:/ { sub(/.*\/crates\/engine\/src\//, "engine/", $2)
+                             sub(/.*\/src\//, "", $2); file = $2 }
                    /^DA:/ && $3 > 0 { print file, $2, $3 }'
 }
 

@@ -38,11 +38,11 @@ fn bucket() -> Arc<Settings> {
 const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 1 },
-    Algorithm::SlidingWindow { buckets: 4 },
-    Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 0 },
-    Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 2 },
-    Algorithm::TokenBucket { refill: Refill::Continuous, overdraft: 2 },
+    Algorithm::sliding_window().buckets(1),
+    Algorithm::sliding_window().buckets(4),
+    Algorithm::token_bucket(),
+    Algorithm::token_bucket().refill(Refill::Interval).overdraft(2),
+    Algorithm::token_bucket().overdraft(2),
     Algorithm::LeakyBucket,
 ];
 
@@ -1017,7 +1017,7 @@ impl Several {
         static NAMES: [&str; LIMITS] = ["seconds", "minutes", "days"];
         let algorithms = [
             Algorithm::token_bucket(),
-            Algorithm::SlidingWindow { buckets: 4 },
+            Algorithm::sliding_window().buckets(4),
             Algorithm::FixedWindow,
         ];
         let settings = [0, 1, 2].map(|i| {

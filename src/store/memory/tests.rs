@@ -1,5 +1,11 @@
 //! Tests of the shards, which the public interface does not expose.
 
+mod agreement;
+mod changes;
+mod contract;
+mod holds;
+mod requests;
+
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,

@@ -10,6 +10,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
+use tower_ratelimit_engine::script::Difference;
 
 use super::{
     connections::{Client, TransportError},
@@ -17,7 +18,6 @@ use super::{
     key_name::key_name,
     monitor::Monitor,
     release,
-    script::Difference,
 };
 use crate::{
     algorithm::{Release, units as count},

@@ -12,13 +12,13 @@ use std::{
 use hashbrown::HashTable;
 use redis::ServerErrorKind;
 use tokio::task::JoinSet;
+use tower_ratelimit_engine::script::CheckEach;
 
 use super::{
     backend::{Backend, report_released},
     call::{EachReply, execute_each},
     connections::{Claim, Deadline, TransportError},
     holds::first_lifetime,
-    script::CheckEach,
 };
 use crate::{
     algorithm::Lifetime,

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use redis::RedisError;
+use redis::{Cmd, RedisError};
+use tower_ratelimit_engine::script::{
+    self, Arguments, CheckEach, Difference, EachDecided, Limit, ScriptText,
+};
 
 use super::{
     backend::Backend,
     connections::{Claim, Client, Command, Deadline, TransportError},
+    error::different,
     holds::first_lifetime,
-    script::{self, CheckEach, Difference, EachDecided, Limit},
+    wire,
 };
 use crate::{
     algorithm::{Action, EngineReply},
@@ -45,6 +49,11 @@ impl ScriptCall {
         }
     }
 
+    fn command(&self) -> (Cmd, &'static ScriptText) {
+        let write = |arguments: Arguments<'_>| script::decide(self.action, &self.limits, arguments);
+        wire::command(self.limits.len(), write)
+    }
+
     pub(super) fn limits(&self) -> &[Limit] {
         &self.limits
     }
@@ -54,7 +63,7 @@ impl ScriptCall {
         client: &Client,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let (command, script) = script::decide(self.action, &self.limits);
+        let (command, script) = self.command();
         self.execute_command(client, deadline, Command::script(&command, &script.text)).await
     }
 
@@ -65,7 +74,7 @@ impl ScriptCall {
         deadline: Deadline,
         claim: &Arc<Claim>,
     ) -> Result<Outcome, TransportError> {
-        let (command, script) = script::decide(self.action, &self.limits);
+        let (command, script) = self.command();
         let command = Command::script(&command, &script.text).claimed(claim);
         self.execute_command(client, deadline, command).await
     }
@@ -78,16 +87,17 @@ impl ScriptCall {
     ) -> Result<Outcome, TransportError> {
         let Self { action, limits, limiters, counts, .. } = self;
         let (reply, connection) = client.execute(deadline, command).await?;
-        let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
+        let decided = wire::parts(&reply, |now, found| script::read(*action, limits, now, found));
+        let decided = decided.map_err(TransportError::of_redis)?;
         if let Some(difference) = decided.difference {
             let key = &limits[decided.limit].key;
             let (settings, observers) = &limiters[decided.limit];
             self.backend.report_difference(observers, settings.name, key, difference);
             if difference.has_lost_units {
-                return Err(TransportError::of_redis(difference.error()));
+                return Err(TransportError::of_redis(different()));
             }
         }
-        let age = connection.age(decided.now);
+        let age = connection.age(decided.now as f64);
         let age = age_of(&decided.reply, age);
         Ok(match (&limiters[..], &limits[..]) {
             ([(settings, _)], [limit]) => {
@@ -111,16 +121,18 @@ pub(super) async fn execute_each(
     claim: &Arc<Claim>,
     on_handover: &(dyn Fn() + Sync),
 ) -> Result<EachReply, TransportError> {
-    let (command, script) = checks.command();
+    let (command, script) = wire::command(checks.keys(), |arguments| checks.write(arguments));
     let command = Command::script(&command, &script.text).claimed(claim);
     let command = command.ready().on_handover(on_handover);
     let (reply, connection) = client.execute(deadline, command).await?;
-    let decided = checks.read(&reply).map_err(TransportError::of_redis)?;
-    let EachDecided { mut replies, differences, now } = decided;
-    for (check, difference) in differences.iter().filter(|(_, it)| it.has_lost_units) {
-        replies[*check] = Err(difference.error());
+    let decided = wire::parts(&reply, |now, found| checks.read(now, found));
+    let EachDecided { replies, differences, now } = decided.map_err(TransportError::of_redis)?;
+    let replies = replies.into_iter().map(|reply| reply.map_err(RedisError::from));
+    let mut replies: Vec<_> = replies.collect();
+    for (check, _) in differences.iter().filter(|(_, it)| it.has_lost_units) {
+        replies[*check] = Err(different());
     }
-    Ok(EachReply { replies, differences, age: connection.age(now) })
+    Ok(EachReply { replies, differences, age: connection.age(now as f64) })
 }
 
 /// The replies to several checks.

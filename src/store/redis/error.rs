@@ -5,10 +5,7 @@ use std::{error::Error, fmt, sync::Arc};
 
 use redis::RedisError;
 
-use super::{
-    connections::{ServerState, TransportError},
-    script::DIFFERENT,
-};
+use super::connections::{ServerState, TransportError};
 use crate::{
     error::{ErrorKind, StoreError},
     store::Status,
@@ -199,7 +196,22 @@ pub(super) fn is_of_one_key(error: &RedisError) -> bool {
         || KEY_ERRORS.iter().any(|text| detail.contains(text))
 }
 
-/// Returns whether the units of a request are lost, because this process has computed otherwise.
+/// The code of the error of a request whose units are lost.
+const DIFFERENT: &str = "DIFFERENT";
+
+/// The error of a request whose units are lost, because this process has computed otherwise.
+pub(super) fn different() -> RedisError {
+    redis::make_extension_error(
+        DIFFERENT.to_owned(),
+        Some(
+            "the units of the request cannot be used: Redis has admitted it, and this process has \
+             computed that it is denied; they expire or are restored by themselves; run one \
+             version of this crate, and report what the event says"
+                .to_owned(),
+        ),
+    )
+}
+
 fn is_different(error: &RedisError) -> bool {
     error.code() == Some(DIFFERENT)
 }

@@ -1,5 +1,5 @@
 //! The holds of a store in Redis: a task at home renews them while they are held, and ends them, in
-//! calls of many keys. What the calls say is in `script.rs`.
+//! calls of many keys. What the calls say is in the engine.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,18 +11,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::ServerErrorKind;
+use redis::{RedisError, ServerErrorKind};
 use tokio::{
     sync::{Notify, Semaphore},
     task::JoinSet,
     time::{self, sleep, timeout, timeout_at},
 };
+use tower_ratelimit_engine::script;
 
 use super::{
     connections::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError, home},
     ends::{Ends, OpenEnd, OpenEnds},
     key_name::key_name,
-    script,
+    wire,
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime},
@@ -567,18 +568,24 @@ async fn send(mut call: Call) {
         (key, sent.iter().map(Sent::change).collect())
     });
     let keys: Vec<(String, Vec<HoldChange>)> = keys.collect();
-    let keys = keys.iter().map(|(key, changes)| (&**key, &**changes));
-    let (command, script) = script::change_holds(&settings.params, keys);
+    let changes = keys.iter().map(|(key, changes)| (&**key, &**changes));
+    let (command, script) = wire::command(keys.len(), |arguments| {
+        script::change_holds(&settings.params, changes, arguments)
+    });
     let command = Command::script(&command, &script.text);
     call.may_have_run = true;
     let reply = keeper.0.client.execute(Deadline::new(ANSWER_TIMEOUT), command).await;
-    let results =
-        reply.and_then(|(reply, _)| script::read_changes(&reply).map_err(TransportError::of_redis));
+    let results = reply.and_then(|(reply, _)| {
+        let results = wire::parts(&reply, |_, found| script::read_changes(found));
+        results.map_err(TransportError::of_redis)
+    });
     match results {
         Ok(results) => {
             call.may_have_run = false;
             for ((key, sent), result) in mem::take(&mut call.keys).into_iter().zip(results) {
-                match result.map_err(TransportError::of_redis) {
+                let replies = result.map_err(RedisError::from);
+                let replies = replies.and_then(|replies| replies.ok_or_else(wire::malformed));
+                match replies.map_err(TransportError::of_redis) {
                     Ok(replies) => {
                         let both = sent.into_iter().zip(replies);
                         both.for_each(|(sent, reply)| keeper.answered(sent, began, reply));

@@ -3,7 +3,9 @@
 
 use std::sync::LazyLock;
 
-use super::{connections::Probe, script_text::ScriptText};
+use tower_ratelimit_engine::script::ScriptText;
+
+use super::connections::Probe;
 
 static SCRIPT: LazyLock<ScriptText> =
     LazyLock::new(|| ScriptText::new(include_str!("../../../scripts/probe.lua")));
@@ -44,10 +46,9 @@ fn of_key(key: &[u8]) -> Probe {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::script_text::{assert_written, write},
-        *,
-    };
+    use tower_ratelimit_engine::script::{assert_written, write};
+
+    use super::*;
 
     #[test]
     fn the_script_of_the_probe_has_the_hash_in_the_repo() {

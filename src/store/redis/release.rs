@@ -3,9 +3,11 @@
 
 use std::{any::Any, pin::Pin};
 
+use tower_ratelimit_engine::script;
+
 use super::{
     connections::{Batch, Item, Job},
-    script,
+    wire,
 };
 use crate::{
     algorithm::{Params, Release},
@@ -23,7 +25,7 @@ pub(super) fn job(
     release: Release,
     held: impl Any + Send + Sync,
 ) -> Job {
-    let (head, script) = script::release_command(key, params);
+    let (head, script) = wire::command(1, |arguments| script::release(key, params, arguments));
     let item = Item::new(script::release_item(&release), held);
     Job::Batch(Batch::new(head, &script.text, item))
 }

@@ -1,6 +1,7 @@
 //! Runs a stream of calls to the scripts under the version of Lua that it was built with, and
 //! prints each reply and the stored values. `make test-lua54` compares what the versions print. The
-//! stream is that of `src/algorithm/tests/stream.rs`; the server is replaced by a map.
+//! stream is that of `crates/engine/src/algorithm/tests/stream.rs`; the server is replaced by a
+//! map.
 
 mod pack;
 mod server;

@@ -1,0 +1,100 @@
+//! Decisions about keys with holds, and ends of holds, for every algorithm: what is held makes the
+//! quota smaller that `engine.rs` decides by. The units themselves are in `hold.rs`.
+
+use super::{
+    hold::{Held, HoldReceipt},
+    request::{Action, EngineReply, EngineRequest, Release},
+    table::{Params, State},
+};
+
+impl Params {
+    /// Decides about a key that is not blocked.
+    #[inline(always)]
+    pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+        match state.held.slots() {
+            Some(_) => self.step_expiring(state, request),
+            None => self.step_beside(state, request),
+        }
+    }
+
+    /// Decides beside what is held.
+    #[inline(always)]
+    fn step_beside(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+        let EngineRequest { action, cost, now, .. } = *request;
+        let mut reply = self.step_spent::<true>(&mut state.spent, state.held.total(), request);
+        if let Action::Hold { lifetime, epoch } = action
+            && reply.admitted
+        {
+            reply.hold = Some(state.held.hold(now, cost, lifetime, epoch.unwrap_or(now)));
+        }
+        if state.held.slots().is_some() {
+            reply.reset = self.reset_after_expiry(state, now);
+        }
+        reply
+    }
+
+    /// Decides beside holds that expire.
+    #[inline(never)]
+    fn step_expiring(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
+        let EngineRequest { action, now, .. } = *request;
+        // A request that changes nothing leaves slots that have ended as they are (law 1).
+        let found = state.held.slots().is_some_and(|slots| slots.is_due(now));
+        let found = found.then(|| state.clone());
+        self.expire_holds(state, now);
+        let reply = self.step_beside(state, request);
+        state.held.forget_if_empty();
+        if let Some(found) = found
+            && !(reply.admitted && action.writes())
+        {
+            *state = found;
+            if action.inserts() {
+                state.follow_clock(now);
+            }
+        }
+        reply
+    }
+
+    /// The time until the state is the initial one, if all holds expire.
+    fn reset_after_expiry(&self, state: &State, now: i64) -> i64 {
+        let State { mut held, mut spent, .. } = state.clone();
+        let mut at = now;
+        while let Some((units, ended)) = held.slots_mut().and_then(|slots| slots.expire_next(now)) {
+            at = ended;
+            self.step_spent::<false>(&mut spent, 0, &spend(units, at));
+        }
+        at - now + self.step_spent::<false>(&mut spent, 0, &EngineRequest::observe(at)).reset
+    }
+
+    /// Follows a clock that may have stepped back, and spends the units of all slots that have
+    /// ended, at their ends.
+    pub(super) fn expire_holds(&self, state: &mut State, now: i64) {
+        let Held::Expiring(slots) = &mut state.held else { return };
+        if slots.is_stale(now) {
+            slots.touch(now);
+        }
+        while let Some((units, ended)) = slots.expire(now) {
+            self.step_spent::<false>(&mut state.spent, 0, &spend(units, ended));
+        }
+    }
+
+    /// Returns units to the state, as the algorithm counted them.
+    pub fn return_units(&self, state: &mut State, now: i64, releases: &[Release]) {
+        self.expire_holds(state, now);
+        state.held.forget_if_empty();
+        self.return_bare(&mut state.spent, now, releases);
+    }
+}
+
+impl State {
+    /// Ends a hold that does not expire. Returns whether its units were held.
+    pub fn end_hold(&mut self, receipt: HoldReceipt, units: i64) -> bool {
+        let Held::Endless(core) = &mut self.held else { return false };
+        let is_known = core.end_hold(receipt, units);
+        self.held.forget_if_empty();
+        is_known
+    }
+}
+
+pub(super) fn spend(units: i64, now: i64) -> EngineRequest {
+    EngineRequest { action: Action::Spend, cost: units, ..EngineRequest::observe(now) }
+}

@@ -1,0 +1,8 @@
+//! For tests, also of `tower-ratelimit`: random limits and requests, and one interface to the engine
+//! and the scripts.
+
+pub mod backends;
+pub mod changes;
+pub mod contract;
+pub mod generators;
+mod hold_changes;

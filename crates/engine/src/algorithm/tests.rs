@@ -1,0 +1,21 @@
+//! Tests of the laws of the algorithms, on the Rust twins and on the scripts.
+
+mod agreement;
+mod calls;
+mod changes;
+mod combine;
+mod concurrency;
+mod contract;
+mod cores;
+mod hold_histories;
+mod hold_laws;
+mod holds;
+mod large;
+mod oracle;
+mod overshoot;
+mod rates;
+mod releases;
+mod stream;
+mod texts;
+
+use super::testing::{backends, generators};

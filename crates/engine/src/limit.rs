@@ -1,0 +1,25 @@
+//! The format of a limit in a file: its fields, and quotas and algorithms as texts. It knows no file
+//! format.
+
+mod de;
+mod ser;
+mod settings;
+
+use crate::{
+    algorithm::{Algorithm, Params},
+    quota::{Quota, QuotaError},
+};
+
+/// An algorithm and a quota that fits it.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    pub algorithm: Algorithm,
+    pub quota: Quota,
+}
+
+impl Limit {
+    pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, QuotaError> {
+        Params::new(algorithm, quota)?;
+        Ok(Self { algorithm, quota })
+    }
+}
