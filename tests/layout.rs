@@ -262,7 +262,8 @@ fn no_files_or_top_modules_import_each_other_in_a_circle() {
     }
 }
 
-/// Follows the imports of a module. `path` leads to it, and no circle goes through those `finished`.
+/// Follows the imports of a module. `path` leads to it, and no circle goes through those
+/// `finished`.
 fn visit(graph: &Graph, module: &Module, path: &mut Vec<Module>, finished: &mut BTreeSet<Module>) {
     if let Some(start) = path.iter().position(|known| known == module) {
         panic!("these import each other in a circle: {:?}", &path[start..]);

@@ -26,8 +26,8 @@ fn timeout(text: &[u8]) -> Option<u128> {
         _ => return None,
     };
     let is_number = (1..=8).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
-    let number = digits.iter().fold(0, |number, digit| number * 10 + u128::from(digit - b'0'));
-    is_number.then_some(nanos * number)
+    let number = || digits.iter().fold(0, |number, digit| number * 10 + u128::from(digit - b'0'));
+    is_number.then(|| nanos * number())
 }
 
 fuzz_target!(|data: &[u8]| {

@@ -1,5 +1,5 @@
 //! Bytes that anybody has stored in Redis are a state or an error, and a state decides:
-//! `cargo +nightly fuzz run state`.
+//! `cargo +nightly fuzz run -O state` (sums that no script stores may overflow).
 
 #![no_main]
 

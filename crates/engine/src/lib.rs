@@ -1,8 +1,8 @@
-//! Internal to [`tower-ratelimit`](https://docs.rs/tower-ratelimit), which is the crate to use: this
-//! one promises nothing, and each version may change all of it.
+//! Internal to [`tower-ratelimit`](https://docs.rs/tower-ratelimit), which is the crate to use:
+//! this one promises nothing, and each version may change all of it.
 //!
-//! Quotas, and the algorithms that count, in Rust and as scripts in Lua. It reads no clock and opens
-//! no connection: time, states, arguments and replies are integers and bytes.
+//! Quotas, and the algorithms that count, in Rust and as scripts in Lua. It reads no clock and
+//! opens no connection: time, states, arguments and replies are integers and bytes.
 
 pub mod algorithm;
 #[cfg(feature = "serde")]

@@ -1,5 +1,5 @@
-//! The format of a limit in a file: its fields, and quotas and algorithms as texts. It knows no file
-//! format.
+//! The format of a limit in a file: its fields, and quotas and algorithms as texts. It knows no
+//! file format.
 
 mod de;
 mod ser;

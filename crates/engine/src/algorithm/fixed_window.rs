@@ -100,7 +100,7 @@ impl Model for FixedWindowState {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'F')?;
         let [start, last, count, length] = reader.integers([7, 7, 7, 6])?;
-        Some(Self { start, last, count, length })
+        (length > 0).then_some(Self { start, last, count, length })
     }
 
     #[inline(always)]

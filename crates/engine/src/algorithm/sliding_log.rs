@@ -265,11 +265,16 @@ impl Model for SlidingLogState {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, b'S')?;
-        let head = reader.doubles()?.map(|number| number as i64);
-        let mut costs = Vec::new();
+        let head = reader.doubles()?;
+        let (mut costs, mut last, mut sum) = (Vec::new(), i64::MIN, 0);
         while !reader.is_at_end() {
             let [instant, cost] = reader.doubles()?;
-            costs.push((instant as i64, cost as i64));
+            // No script writes other entries.
+            if instant < last || !(0..=MAX_SUM - sum).contains(&cost) {
+                return None;
+            }
+            (last, sum) = (instant, sum + cost);
+            costs.push((instant, cost));
         }
         Some(Self::new(head, costs))
     }

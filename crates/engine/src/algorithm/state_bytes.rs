@@ -1,5 +1,7 @@
 //! Reads the bytes of a state, as the scripts pack it. Does not know the fields of a state.
 
+use super::arithmetic::EXACT;
+
 /// Reads numbers from the front of the bytes.
 pub(super) struct Reader<'a>(&'a [u8]);
 
@@ -37,12 +39,16 @@ impl<'a> Reader<'a> {
         Some(numbers)
     }
 
-    pub(super) fn doubles<const N: usize>(&mut self) -> Option<[f64; N]> {
-        let mut numbers = [0.0; N];
+    /// Integers that are stored as doubles, which hold those up to 2^53.
+    pub(super) fn doubles<const N: usize>(&mut self) -> Option<[i64; N]> {
+        let mut numbers = [0; N];
         for number in &mut numbers {
             let (bytes, rest) = self.0.split_first_chunk()?;
             self.0 = rest;
-            *number = f64::from_le_bytes(*bytes);
+            *number = f64::from_le_bytes(*bytes) as i64;
+            if number.unsigned_abs() > EXACT as u64 {
+                return None;
+            }
         }
         Some(numbers)
     }

@@ -1,5 +1,5 @@
-//! For tests, also of `tower-ratelimit`: random limits and requests, and one interface to the engine
-//! and the scripts.
+//! For tests, also of `tower-ratelimit`: random limits and requests, and one interface to the
+//! engine and the scripts.
 
 pub mod backends;
 pub mod changes;

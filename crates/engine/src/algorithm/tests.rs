@@ -7,6 +7,7 @@ mod combine;
 mod concurrency;
 mod contract;
 mod cores;
+mod decode;
 mod hold_histories;
 mod hold_laws;
 mod holds;

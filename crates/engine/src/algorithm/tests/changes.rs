@@ -1,5 +1,5 @@
-//! Random histories with waits, blocks and changed quotas: what is admitted is within what the larger
-//! quota promises.
+//! Random histories with waits, blocks and changed quotas: what is admitted is within what the
+//! larger quota promises.
 
 use proptest::{prelude::*, test_runner::TestRunner};
 
