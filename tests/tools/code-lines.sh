@@ -13,11 +13,12 @@ tests() {
     { is_test = /^#\[cfg\(test\)\]$/ }'
 }
 
-git ls-files 'src/*.rs' 'crates/*/src/*.rs' | grep -v -e '/tests/' -e 'tests\.rs$' | grep -vxFf <(tests) | xargs awk '
+git ls-files 'src/*.rs' 'crates/*/src/*.rs' | grep -v -e '/tests/' -e 'tests\.rs$' -e '/testing' | grep -vxFf <(tests) | xargs awk '
   FNR == 1 { storey = FILENAME; in_tests = 0; sub(/^src\//, "", storey); sub(/\.rs$/, "", storey)
-             sub(/^crates\//, "", storey); sub(/\/src\/.*/, "", storey)
+             if (sub(/^crates\/engine\/src\//, "", storey)) { sub(/\/.*/, "", storey); storey = "engine/" storey }
+             else { sub(/^crates\//, "", storey); sub(/\/src\/.*/, "", storey)
              if (match(storey, /^store\/(memory|redis)/)) storey = substr(storey, 1, RLENGTH)
-             else sub(/\/.*/, "", storey) }
+             else sub(/\/.*/, "", storey) } }
   # The unit tests are at the end of a file.
   /^mod tests \{/ { in_tests = 1 }
   !in_tests && NF && !/^ *\/\// { lines[storey]++
