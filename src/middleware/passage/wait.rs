@@ -3,10 +3,7 @@
 
 use std::task::{Context, Poll, ready};
 
-use super::{
-    admit::{Reason, Shared, Verdict, reason},
-    price::{Bill, Step, TAKEN},
-};
+use super::admit::{Bill, Reason, Shared, Step, TAKEN, Verdict, reason};
 use crate::{
     decision::{Decision, Outcome},
     error::Error,
