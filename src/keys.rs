@@ -196,18 +196,18 @@ impl Scope {
         Self { secret: Some(Box::new(Secret::new(secret))), ..self }
     }
 
-    #[inline]
     pub(crate) fn key(&self, value: &[u8]) -> Key<'static> {
         match &self.secret {
-            Some(secret) => self.hashed_key(secret, value),
+            // A value has no `=`, so no other key begins in this way.
+            Some(secret) => bounded([&*self.prefix, "=", &secret.hash(value)].concat()),
             None => behind(&self.prefix, value),
         }
     }
 
-    #[inline(never)]
-    fn hashed_key(&self, secret: &Secret, value: &[u8]) -> Key<'static> {
-        // A value has no `=`, so no other key begins in this way.
-        bounded([&*self.prefix, "=", &secret.hash(value)].concat())
+    /// Returns the key of a value that need not be hashed or escaped, as of most requests.
+    #[inline(always)]
+    pub(crate) fn plain_key(&self, value: &[u8]) -> Option<Key<'static>> {
+        if self.secret.is_some() { None } else { plain_behind(&self.prefix, value) }
     }
 }
 
@@ -232,7 +232,9 @@ fn all_plain(bytes: &[u8]) -> bool {
         return chunks.iter().fold(all(last), |plain, chunk| plain & all(chunk));
     }
     if let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) {
-        return all(first) & all(last);
+        return all(&(u128::from(u64::from_ne_bytes(*first)) << 64
+            | u128::from(u64::from_ne_bytes(*last)))
+        .to_ne_bytes());
     }
     bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
 }
@@ -271,11 +273,16 @@ fn is_escaped(text: &[u8]) -> bool {
 // A call would take a tenth of a check.
 #[inline(always)]
 fn behind(prefix: &str, value: &[u8]) -> Key<'static> {
-    if prefix.len() + value.len() <= LONGEST && all_plain(value) {
-        Key(Repr::Owned(Text::join(prefix.as_bytes(), value)))
-    } else {
-        escaped_behind(prefix, value)
+    match plain_behind(prefix, value) {
+        Some(key) => key,
+        None => escaped_behind(prefix, value),
     }
+}
+
+#[inline(always)]
+fn plain_behind(prefix: &str, value: &[u8]) -> Option<Key<'static>> {
+    let is_plain = prefix.len() + value.len() <= LONGEST && all_plain(value);
+    is_plain.then(|| Key(Repr::Owned(Text::join(prefix.as_bytes(), value))))
 }
 
 #[inline(never)]

@@ -40,9 +40,8 @@ pub use self::{
     permit::Permit,
     reservation::Reservation,
 };
-#[allow(unused_imports, reason = "only optional features use them")]
-pub(crate) use self::{handle::ChargeTarget, handle::check_name, report::report_released};
 pub(crate) use self::{
+    handle::Asked,
     learn::Learning,
     permit::Holds,
     recovery::Recovery,
@@ -50,3 +49,5 @@ pub(crate) use self::{
     wait_queue::{WaitQueue, WaitSlot},
     waiter::{DEFAULT_MAX_LATENESS, Waiter},
 };
+#[allow(unused_imports, reason = "only optional features use them")]
+pub(crate) use self::{handle::ChargeTarget, handle::check_name, report::report_released};

@@ -639,14 +639,13 @@ impl<T> StoreFuture<T> {
         }
     }
 
-    /// Writes an answer that is there at once into `slot`, else returns itself.
+    /// Returns the answer, if it is immediate and not an error, else itself.
     #[inline]
-    pub(crate) fn unless_ready(self, slot: &mut Option<T>) -> Option<Self> {
+    pub(crate) fn at_once(self) -> Result<T, Self> {
         match self {
-            Self::Ready(Some(Ok(answer))) => *slot = Some(answer),
-            later => return Some(later),
+            Self::Ready(Some(Ok(answer))) => Ok(answer),
+            later => Err(later),
         }
-        None
     }
 }
 

@@ -567,17 +567,53 @@ impl Limiter {
         done: impl FnOnce(Outcome) -> R,
         later: impl FnOnce(StoreFuture<Outcome>) -> R,
     ) -> R {
-        let version = self.current();
+        self.decide_by(&self.current(), action, key, cost, max_wait, done, later)
+    }
+
+    /// Decides by a version of the settings.
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn decide_by<R>(
+        &self,
+        version: &Version,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+        done: impl FnOnce(Outcome) -> R,
+        later: impl FnOnce(StoreFuture<Outcome>) -> R,
+    ) -> R {
         // Not a result of the request, which would not stay in registers.
         if let Some(error) = version.refusal(action, cost) {
             return later(StoreFuture::ready(Err(error)));
         }
-        let limit = self.accepted(&version, action, key, cost, max_wait);
+        let limit = self.accepted(version, action, key, cost, max_wait);
         // A request that holds units can wait for them without asking to.
         let waits = action.holds() || max_wait.is_asked_for();
         let reporting = Reporting::of_waiting(waits && version.resolve(max_wait) > 0);
         let action = if action.holds() { Action::Check } else { action };
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
+    }
+
+    /// Decides by a version of the settings, and writes an outcome that is there at once.
+    #[inline(always)]
+    fn ask(
+        &self,
+        version: &Version,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+        outcome: &mut Option<Outcome>,
+    ) -> Asked {
+        let done = |decided| {
+            Asked::decided(decided, outcome);
+            None
+        };
+        match self.decide_by(version, action, key, cost, max_wait, done, Some) {
+            Some(answer) => Asked::of(answer, outcome),
+            None => Asked::Decided,
+        }
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
@@ -765,7 +801,8 @@ impl AnyLimiter {
         }
     }
 
-    /// Decides about a request, whose units are held if the limiter only holds units, else spent.
+    /// Decides about a request, whose units are held if the limiter only holds units, else spent. A
+    /// request that has not been asked about before is not decided about if it may wait.
     // One copy: the future of each layer would have its own.
     #[inline(never)]
     pub(crate) fn admit(
@@ -773,23 +810,25 @@ impl AnyLimiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
+        is_first: bool,
         outcome: &mut Option<Outcome>,
-    ) -> Option<StoreFuture<Outcome>> {
-        match &self.0 {
-            // With a constant action, most of a decision is left out.
-            AnyKind::Own(limiter) if !limiter.only_holds() => {
-                let done = |decided| {
-                    // Not assigned: the drop of the value before, which is none, takes a copy.
-                    mem::forget(outcome.replace(decided));
-                    None
-                };
-                let later = limiter.decide_then(Action::Check, key, cost, max_wait, done, Some);
-                later?.unless_ready(outcome)
+    ) -> Asked {
+        let limiter = match &self.0 {
+            AnyKind::Own(limiter) => limiter,
+            AnyKind::Foreign(_) if is_first && self.resolve(max_wait) > 0 => return Asked::MayWait,
+            AnyKind::Foreign(target) => {
+                return Asked::of(target.decide(Action::Check, key, cost), outcome);
             }
-            _ => {
-                let action = if self.only_holds() { Action::HOLD } else { Action::Check };
-                self.decide(action, key, cost, max_wait).unless_ready(outcome)
-            }
+        };
+        let version = &*limiter.current();
+        if is_first && version.resolve(max_wait) > 0 {
+            return Asked::MayWait;
+        }
+        // With a constant action, most of a decision is left out.
+        if version.spends {
+            limiter.ask(version, Action::Check, key, cost, max_wait, outcome)
+        } else {
+            limiter.ask(version, Action::HOLD, key, cost, max_wait, outcome)
         }
     }
 
@@ -852,6 +891,33 @@ impl AnyLimiter {
             AnyKind::Own(limiter) => limiter.store().as_dyn().spawn_background(task),
             AnyKind::Foreign(target) => target.spawn_background(task),
         }
+    }
+}
+
+/// What came of a request to a limiter.
+pub(crate) enum Asked {
+    /// The outcome is written.
+    Decided,
+    /// Nothing was decided: the request may wait for units.
+    MayWait,
+    Later(StoreFuture<Outcome>),
+}
+
+impl Asked {
+    /// Writes an outcome that is there at once.
+    #[inline]
+    pub(crate) fn of(answer: StoreFuture<Outcome>, outcome: &mut Option<Outcome>) -> Self {
+        match answer.at_once() {
+            Ok(decided) => Self::decided(decided, outcome),
+            Err(answer) => Self::Later(answer),
+        }
+    }
+
+    #[inline(always)]
+    fn decided(decided: Outcome, outcome: &mut Option<Outcome>) -> Self {
+        // Not assigned: the drop of the value before, which is none, takes a copy.
+        mem::forget(outcome.replace(decided));
+        Self::Decided
     }
 }
 

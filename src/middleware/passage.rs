@@ -2,8 +2,7 @@
 //!
 //! | stage | file |
 //! |---|---|
-//! | its key and price, from its head | `price.rs` |
-//! | admission: the limiters decide | `admit.rs` |
+//! | its key and price, from its head; admission: the limiters decide | `admit.rs` |
 //! | the wait for its price, the decision, or a reserved instant | `wait.rs` |
 //! | the readiness of the service, and its call | here |
 //! | the response, and the end of what the request holds | `settle.rs`; `http.rs`, `custom.rs` |
@@ -15,7 +14,7 @@ mod settle;
 mod wait;
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -24,7 +23,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use self::admit::{Step, TAKEN};
+use self::admit::{Price, Step, TAKEN};
 pub use self::{admit::Bill, settle::Settle};
 pub(crate) use self::{
     admit::{IntoMatch, Pricing, Shared, matcher},
@@ -100,7 +99,14 @@ where
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        ResponseFuture::new(self.inner.clone(), self.shared.clone(), request)
+        let (head, rest) = P::split(request);
+        // The request is moved once: it is in its place before anything is cloned.
+        ResponseFuture {
+            stage: Stage::Admitting { head: Some(head), rest: Some(rest), step: Step::Arrived },
+            inner: self.inner.clone(),
+            bill: Bill::exempt(),
+            shared: self.shared.clone(),
+        }
     }
 }
 
@@ -137,6 +143,7 @@ pin_project! {
 pin_project! {
     /// Where a request is.
     #[project = StageProj]
+    #[project_replace = StageOwned]
     enum Stage<F, H, R, J, T> {
         Admitting { head: Option<H>, rest: Option<R>, step: Step<H> },
         Calling { #[pin] future: F },
@@ -145,18 +152,6 @@ pin_project! {
         Learning { learning: Learning, response: Option<T> },
         Rejecting { response: J },
         Done,
-    }
-}
-
-impl<S, P, Req> ResponseFuture<S, P, Req>
-where
-    S: Service<Req>,
-    P: Protocol<Req, S::Response>,
-{
-    pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
-        let (head, rest) = P::split(request);
-        let (head, rest, step) = (Some(head), Some(rest), Step::Arrived);
-        Self { stage: Stage::Admitting { head, rest, step }, inner, bill: Bill::exempt(), shared }
     }
 }
 
@@ -174,7 +169,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let (shared, bill) = (&**this.shared, this.bill);
-        if let StageProj::Admitting { head, rest, step } = this.stage.as_mut().project() {
+        if let StageProj::Admitting { head, step, .. } = this.stage.as_mut().project() {
             // Most requests are admitted or denied in one turn. Until then they stay in their
             // place: each move takes a few ns.
             let verdict = match shared.arrive(head, step, bill) {
@@ -185,7 +180,7 @@ where
                 && let Some(rejection) = shared.rejection(reason, bill)
             {
                 let found = head.as_ref().expect(TAKEN);
-                let rejected = shared.protocol.reject(rejection, found, &bill.charge);
+                let rejected = shared.protocol.reject(rejection, found, bill.charge());
                 this.stage.set(Stage::Done);
                 let mut response = match rejected {
                     Rejected::Now(response) => return Poll::Ready(Ok(response)),
@@ -212,13 +207,18 @@ where
             }
             shared.begin(bill);
             shared.protocol.annotate(head.as_mut().expect(TAKEN), bill);
-            let future = this.inner.call(P::join(take(head), take(rest)));
-            this.stage.set(Stage::Calling { future });
+            let StageOwned::Admitting { head: Some(head), rest: Some(rest), .. } =
+                this.stage.as_mut().project_replace(Stage::Done)
+            else {
+                panic!("{TAKEN}");
+            };
+            let future = this.inner.call(P::join(head, rest));
+            this.stage.as_mut().project_replace(Stage::Calling { future });
         }
         if let StageProj::Calling { future } = this.stage.as_mut().project() {
             let answer = ready!(future.poll(cx));
             // Before the end of what the request holds.
-            this.stage.set(Stage::Done);
+            this.stage.as_mut().project_replace(Stage::Done);
             match answer {
                 Ok(response) if shared.protocol.learns() => {
                     let learned = shared.protocol.learned(&response);
@@ -271,10 +271,16 @@ impl<P: ProtocolBase> Shared<P> {
         }
         // In a dry run, a denied request proceeds, and is not counted.
         let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
-        let holds = match (allowed, self.limiter(), bill.units.take()) {
-            (Some(outcome), Some(limiter), Some((key, cost))) => limiter.holds(key, cost, outcome),
-            (Some(outcome), ..) => bill.charge.holds(outcome),
-            (None, ..) => Holds::default(),
+        let holds = match (allowed, mem::replace(&mut bill.price, Price::Exempt), self.limiter()) {
+            (Some(outcome), Price::Units(key, cost), Some(limiter)) => {
+                limiter.holds(key, cost, outcome)
+            }
+            (allowed, Price::Charge(charge), _) => {
+                let holds = allowed.map(|outcome| charge.holds(outcome)).unwrap_or_default();
+                bill.price = Price::Charge(charge);
+                holds
+            }
+            _ => Holds::default(),
         };
         bill.outcome.iter_mut().for_each(|outcome| outcome.receipts.remove_holds());
         // The service can settle even if there is nothing.

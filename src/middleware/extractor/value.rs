@@ -129,8 +129,10 @@ impl Value {
 
 impl KeyExtractor<Parts> for Value {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        if let Some(value) = self.place.only_header(head) {
-            return Ok(self.scope.key(value));
+        if let Some(value) = self.place.only_header(head)
+            && let Some(key) = self.scope.plain_key(value)
+        {
+            return Ok(key);
         }
         self.read(head)
     }
