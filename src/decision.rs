@@ -1,5 +1,5 @@
-//! `Decision`: the result of a check; and `Outcome`, which is a decision with the receipts of the units
-//! that the request has taken. They know no store. The state of a key, without a decision, is in
+//! `Decision`: the result of a check; and `Outcome`: a decision with the receipts of the units that
+//! the request has taken. They know no store. The state of a key, without a decision, is in
 //! `decision/key_state.rs`.
 
 mod key_state;

@@ -1,5 +1,5 @@
-//! `Key`: escaped text of bounded length, which identifies a count in a store, and what converts into
-//! a key. Conversions of HTTP types, and extractors, are in `middleware`.
+//! `Key`: escaped text of bounded length, which identifies a count in a store, and conversions into
+//! keys. Those of HTTP types, and extractors, are in `middleware`.
 
 use std::{
     borrow::Cow,

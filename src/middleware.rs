@@ -1,8 +1,8 @@
 //! The Tower middleware: the only module that knows requests, responses and HTTP. Other modules of
 //! the crate import only from here.
 //!
-//! `passage` is the path of a request, with a file for each stage. Before it is the `layer`, which
-//! makes a service, `RateLimit`; it uses an `extractor` or a `rule`, and a `protocol` (`http` or `custom`).
+//! `passage` is the path of a request, from the service that a `layer` makes to the response. It
+//! uses an `extractor` or a `rule`, and a `protocol` (`http` or `custom`).
 //!
 //! | to add | edit |
 //! |---|---|

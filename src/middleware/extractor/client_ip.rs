@@ -1,6 +1,6 @@
-//! The address of the client as a key: the address of the peer, or the one behind trusted proxies. A
-//! layer watches its first requests for the commonest mistake: all clients have one key, because a
-//! proxy is in front of the service.
+//! The address of the client as a key: the address of the peer, or the one behind trusted proxies.
+//! A layer watches its first requests for the commonest mistake: all clients have one key, because
+//! a proxy is in front of the service.
 
 use std::{
     hash::BuildHasher,
