@@ -232,9 +232,7 @@ fn all_plain(bytes: &[u8]) -> bool {
         return chunks.iter().fold(all(last), |plain, chunk| plain & all(chunk));
     }
     if let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) {
-        return all(&(u128::from(u64::from_ne_bytes(*first)) << 64
-            | u128::from(u64::from_ne_bytes(*last)))
-        .to_ne_bytes());
+        return all(first) & all(last);
     }
     bytes.iter().fold(true, |plain, &byte| plain & is_plain(byte))
 }

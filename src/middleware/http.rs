@@ -135,18 +135,12 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline(always)]
-    fn respond(&self, response: Response<ResBody>, bill: &mut Bill) -> Self::Response {
-        let (mut response, guard) = match bill.holds.take() {
-            Some(holds) => self.guard(holds, response),
-            None => (response, None),
-        };
-        if let Some(decision) = bill.decision()
-            && !self.headers.dialects().is_empty()
-        {
-            self.headers.add(response.headers_mut(), decision, bill.charge());
+    fn respond(&self, mut response: Response<ResBody>, bill: &mut Bill) -> Self::Response {
+        if let Some(holds) = bill.holds.take() {
+            return self.respond_with_guard(response, holds, bill);
         }
-        self.add_extension(response.extensions_mut(), bill);
-        response.map(|body| ResponseBody::service(body, guard))
+        self.add_to_response(&mut response, bill);
+        response.map(|body| ResponseBody::service(body, None))
     }
 
     fn reject(
@@ -219,13 +213,25 @@ impl Http {
         }
     }
 
-    /// Ends what the request of a response holds, now or with the body.
+    /// Adds the headers and the decision to a response.
+    #[inline]
+    fn add_to_response<B>(&self, response: &mut Response<B>, bill: &Bill) {
+        if let Some(decision) = bill.decision()
+            && !self.headers.dialects().is_empty()
+        {
+            self.headers.add(response.headers_mut(), decision, bill.charge());
+        }
+        self.add_extension(response.extensions_mut(), bill);
+    }
+
+    /// Converts a response, and ends what its request holds, now or with the body.
     #[inline(never)]
-    fn guard<B>(
+    fn respond_with_guard<B>(
         &self,
-        mut holds: Box<RequestHolds>,
         response: Response<B>,
-    ) -> (Response<B>, Option<BodyGuard>) {
+        mut holds: Box<RequestHolds>,
+        bill: &Bill,
+    ) -> Response<ResponseBody<B>> {
         // Behind the holds: if a closure panics, what the request holds ends after its body.
         let (head, body) = response.into_parts();
         let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
@@ -237,7 +243,9 @@ impl Http {
         let make_meter = self.settle_by.as_ref().filter(|_| holds.is_open());
         let meter = make_meter.map(|make_meter| make_meter(&head));
         let guard = BodyGuard::new(holds, meter, &head);
-        (Response::from_parts(head, body), guard)
+        let mut response = Response::from_parts(head, body);
+        self.add_to_response(&mut response, bill);
+        response.map(|body| ResponseBody::service(body, guard))
     }
 
     fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {

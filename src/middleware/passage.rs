@@ -100,7 +100,6 @@ where
 
     fn call(&mut self, request: Req) -> Self::Future {
         let (head, rest) = P::split(request);
-        // The request is moved once: it is in its place before anything is cloned.
         ResponseFuture {
             stage: Stage::Admitting { head: Some(head), rest: Some(rest), step: Step::Arrived },
             inner: self.inner.clone(),
@@ -143,7 +142,6 @@ pin_project! {
 pin_project! {
     /// Where a request is.
     #[project = StageProj]
-    #[project_replace = StageOwned]
     enum Stage<F, H, R, J, T> {
         Admitting { head: Option<H>, rest: Option<R>, step: Step<H> },
         Calling { #[pin] future: F },
@@ -169,7 +167,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let (shared, bill) = (&**this.shared, this.bill);
-        if let StageProj::Admitting { head, step, .. } = this.stage.as_mut().project() {
+        if let StageProj::Admitting { head, rest, step } = this.stage.as_mut().project() {
             // Most requests are admitted or denied in one turn. Until then they stay in their
             // place: each move takes a few ns.
             let verdict = match shared.arrive(head, step, bill) {
@@ -207,18 +205,13 @@ where
             }
             shared.begin(bill);
             shared.protocol.annotate(head.as_mut().expect(TAKEN), bill);
-            let StageOwned::Admitting { head: Some(head), rest: Some(rest), .. } =
-                this.stage.as_mut().project_replace(Stage::Done)
-            else {
-                panic!("{TAKEN}");
-            };
-            let future = this.inner.call(P::join(head, rest));
-            this.stage.as_mut().project_replace(Stage::Calling { future });
+            let future = this.inner.call(P::join(take(head), take(rest)));
+            this.stage.set(Stage::Calling { future });
         }
         if let StageProj::Calling { future } = this.stage.as_mut().project() {
             let answer = ready!(future.poll(cx));
             // Before the end of what the request holds.
-            this.stage.as_mut().project_replace(Stage::Done);
+            this.stage.set(Stage::Done);
             match answer {
                 Ok(response) if shared.protocol.learns() => {
                     let learned = shared.protocol.learned(&response);

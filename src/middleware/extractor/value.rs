@@ -156,13 +156,13 @@ enum Found<'a> {
 }
 
 impl Place {
-    /// Returns the value of a header as [`read`](Self::read) does, if no header occurs twice: by
-    /// one look-up instead of an iterator.
+    /// Returns the value of a header, if no header occurs twice: by one look-up instead of an
+    /// iterator. Spaces at its ends, which [`read`](Self::read) trims, are not plain.
     #[inline]
     fn only_header<'a>(&self, head: &'a Parts) -> Option<&'a [u8]> {
         let Self::Header(name) = self else { return None };
         let is_only = head.headers.len() == head.headers.keys_len();
-        let value = if is_only { trimmed(head.headers.get(name)?) } else { b"" };
+        let value = if is_only { head.headers.get(name)?.as_bytes() } else { b"" };
         (!value.is_empty()).then_some(value)
     }
 
