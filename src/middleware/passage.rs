@@ -2,7 +2,8 @@
 //!
 //! | stage | file |
 //! |---|---|
-//! | its key and price, from its head; admission: the limiters decide | `admit.rs` |
+//! | its key and price, from its head | `price.rs` |
+//! | admission: the limiters decide | `admit.rs` |
 //! | the wait for its price, the decision, or a reserved instant | `wait.rs` |
 //! | the readiness of the service, and its call | here |
 //! | the response, and the end of what the request holds | `settle.rs`; `http.rs`, `custom.rs` |
@@ -10,6 +11,7 @@
 //! The request takes a `Bill` along.
 
 mod admit;
+mod price;
 mod settle;
 mod wait;
 
@@ -23,12 +25,13 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use self::admit::{Price, Step, TAKEN};
-pub use self::{admit::Bill, settle::Settle};
+use self::price::{Price, Step, TAKEN};
 pub(crate) use self::{
-    admit::{IntoMatch, Pricing, Shared, matcher},
+    admit::Shared,
+    price::{IntoMatch, Pricing, matcher},
     settle::{Expects, RequestHolds},
 };
+pub use self::{price::Bill, settle::Settle};
 use crate::{
     limiter::{Holds, Learning},
     middleware::{

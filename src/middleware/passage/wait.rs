@@ -3,7 +3,10 @@
 
 use std::task::{Context, Poll, ready};
 
-use super::admit::{Bill, Price, Reason, Shared, Step, TAKEN, Verdict, reason};
+use super::{
+    admit::{Reason, Shared, Verdict, reason},
+    price::{Bill, Price, Step, TAKEN},
+};
 use crate::{
     decision::{Decision, Outcome},
     error::Error,
