@@ -1,19 +1,18 @@
-//! `Key`: escaped text of bounded length, which identifies a count in a store. Conversions are in
-//! `keys/convert.rs`, and extractors in `middleware`.
-
-mod convert;
-mod secret;
-mod text;
+//! `Key`: escaped text of bounded length, which identifies a count in a store, and conversions into
+//! keys. Those of HTTP types, and extractors, are in `middleware`.
 
 use std::{
+    borrow::Cow,
     fmt,
     hash::{Hash, Hasher},
     io::Write,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str,
+    sync::Arc,
 };
 
-use self::secret::Secret;
-pub(crate) use self::text::{Text, are_same, hex};
+use bytes::Bytes;
+use hmac_sha256::HMAC;
 
 /// Longer keys are replaced by their hash, so that a client cannot fill the store with a few keys.
 const LONGEST: usize = 128;
@@ -197,18 +196,18 @@ impl Scope {
         Self { secret: Some(Box::new(Secret::new(secret))), ..self }
     }
 
-    #[inline]
     pub(crate) fn key(&self, value: &[u8]) -> Key<'static> {
         match &self.secret {
-            Some(secret) => self.hashed_key(secret, value),
+            // A value has no `=`, so no other key begins in this way.
+            Some(secret) => bounded([&*self.prefix, "=", &secret.hash(value)].concat()),
             None => behind(&self.prefix, value),
         }
     }
 
-    #[inline(never)]
-    fn hashed_key(&self, secret: &Secret, value: &[u8]) -> Key<'static> {
-        // A value has no `=`, so no other key begins in this way.
-        bounded([&*self.prefix, "=", &secret.hash(value)].concat())
+    /// Returns the key of a value that need not be hashed or escaped, as of most requests.
+    #[inline(always)]
+    pub(crate) fn plain_key(&self, value: &[u8]) -> Option<Key<'static>> {
+        if self.secret.is_some() { None } else { plain_behind(&self.prefix, value) }
     }
 }
 
@@ -272,11 +271,16 @@ fn is_escaped(text: &[u8]) -> bool {
 // A call would take a tenth of a check.
 #[inline(always)]
 fn behind(prefix: &str, value: &[u8]) -> Key<'static> {
-    if prefix.len() + value.len() <= LONGEST && all_plain(value) {
-        Key(Repr::Owned(Text::join(prefix.as_bytes(), value)))
-    } else {
-        escaped_behind(prefix, value)
+    match plain_behind(prefix, value) {
+        Some(key) => key,
+        None => escaped_behind(prefix, value),
     }
+}
+
+#[inline(always)]
+fn plain_behind(prefix: &str, value: &[u8]) -> Option<Key<'static>> {
+    let is_plain = prefix.len() + value.len() <= LONGEST && all_plain(value);
+    is_plain.then(|| Key(Repr::Owned(Text::join(prefix.as_bytes(), value))))
 }
 
 #[inline(never)]
@@ -327,6 +331,248 @@ impl fmt::Display for Key<'_> {
         f.write_str(self.as_str())
     }
 }
+
+/// The longest inline text: with it, a key and its counts fill a cache line.
+const SHORT: usize = 30;
+
+/// Text that needs no allocation if it is short, as most keys are.
+#[derive(Clone)]
+pub(crate) enum Text {
+    Short(u8, [u8; SHORT]),
+    Long(Box<[u8]>),
+}
+
+impl Text {
+    /// Joins two texts.
+    #[inline(always)]
+    pub(crate) fn join(head: &[u8], tail: &[u8]) -> Self {
+        let length = head.len() + tail.len();
+        if length > SHORT {
+            return Self::long(head, tail);
+        }
+        let mut bytes = [0; SHORT];
+        copy(&mut bytes[..head.len()], head);
+        copy(&mut bytes[head.len()..length], tail);
+        Self::Short(length as u8, bytes)
+    }
+
+    #[inline(never)]
+    fn long(head: &[u8], tail: &[u8]) -> Self {
+        Self::Long([head, tail].concat().into())
+    }
+
+    #[inline]
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Short(length, bytes) => &bytes[..usize::from(*length)],
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// Returns the hexadecimal digits of bytes.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from_digit(digit.into(), 16).expect("below 16")).collect()
+}
+
+/// Copies without a call if the text is short: by its first and its last bytes, which overlap.
+#[inline(always)]
+fn copy(to: &mut [u8], from: &[u8]) {
+    #[inline]
+    fn ends<const N: usize>(to: &mut [u8], from: &[u8]) -> bool {
+        let (Some(first), Some(last)) = (from.first_chunk::<N>(), from.last_chunk::<N>()) else {
+            return false;
+        };
+        let end = to.len() - N;
+        to[..N].copy_from_slice(first);
+        to[end..].copy_from_slice(last);
+        true
+    }
+    if from.len() > 32 || !(ends::<16>(to, from) || ends::<8>(to, from) || ends::<4>(to, from)) {
+        to.copy_from_slice(from);
+    }
+}
+
+/// Returns whether two texts are equal, without a call if they are short.
+#[inline]
+pub(crate) fn are_same(a: &[u8], b: &[u8]) -> bool {
+    #[inline]
+    fn ends<const N: usize>(bytes: &[u8]) -> Option<(&[u8; N], &[u8; N])> {
+        Some((bytes.first_chunk()?, bytes.last_chunk()?))
+    }
+    a.len() == b.len()
+        && match a.len() {
+            8..=16 => ends::<8>(a) == ends::<8>(b),
+            17..=32 => ends::<16>(a) == ends::<16>(b),
+            _ => a == b,
+        }
+}
+
+impl From<&[u8]> for Text {
+    #[inline]
+    fn from(bytes: &[u8]) -> Self {
+        Self::join(bytes, &[])
+    }
+}
+
+impl From<Vec<u8>> for Text {
+    fn from(bytes: Vec<u8>) -> Self {
+        if bytes.len() > SHORT { Self::Long(bytes.into()) } else { Self::from(&*bytes) }
+    }
+}
+
+/// The bytes of a hash that a key contains. A client that forges values would have to try about
+/// 2^64 of them until two have the same key.
+const LENGTH: usize = 16;
+
+/// The secret of a keyed hash, prepared for values.
+#[derive(Clone)]
+pub(crate) struct Secret(HMAC);
+
+impl Secret {
+    #[track_caller]
+    pub(crate) fn new(secret: &[u8]) -> Self {
+        assert!(!secret.is_empty(), "the secret of a hashed key is empty; use 32 random bytes");
+        Self(HMAC::new(secret))
+    }
+
+    /// Returns hexadecimal digits.
+    pub(crate) fn hash(&self, value: &[u8]) -> String {
+        let mut hmac = self.0.clone();
+        hmac.update(value);
+        hex(&hmac.finalize()[..LENGTH])
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl<'a> From<&'a str> for Key<'a> {
+    #[inline]
+    fn from(text: &'a str) -> Self {
+        if text.len() <= LONGEST && all_plain(text.as_bytes()) {
+            Key(Repr::Borrowed(text.as_bytes()))
+        } else {
+            Key::from(text.as_bytes())
+        }
+    }
+}
+
+impl From<String> for Key<'static> {
+    fn from(text: String) -> Self {
+        if all_plain(text.as_bytes()) { bounded(text) } else { Key::from(text.as_bytes()) }
+    }
+}
+
+impl<'a> From<Cow<'a, str>> for Key<'a> {
+    fn from(text: Cow<'a, str>) -> Self {
+        match text {
+            Cow::Borrowed(text) => text.into(),
+            Cow::Owned(text) => text.into(),
+        }
+    }
+}
+
+impl From<&[u8]> for Key<'static> {
+    fn from(bytes: &[u8]) -> Self {
+        behind("", bytes)
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Key<'static> {
+    fn from(bytes: &[u8; N]) -> Self {
+        bytes.as_slice().into()
+    }
+}
+
+/// Text or bytes behind a pointer: the key of what it points to.
+macro_rules! from_pointer {
+    ($($type:ty => $target:ty),*) => {$(
+        impl From<$type> for Key<'static> {
+            fn from(value: $type) -> Self {
+                Key::from(<$type as AsRef<$target>>::as_ref(&value)).into_owned()
+            }
+        }
+    )*};
+}
+
+from_pointer!(Arc<str> => str, Box<str> => str, Vec<u8> => [u8], Bytes => [u8]);
+
+/// Text behind a pointer that is borrowed.
+macro_rules! from_borrowed {
+    ($($type:ty),*) => {$(
+        impl<'a> From<&'a $type> for Key<'a> {
+            #[inline]
+            fn from(text: &'a $type) -> Self {
+                Key::from(&**text)
+            }
+        }
+    )*};
+}
+
+from_borrowed!(String, Arc<str>, Box<str>, Cow<'_, str>);
+
+impl From<IpAddr> for Key<'static> {
+    /// Makes the same key of an IPv4 address and of the IPv6 address that it is mapped to.
+    fn from(address: IpAddr) -> Self {
+        written(format_args!("ip={}", address.to_canonical()))
+    }
+}
+
+impl From<Ipv4Addr> for Key<'static> {
+    fn from(address: Ipv4Addr) -> Self {
+        IpAddr::V4(address).into()
+    }
+}
+
+impl From<Ipv6Addr> for Key<'static> {
+    /// Makes the same key as of an [`IpAddr`].
+    fn from(address: Ipv6Addr) -> Self {
+        IpAddr::V6(address).into()
+    }
+}
+
+/// Values that are printed as plain text.
+macro_rules! from_printed {
+    ($($type:ty),*) => {$(
+        impl From<$type> for Key<'static> {
+            fn from(value: $type) -> Self {
+                written(format_args!("{value}"))
+            }
+        }
+    )*};
+}
+
+from_printed!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
+#[cfg(feature = "uuid")]
+from_printed!(uuid::Uuid);
+
+impl<'a> From<&'a Key<'_>> for Key<'a> {
+    #[inline]
+    fn from(key: &'a Key<'_>) -> Self {
+        Key(Repr::Borrowed(key.as_bytes()))
+    }
+}
+
+/// One key of all: `a|b|c`.
+macro_rules! from_tuple {
+    ($($first:ident $($rest:ident)*),*) => {$(
+        impl<'a, $first: Into<Key<'a>>, $($rest: Into<Key<'a>>),*> From<($first, $($rest),*)>
+            for Key<'a>
+        {
+            #[allow(non_snake_case)]
+            fn from(($first, $($rest),*): ($first, $($rest),*)) -> Self {
+                $first.into()$(.and(&$rest.into()))*
+            }
+        }
+    )*};
+}
+
+from_tuple!(A B, A B C, A B C D);
 
 #[cfg(test)]
 mod tests {

@@ -20,11 +20,9 @@ mod charge;
 mod failure_policy;
 mod in_line;
 mod learn;
-mod max_wait;
 mod permit;
 mod recovery;
 mod report;
-mod target;
 mod version;
 mod wait_queue;
 mod waiter;
@@ -36,19 +34,20 @@ pub use self::{
     check::Check,
     failure_policy::FailurePolicy,
     handle::Limiter,
+    handle::{AnyLimiter, IntoLimiter},
     hold::Hold,
     learn::VendorState,
     permit::Permit,
     reservation::Reservation,
-    target::{AnyLimiter, IntoLimiter},
 };
-#[allow(unused_imports, reason = "only optional features use them")]
-pub(crate) use self::{handle::check_name, report::report_released, target::ChargeTarget};
 pub(crate) use self::{
+    handle::Asked,
     learn::Learning,
-    max_wait::MaxWait,
     permit::Holds,
     recovery::Recovery,
+    version::MaxWait,
     wait_queue::{WaitQueue, WaitSlot},
     waiter::{DEFAULT_MAX_LATENESS, Waiter},
 };
+#[allow(unused_imports, reason = "only optional features use them")]
+pub(crate) use self::{handle::ChargeTarget, handle::check_name, report::report_released};

@@ -1,8 +1,8 @@
 //! The Tower middleware: the only module that knows requests, responses and HTTP. Other modules of
 //! the crate import only from here.
 //!
-//! `passage` is the path of a request, with a file for each stage. Before it is the `layer`, which
-//! makes a `service`; it uses an `extractor` or a `rule`, and a `protocol` (`http` or `custom`).
+//! `passage` is the path of a request, from the service that a `layer` makes to the response. It
+//! uses an `extractor` or a `rule`, and a `protocol` (`http` or `custom`).
 //!
 //! | to add | edit |
 //! |---|---|
@@ -17,16 +17,13 @@ mod passage;
 mod protocol;
 mod rejection;
 mod rule;
-mod service;
 mod vendor;
-mod watch;
 
 pub use self::{
     custom::Custom,
     http::{Headers, Meter, ResponseBody, TokenMeter, Tokens, Usage},
     layer::RateLimitLayer,
-    passage::Settle,
+    passage::{RateLimit, Settle},
     rejection::{MissingKey, Rejection, RequestError},
     rule::Rule,
-    service::RateLimit,
 };

@@ -15,14 +15,22 @@ mod names;
 #[cfg(feature = "redis")]
 #[cfg_attr(not(feature = "redisson"), allow(dead_code, reason = "runs commands of other formats"))]
 mod redis;
-mod report;
-mod request;
 #[cfg(feature = "redis")]
 mod tally;
 mod turns;
 
-use std::{fmt, future, pin::Pin, sync::Arc};
+#[cfg(feature = "redis")]
+use std::task::ready;
+use std::{
+    fmt, future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{self, Duration},
+};
 
+#[cfg(feature = "redis")]
+use tokio::task::coop;
 use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
@@ -35,15 +43,11 @@ pub use self::redis::Credentials;
 pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redis")]
 pub use self::redis::{KeyScan, RedisConfig, RedisStore};
-#[cfg(feature = "redisson")]
-pub(crate) use self::report::report_answer;
 pub(crate) use self::{
     bookings::{Booking, Bookings},
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
-    report::{report_decided, report_failed},
-    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
 };
 pub use self::{
@@ -52,10 +56,12 @@ pub use self::{
     memory::{MemoryStore, WhenFull},
 };
 use crate::{
-    algorithm::Release,
-    decision::Outcome,
+    algorithm::{Action, Algorithm, EngineRequest, Params, Release, units},
+    decision::{Decision, Limit, Outcome, Policy},
+    error::{ConfigError, Error},
     keys::Key,
-    observe::{Observer, Observers},
+    observe::{Event, Observer, Observers, log},
+    quota::Quota,
 };
 pub use crate::{
     decision::{KeyState, Source},
@@ -205,17 +211,14 @@ impl AnyStore {
     ) -> R {
         let answer = match self {
             Self::Memory(store) => match store.decide_in_place(request) {
-                Ok(outcome) if !report::is_reported(request, outcome.decision.is_allowed()) => {
+                Ok(outcome) if !is_reported(request, outcome.decision.is_allowed()) => {
                     return done(outcome);
                 }
-                Ok(outcome) => request.copied(|request| report::report(request, outcome.into())),
-                Err(undecided) => request.copied(|request| {
-                    report::report(request, store.decide_in_shard(request, undecided))
-                }),
+                Ok(outcome) => request.copied(|request| report(request, outcome.into())),
+                Err(undecided) => request
+                    .copied(|request| report(request, store.decide_in_shard(request, undecided))),
             },
-            Self::Dyn(store) => {
-                request.copied(|request| report::report(request, store.decide(request)))
-            }
+            Self::Dyn(store) => request.copied(|request| report(request, store.decide(request))),
         };
         later(answer)
     }
@@ -425,5 +428,343 @@ impl AnyStore {
             Self::Memory(store) => store,
             Self::Dyn(store) => &**store,
         }
+    }
+}
+
+/// The settings of a limiter, as a store needs them.
+#[derive(Debug)]
+pub struct Settings {
+    pub(crate) name: &'static str,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) quota: Quota,
+    pub(crate) params: Params,
+    /// What decisions say of the settings.
+    pub(crate) limit: &'static Limit,
+    own_quota: Option<Quota>,
+    pub(crate) source: Source,
+}
+
+impl Settings {
+    /// Returns settings with parameters of the algorithm and the quota.
+    pub(crate) fn new(
+        name: &'static str,
+        algorithm: Algorithm,
+        quota: Quota,
+        params: Params,
+        source: Source,
+    ) -> Self {
+        let limit = Limit::of(name, quota);
+        let own_quota = limit.other(&quota).copied();
+        Self { name, algorithm, quota, params, limit, own_quota, source }
+    }
+
+    /// Returns settings of the same limiter with another algorithm and quota.
+    pub(crate) fn changed(&self, algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
+        let params = Params::new(algorithm, quota)?;
+        Ok(Self::new(self.name, algorithm, quota, params, self.source))
+    }
+
+    #[inline]
+    pub(crate) fn policy(&self, cost: u64) -> Policy<'_> {
+        let Self { limit, source, .. } = *self;
+        let (algorithm, own_quota) = (Some(self.params.kind()), self.own_quota.as_ref());
+        Policy { limit, algorithm, own_quota, cost, source }
+    }
+}
+
+/// A request to one limit, or to several, which admit it all or none.
+///
+/// It borrows: a decision in memory copies no key, and counts no reference to settings that all
+/// threads share.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreRequest<'a> {
+    pub(crate) action: Action,
+    pub(crate) limits: &'a [LimitRequest<'a>],
+    pub(crate) reporting: Reporting,
+    /// Whether the decision says what is left of each of several limits, which takes an allocation.
+    pub(crate) counts: bool,
+}
+
+/// The answers to a request that are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reporting {
+    /// None: the call is no request, such as the spending of what a vendor has counted.
+    Nothing,
+    Each,
+    /// The answer that ends the request. After a denial because of held units, it waits for them
+    /// and checks again.
+    Last,
+}
+
+impl Reporting {
+    /// Returns what is reported of a request that waits for held units, or does not.
+    #[inline]
+    pub(crate) fn of_waiting(waits_for_holds: bool) -> Self {
+        if waits_for_holds { Self::Last } else { Self::Each }
+    }
+
+    /// Returns whether a decision is reported.
+    pub(crate) fn includes(self, decision: &Decision) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Each => true,
+            Self::Last => !decision.waits_for_holds(),
+        }
+    }
+}
+
+/// The part of a request that concerns one limit.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitRequest<'a> {
+    pub(crate) settings: &'a Arc<Settings>,
+    /// The observers of the limiter.
+    pub(crate) observers: &'a Observers,
+    pub(crate) key: &'a Key<'a>,
+    pub(crate) cost: u64,
+    /// In microseconds.
+    pub(crate) max_wait: u64,
+    /// The lifetime of the hold, if a check holds the units instead of spending them.
+    pub(crate) hold: Option<Duration>,
+}
+
+impl<'a> LimitRequest<'a> {
+    /// Returns whether both are counted in one place.
+    pub(crate) fn is_same_limit(&self, other: &LimitRequest<'_>) -> bool {
+        self.settings.name == other.settings.name && self.key == other.key
+    }
+
+    /// Returns whether the units have to be returned if the caller does not take the answer: the
+    /// request can get a reservation, or holds units.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_returned(&self) -> bool {
+        self.max_wait > 0 || self.hold.is_some()
+    }
+
+    /// Returns what the release of its units needs: settings, key and cost.
+    #[cfg(feature = "redis")]
+    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u64) {
+        (self.settings.clone(), self.key.clone().into_owned(), self.cost)
+    }
+
+    #[inline]
+    pub(crate) fn policy(&self) -> Policy<'a> {
+        self.settings.policy(self.cost)
+    }
+}
+
+impl<'a> StoreRequest<'a> {
+    /// Returns a request to one limit or several, without the counts of each limit.
+    #[inline]
+    pub(crate) fn new(
+        action: Action,
+        limits: &'a [LimitRequest<'a>],
+        reporting: Reporting,
+    ) -> Self {
+        Self { action, limits, reporting, counts: false }
+    }
+
+    /// Calls a function that is not inlined with a copy of a request to one limit: the request
+    /// itself stays in registers.
+    #[inline(always)]
+    pub(crate) fn copied<R>(&self, call: impl FnOnce(&StoreRequest<'_>) -> R) -> R {
+        match self.limits {
+            [limit] => call(&StoreRequest { limits: &[*limit], ..*self }),
+            _ => call(self),
+        }
+    }
+
+    /// Returns the request to the engine.
+    #[inline(always)]
+    pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: i64, action: Action) -> EngineRequest {
+        EngineRequest {
+            action,
+            cost: units(limit.cost),
+            max_wait: limit.max_wait as i64,
+            now,
+            admission: None,
+            blocked: 0,
+        }
+    }
+}
+
+/// The answer of a store: immediate, if it can be.
+pub enum StoreFuture<T> {
+    /// The answer; `None` once it was taken.
+    Ready(Option<Result<T, Error>>),
+    /// A remembered answer; `None` once it was taken. It takes part in the cooperative budget of
+    /// tokio, so that a task that checks in a loop yields, as it would if Redis answered.
+    #[cfg(feature = "redis")]
+    Cached(Option<T>),
+    /// The answer will come.
+    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
+}
+
+impl<T> StoreFuture<T> {
+    #[inline]
+    pub(crate) fn ready(result: Result<T, Error>) -> Self {
+        Self::Ready(Some(result))
+    }
+
+    pub(crate) fn pending(answer: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+        Self::Pending(Box::pin(answer))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn cached(answer: T) -> Self {
+        Self::Cached(Some(answer))
+    }
+
+    /// Returns the answer or the error, if it is there.
+    fn arrived(&self) -> Option<Result<&T, &Error>> {
+        match self {
+            Self::Ready(result) => result.as_ref().map(Result::as_ref),
+            #[cfg(feature = "redis")]
+            Self::Cached(answer) => answer.as_ref().map(Ok),
+            Self::Pending(_) => None,
+        }
+    }
+
+    /// Returns the answer, if it is immediate and not an error.
+    #[inline]
+    pub(crate) fn now(&self) -> Option<&T> {
+        match self {
+            Self::Ready(Some(Ok(answer))) => Some(answer),
+            _ => None,
+        }
+    }
+
+    /// Returns the answer, if it is immediate and not an error, else itself.
+    #[inline]
+    pub(crate) fn at_once(self) -> Result<T, Self> {
+        match self {
+            Self::Ready(Some(Ok(answer))) => Ok(answer),
+            later => Err(later),
+        }
+    }
+}
+
+impl<T> From<T> for StoreFuture<T> {
+    #[inline(always)]
+    fn from(answer: T) -> Self {
+        Self::Ready(Some(Ok(answer)))
+    }
+}
+
+const TAKEN: &str = "polled after completion";
+
+impl<T: Unpin> Future for StoreFuture<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Ready(result) => Poll::Ready(result.take().expect(TAKEN)),
+            #[cfg(feature = "redis")]
+            Self::Cached(answer) => {
+                ready!(coop::poll_proceed(cx)).made_progress();
+                Poll::Ready(Ok(answer.take().expect(TAKEN)))
+            }
+            Self::Pending(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for StoreFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(result) => f.debug_tuple("Ready").field(result).finish(),
+            #[cfg(feature = "redis")]
+            Self::Cached(answer) => f.debug_tuple("Cached").field(answer).finish(),
+            Self::Pending(_) => f.write_str("Pending"),
+        }
+    }
+}
+
+/// A limit of a request: the name of the limiter, its observers and the key.
+type ReportedLimit<'a> = (&'a str, &'a Observers, &'a Key<'a>);
+
+/// Returns whether an answer may be reported. One that is not there yet is none that allows.
+#[inline(always)]
+fn is_reported(request: &StoreRequest<'_>, is_allowed: bool) -> bool {
+    request.reporting != Reporting::Nothing
+        && (request.limits.iter().any(|limit| !limit.observers.is_empty())
+            || !is_allowed && log::records_denials())
+}
+
+/// Reports the answer to a request, now or when it comes.
+#[inline(never)]
+fn report(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> StoreFuture<Outcome> {
+    let is_allowed = answer.now().is_some_and(|outcome| outcome.decision.is_allowed());
+    if is_reported(request, is_allowed) { report_to_all(request, answer) } else { answer }
+}
+
+#[inline(never)]
+fn report_to_all(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> StoreFuture<Outcome> {
+    let StoreRequest { action, limits, reporting, .. } = *request;
+    if let Some(result) = answer.arrived() {
+        let result = result.map(|outcome| &outcome.decision);
+        let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
+        report_answer(action, reporting, limits, result, None);
+        return answer;
+    }
+    let start = time::Instant::now();
+    let owned = |limit: &LimitRequest<'_>| {
+        (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
+    };
+    let limits: Vec<_> = limits.iter().map(owned).collect();
+    StoreFuture::pending(async move {
+        let result = answer.await;
+        let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
+        let decided = result.as_ref().map(|outcome| &outcome.decision);
+        report_answer(action, reporting, limits, decided, Some(start.elapsed()));
+        result
+    })
+}
+
+/// Reports the answer to a request to these limits.
+pub(crate) fn report_answer<'a>(
+    action: Action,
+    reporting: Reporting,
+    mut limits: impl Iterator<Item = ReportedLimit<'a>>,
+    result: Result<&Decision, &Error>,
+    duration: Option<Duration>,
+) {
+    match result {
+        Ok(decision) if action == Action::Check && reporting.includes(decision) => {
+            report_decided(limits, decision, duration);
+        }
+        Ok(_) => {}
+        Err(error) => {
+            if let Some((limiter, observers, _)) = limits.next() {
+                report_failed(observers, limiter, action.operation(), error);
+            }
+        }
+    }
+}
+
+/// Reports a decision about a check of these limits.
+pub(crate) fn report_decided<'a>(
+    limits: impl Iterator<Item = ReportedLimit<'a>>,
+    decision: &Decision,
+    duration: Option<Duration>,
+) {
+    let mut of_limiter = limits.filter(|(name, ..)| *name == decision.limiter());
+    let Some((_, observers, key)) = of_limiter.next() else { return };
+    // The decision names a limiter, but no key.
+    let key = of_limiter.next().is_none().then_some(key);
+    observers.report(&Event::Decided { decision, key, duration });
+    if !decision.is_allowed() {
+        log::denied(decision, key);
+    }
+}
+
+/// Reports the failure of a store; other errors are not reported.
+pub(crate) fn report_failed(
+    observers: &Observers,
+    limiter: &str,
+    operation: &'static str,
+    error: &Error,
+) {
+    if let Error::Store(error) = error {
+        observers.report(&Event::StoreFailed { limiter, operation, error });
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{call::Call, charge::Charge, handle::Limiter, max_wait::MaxWait, waiter::Waiter};
+use super::{call::Call, charge::Charge, handle::Limiter, version::MaxWait, waiter::Waiter};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},

@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{charge::Charge, handle::Limiter, target::AnyLimiter};
+use super::{charge::Charge, handle::AnyLimiter, handle::Limiter};
 use crate::{decision::Outcome, error::Error, store::StoreFuture};
 
 const POLLED: &str = "polled after completion";

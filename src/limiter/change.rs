@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{handle::Limiter, max_wait::MaxWait};
+use super::{handle::Limiter, version::MaxWait};
 use crate::{
     algorithm::{Action, LONGEST_BLOCK, micros},
     decision::KeyState,

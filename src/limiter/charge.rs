@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::{
     handle::Limiter,
-    max_wait::MaxWait,
-    target::{AnyLimiter, IntoLimiter},
+    handle::{AnyLimiter, IntoLimiter},
     version::Current,
+    version::MaxWait,
 };
 use crate::{
     algorithm::{Action, PerLimit},

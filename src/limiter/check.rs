@@ -12,8 +12,8 @@ use super::{
     call::{BEGUN, Call, poll_outcome},
     charge::Charge,
     handle::Limiter,
-    max_wait::MaxWait,
     recovery::Recovered,
+    version::MaxWait,
 };
 use crate::{
     algorithm::Action,

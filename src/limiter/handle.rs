@@ -1,16 +1,17 @@
 //! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The
 //! public calls are in `check.rs`, `acquire.rs`, `reservation.rs`, `hold.rs` and `change.rs`.
+//! `AnyLimiter` is a `Limiter`, or one in a foreign format, which the rest of the crate reaches
+//! through `ChargeTarget` alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
     backoff::Backoff,
     failure_policy::FailurePolicy,
-    max_wait::MaxWait,
     report::report_released,
-    version::{Current, Version, Versions},
+    version::{Current, MaxWait, Version, Versions},
 };
 use crate::{
     algorithm::{self, Action, Algorithm, HoldReceipt, Kind, Params},
@@ -20,8 +21,8 @@ use crate::{
     observe::{Event, LimiterObservers, log},
     quota::{self, Quota},
     store::{
-        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Released,
-        Reporting, Settings, Store, StoreFuture, StoreRequest,
+        AnyStore, BackgroundTask, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines,
+        Name, Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -566,17 +567,53 @@ impl Limiter {
         done: impl FnOnce(Outcome) -> R,
         later: impl FnOnce(StoreFuture<Outcome>) -> R,
     ) -> R {
-        let version = self.current();
+        self.decide_by(&self.current(), action, key, cost, max_wait, done, later)
+    }
+
+    /// Decides by a version of the settings.
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn decide_by<R>(
+        &self,
+        version: &Version,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+        done: impl FnOnce(Outcome) -> R,
+        later: impl FnOnce(StoreFuture<Outcome>) -> R,
+    ) -> R {
         // Not a result of the request, which would not stay in registers.
         if let Some(error) = version.refusal(action, cost) {
             return later(StoreFuture::ready(Err(error)));
         }
-        let limit = self.accepted(&version, action, key, cost, max_wait);
+        let limit = self.accepted(version, action, key, cost, max_wait);
         // A request that holds units can wait for them without asking to.
         let waits = action.holds() || max_wait.is_asked_for();
         let reporting = Reporting::of_waiting(waits && version.resolve(max_wait) > 0);
         let action = if action.holds() { Action::Check } else { action };
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
+    }
+
+    /// Decides by a version of the settings, and writes an outcome that is there at once.
+    #[inline(always)]
+    fn ask(
+        &self,
+        version: &Version,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+        outcome: &mut Option<Outcome>,
+    ) -> Asked {
+        let done = |decided| {
+            Asked::decided(decided, outcome);
+            None
+        };
+        match self.decide_by(version, action, key, cost, max_wait, done, Some) {
+            Some(answer) => Asked::of(answer, outcome),
+            None => Asked::Decided,
+        }
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
@@ -663,5 +700,254 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
     match !name.is_empty() && name.len() <= 64 && name.bytes().all(is_valid) {
         true => Ok(()),
         false => Err(ConfigError::Name { limiter: name.to_owned().into() }),
+    }
+}
+
+/// A hundred years, in microseconds.
+const LONGEST_WAIT: u64 = 36_525 * 86_400 * 1_000_000;
+
+/// A limiter in a foreign format. It reserves no instants, and shares no charge with other
+/// limiters.
+pub trait ChargeTarget: fmt::Debug + Send + Sync {
+    /// Returns the name, as clients see it.
+    fn name(&self) -> &str;
+
+    fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome>;
+
+    /// Returns the denial of a request that others have kept from a check.
+    fn denial(&self, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome>;
+
+    /// Returns units that a request of the key has spent, in the background, if possible.
+    fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64);
+
+    /// Returns units of the key, of whatever request.
+    fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()>;
+
+    fn spawn_background(&self, task: BackgroundTask);
+
+    fn observers(&self) -> &LimiterObservers;
+
+    /// Returns the lines of requests that wait, and the line of the key.
+    fn line(&self, key: &Key<'_>) -> (Arc<Lines>, u64);
+}
+
+/// A limiter that can be charged: a [`Limiter`], or a `redisson::RateLimiter` (feature `redisson`).
+#[derive(Clone, Debug)]
+pub struct AnyLimiter(AnyKind);
+
+#[derive(Clone, Debug)]
+enum AnyKind {
+    Own(Limiter),
+    Foreign(Arc<dyn ChargeTarget>),
+}
+
+impl AnyLimiter {
+    #[doc(hidden)]
+    pub fn foreign(target: impl ChargeTarget + 'static) -> Self {
+        Self(AnyKind::Foreign(Arc::new(target)))
+    }
+
+    /// Returns the name, as clients see it.
+    pub(crate) fn name(&self) -> &str {
+        match &self.0 {
+            AnyKind::Own(limiter) => limiter.name(),
+            AnyKind::Foreign(target) => target.name(),
+        }
+    }
+
+    pub(crate) fn observers(&self) -> &LimiterObservers {
+        match &self.0 {
+            AnyKind::Own(limiter) => limiter.observers(),
+            AnyKind::Foreign(target) => target.observers(),
+        }
+    }
+
+    /// Returns the quota, if it is known before a decision.
+    pub(crate) fn quota(&self) -> Option<Quota> {
+        self.own().ok().map(Limiter::quota)
+    }
+
+    /// Returns the limiter, if its store can decide about several limiters together.
+    pub(super) fn own(&self) -> Result<&Limiter, Error> {
+        match &self.0 {
+            AnyKind::Own(limiter) => Ok(limiter),
+            AnyKind::Foreign(_) => Err(Error::DifferentStores),
+        }
+    }
+
+    pub(super) fn as_foreign(&self) -> Option<&dyn ChargeTarget> {
+        match &self.0 {
+            AnyKind::Own(_) => None,
+            AnyKind::Foreign(target) => Some(&**target),
+        }
+    }
+
+    /// Decides about a key.
+    #[inline]
+    pub(crate) fn decide(
+        &self,
+        action: Action,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+    ) -> StoreFuture<Outcome> {
+        match &self.0 {
+            AnyKind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
+            AnyKind::Foreign(target) if action.holds() => {
+                let limiter = target.name().to_owned().into();
+                StoreFuture::ready(Err(Error::CannotHold { limiter }))
+            }
+            AnyKind::Foreign(target) => target.decide(action, key, cost),
+        }
+    }
+
+    /// Decides about a request, whose units are held if the limiter only holds units, else spent. A
+    /// request that has not been asked about before is not decided about if it may wait.
+    // One copy: the future of each layer would have its own.
+    #[inline(never)]
+    pub(crate) fn admit(
+        &self,
+        key: &Key<'_>,
+        cost: u64,
+        max_wait: MaxWait,
+        is_first: bool,
+        outcome: &mut Option<Outcome>,
+    ) -> Asked {
+        let limiter = match &self.0 {
+            AnyKind::Own(limiter) => limiter,
+            AnyKind::Foreign(_) if is_first && self.resolve(max_wait) > 0 => return Asked::MayWait,
+            AnyKind::Foreign(target) => {
+                return Asked::of(target.decide(Action::Check, key, cost), outcome);
+            }
+        };
+        let version = &*limiter.current();
+        if is_first && version.resolve(max_wait) > 0 {
+            return Asked::MayWait;
+        }
+        // With a constant action, most of a decision is left out.
+        if version.spends {
+            limiter.ask(version, Action::Check, key, cost, max_wait, outcome)
+        } else {
+            limiter.ask(version, Action::HOLD, key, cost, max_wait, outcome)
+        }
+    }
+
+    /// Returns units that a request of the key has spent, reserved or held, in the background, if
+    /// possible.
+    pub(super) fn release_in_background(
+        &self,
+        key: &Key<'_>,
+        receipt: &Receipt,
+        units: u64,
+    ) -> Option<Released> {
+        match &self.0 {
+            AnyKind::Own(limiter) => limiter.release_in_background(key, receipt, units),
+            AnyKind::Foreign(target) => {
+                target.release_in_background(key, receipt, units);
+                None
+            }
+        }
+    }
+
+    /// Returns whether a request of this process may wait to check again, for whatever key.
+    #[inline]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.own().map_or(true, |limiter| !limiter.lines().is_empty())
+    }
+
+    /// Returns whether each answer is there at once.
+    #[inline]
+    pub(crate) fn is_immediate(&self) -> bool {
+        matches!(&self.0, AnyKind::Own(limiter) if limiter.store().is_immediate())
+    }
+
+    /// Returns whether units can be held.
+    pub(super) fn can_hold(&self) -> bool {
+        matches!(&self.0, AnyKind::Own(limiter) if limiter.params().can_hold())
+    }
+
+    /// Returns whether units are only held.
+    #[inline]
+    pub(crate) fn only_holds(&self) -> bool {
+        matches!(&self.0, AnyKind::Own(limiter) if limiter.only_holds())
+    }
+
+    /// Resolves a wait in microseconds: at most the longest that is possible.
+    #[inline]
+    pub(crate) fn resolve(&self, max_wait: MaxWait) -> u64 {
+        match &self.0 {
+            AnyKind::Own(limiter) => limiter.resolve(max_wait),
+            AnyKind::Foreign(_) => max_wait.resolve(0, LONGEST_WAIT),
+        }
+    }
+
+    /// Returns the default number of requests of a key that can wait.
+    pub(super) fn default_max_waiting(&self) -> usize {
+        self.own().map_or(DEFAULT_MAX_PER_KEY, Limiter::default_max_waiting)
+    }
+
+    pub(crate) fn spawn_background(&self, task: BackgroundTask) {
+        match &self.0 {
+            AnyKind::Own(limiter) => limiter.store().as_dyn().spawn_background(task),
+            AnyKind::Foreign(target) => target.spawn_background(task),
+        }
+    }
+}
+
+/// What came of a request to a limiter.
+pub(crate) enum Asked {
+    /// The outcome is written.
+    Decided,
+    /// Nothing was decided: the request may wait for units.
+    MayWait,
+    Later(StoreFuture<Outcome>),
+}
+
+impl Asked {
+    /// Writes an outcome that is there at once.
+    #[inline]
+    pub(crate) fn of(answer: StoreFuture<Outcome>, outcome: &mut Option<Outcome>) -> Self {
+        match answer.at_once() {
+            Ok(decided) => Self::decided(decided, outcome),
+            Err(answer) => Self::Later(answer),
+        }
+    }
+
+    #[inline(always)]
+    fn decided(decided: Outcome, outcome: &mut Option<Outcome>) -> Self {
+        // Not assigned: the drop of the value before, which is none, takes a copy.
+        mem::forget(outcome.replace(decided));
+        Self::Decided
+    }
+}
+
+/// A limiter as an argument. The trait is not exported, which seals it; it is one of its own
+/// because the compiler would explain a missing `Into<AnyLimiter>` by a name that users cannot use.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limiter",
+    label = "not a limiter",
+    note = "pass a `Limiter` or a `&Limiter`, made by `Limiter::new(name, store, algorithm, \
+            quota)`; with the feature `redisson`, also a `redisson::RateLimiter`"
+)]
+pub trait IntoLimiter {
+    fn into_limiter(self) -> AnyLimiter;
+}
+
+impl IntoLimiter for Limiter {
+    fn into_limiter(self) -> AnyLimiter {
+        AnyLimiter(AnyKind::Own(self))
+    }
+}
+
+impl IntoLimiter for &Limiter {
+    fn into_limiter(self) -> AnyLimiter {
+        self.clone().into_limiter()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl IntoLimiter for &AnyLimiter {
+    fn into_limiter(self) -> AnyLimiter {
+        self.clone()
     }
 }

@@ -12,8 +12,8 @@ use super::{
     call::{Call, poll_outcome},
     charge::Charge,
     handle::Limiter,
-    max_wait::MaxWait,
     permit::{Holds, Permit},
+    version::MaxWait,
     waiter::Waiter,
 };
 use crate::{algorithm::Action, decision::Outcome, error::Error, keys::Key, store::StoreFuture};

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{charge::Charge, handle::Limiter, max_wait::MaxWait};
+use super::{charge::Charge, handle::Limiter, version::MaxWait};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},

@@ -3,7 +3,7 @@
 
 use std::{fmt, pin::Pin, time::Duration};
 
-use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, max_wait::MaxWait};
+use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, version::MaxWait};
 use crate::{
     algorithm::{self, Action},
     decision::KeyState,

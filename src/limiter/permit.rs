@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 use super::{
     admission::{Admission, Guard},
     charge::Charge,
+    handle::AnyLimiter,
     handle::{KeptHold, Limiter},
-    target::AnyLimiter,
 };
 use crate::{
     algorithm::{HoldReceipt, Kind},

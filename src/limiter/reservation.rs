@@ -9,8 +9,8 @@ use super::{
     admission::{Admission, Guard},
     charge::Charge,
     handle::Limiter,
-    max_wait::MaxWait,
     recovery::Recovered,
+    version::MaxWait,
     waiter::{Waiter, after_decision},
 };
 use crate::{

@@ -13,7 +13,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-use super::{charge::Charge, target::AnyLimiter};
+use super::{charge::Charge, handle::AnyLimiter};
 use crate::{keys::Key, sync::lock};
 
 /// Each waiting request holds its connection and its body, some kilobytes. Chosen, not measured.

@@ -16,9 +16,9 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{
     charge::Charge,
     in_line::InLine,
-    max_wait::{ENDLESS, MaxWait},
     recovery::Recovered,
     report::Wait,
+    version::{ENDLESS, MaxWait},
     wait_queue::WaitSlot,
 };
 use crate::{

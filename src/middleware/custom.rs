@@ -122,7 +122,12 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
         response
     }
 
-    fn reject(&self, rejection: Rejection, head: &Req, _: &Charge) -> Rejected<Res, Ready<Res>> {
+    fn reject(
+        &self,
+        rejection: Rejection,
+        head: &Req,
+        _: Option<&Charge>,
+    ) -> Rejected<Res, Ready<Res>> {
         Rejected::Now((self.reject)(&rejection, head))
     }
 }

@@ -33,10 +33,9 @@
 //! # Ok(())
 //! # }
 //! ```
-// Each is in a file of its own; `place.rs` reads the values of requests. The key itself, and its
+// Each is in a file of its own; `value.rs` reads the values of requests. The key itself, and its
 // escaping, are below the middleware, in `keys.rs`.
 
-mod address;
 mod bearer;
 mod client_ip;
 mod cookie;
@@ -44,14 +43,11 @@ mod forwarded;
 mod global;
 mod header;
 mod into_key;
-mod networks;
-mod place;
 mod query;
 #[cfg(feature = "axum")]
 mod route;
 mod value;
 
-pub(crate) use self::into_key::IntoKey;
 #[cfg(feature = "axum")]
 pub use self::route::Route;
 pub use self::{
@@ -63,6 +59,7 @@ pub use self::{
     query::query,
     value::Value,
 };
+pub(crate) use self::{client_ip::watched, into_key::IntoKey};
 pub use crate::keys::Key;
 use crate::middleware::rejection::RequestError;
 

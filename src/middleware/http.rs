@@ -135,26 +135,19 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     }
 
     #[inline(always)]
-    fn respond(&self, response: Response<ResBody>, bill: &mut Bill) -> Self::Response {
-        // Before the body: if a closure panics, what the request holds ends after its body.
-        let mut holds = bill.holds.take();
-        let (mut head, body) = response.into_parts();
-        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
-        if let Some((decision, charge)) = bill.counted()
-            && !self.headers.dialects().is_empty()
-        {
-            self.headers.add(&mut head.headers, decision, charge);
+    fn respond(&self, mut response: Response<ResBody>, bill: &mut Bill) -> Self::Response {
+        if let Some(holds) = bill.holds.take() {
+            return self.respond_with_guard(response, holds, bill);
         }
-        self.add_extension(&mut head.extensions, bill);
-        let guard = if holds.is_none() { None } else { self.guard(&mut holds, &head, is_charged) };
-        Response::from_parts(head, ResponseBody::service(body, guard))
+        self.add_to_response(&mut response, bill);
+        response.map(|body| ResponseBody::service(body, None))
     }
 
     fn reject(
         &self,
         rejection: Rejection,
         head: &Parts,
-        charge: &Charge,
+        charge: Option<&Charge>,
     ) -> Rejected<Self::Response, Self::Rejecting> {
         let is_grpc = grpc::is_grpc(head);
         if let Rejection::Denied(decision) = &rejection
@@ -198,7 +191,7 @@ impl Http {
     #[inline]
     fn add_extension(&self, extensions: &mut Extensions, bill: &Bill) {
         if self.extensions
-            && let Some((decision, _)) = bill.counted()
+            && let Some(decision) = bill.decision()
         {
             extensions.insert(decision.clone());
         }
@@ -220,23 +213,39 @@ impl Http {
         }
     }
 
-    /// Ends what the request of a response holds, now or with the body.
+    /// Adds the headers and the decision to a response.
+    #[inline]
+    fn add_to_response<B>(&self, response: &mut Response<B>, bill: &Bill) {
+        if let Some(decision) = bill.decision()
+            && !self.headers.dialects().is_empty()
+        {
+            self.headers.add(response.headers_mut(), decision, bill.charge());
+        }
+        self.add_extension(response.extensions_mut(), bill);
+    }
+
+    /// Converts a response, and ends what its request holds, now or with the body.
     #[inline(never)]
-    fn guard(
+    fn respond_with_guard<B>(
         &self,
-        found: &mut Option<Box<RequestHolds>>,
-        head: &response::Parts,
-        is_charged: bool,
-    ) -> Option<BodyGuard> {
-        let holds = found.as_mut()?;
+        response: Response<B>,
+        mut holds: Box<RequestHolds>,
+        bill: &Bill,
+    ) -> Response<ResponseBody<B>> {
+        // Behind the holds: if a closure panics, what the request holds ends after its body.
+        let (head, body) = response.into_parts();
+        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
         if !is_charged {
             holds.end_spent(|_| 0);
         } else if !self.settles() {
             holds.end_spent(|held| held);
         }
         let make_meter = self.settle_by.as_ref().filter(|_| holds.is_open());
-        let meter = make_meter.map(|make_meter| make_meter(head));
-        BodyGuard::new(found.take()?, meter, head)
+        let meter = make_meter.map(|make_meter| make_meter(&head));
+        let guard = BodyGuard::new(holds, meter, &head);
+        let mut response = Response::from_parts(head, body);
+        self.add_to_response(&mut response, bill);
+        response.map(|body| ResponseBody::service(body, guard))
     }
 
     fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {

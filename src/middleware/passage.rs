@@ -16,7 +16,7 @@ mod settle;
 mod wait;
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -25,7 +25,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use self::price::{Step, TAKEN};
+use self::price::{Price, Step, TAKEN};
 pub(crate) use self::{
     admit::Shared,
     price::{IntoMatch, Pricing, matcher},
@@ -34,8 +34,83 @@ pub(crate) use self::{
 pub use self::{price::Bill, settle::Settle};
 use crate::{
     limiter::{Holds, Learning},
-    middleware::protocol::{Protocol, ProtocolBase, Rejected},
+    middleware::{
+        http::Http,
+        protocol::{Protocol, ProtocolBase, Rejected},
+    },
 };
+
+/// A service with limited requests. See [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// The service is always ready: the response future polls the readiness of the inner service after
+/// the decision. The future resolves to the response or the error of the inner service, to an error
+/// of its `poll_ready`, or to a rejection. A rejection never waits for the inner service.
+///
+/// # Cancel safety
+///
+/// Dropping the future before its first poll spends nothing. If it is dropped before the inner
+/// service is called, or if that service fails or panics instead of becoming ready, the units that
+/// the request has spent or reserved are released exactly once; requests queued behind it keep
+/// their reservations. In memory the release happens in the drop, with Redis in the background: see
+/// [dropped requests](crate::guide::redis_capacity#dropped-requests). If the future is dropped
+/// after the inner service is called, the cost stays spent, and what the request holds counts as
+/// used.
+///
+/// # Examples
+///
+/// ```
+/// use tower::Layer;
+/// use tower_ratelimit::{Quota, RateLimitLayer, layer::RateLimit};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = RateLimitLayer::per_ip(Quota::per_second(10));
+/// let service: RateLimit<axum::Router, _> = layer.layer(axum::Router::new());
+/// # let _ = service;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct RateLimit<S, P = Http> {
+    inner: S,
+    shared: Arc<Shared<P>>,
+}
+
+impl<S, P> RateLimit<S, P> {
+    pub(crate) fn new(inner: S, shared: Arc<Shared<P>>) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl<S: Clone, P> Clone for RateLimit<S, P> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: self.shared.clone() }
+    }
+}
+
+impl<S, P, Req> Service<Req> for RateLimit<S, P>
+where
+    S: Service<Req> + Clone,
+    P: Protocol<Req, S::Response>,
+{
+    type Response = P::Response;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, P, Req>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        let (head, rest) = P::split(request);
+        ResponseFuture {
+            stage: Stage::Admitting { head: Some(head), rest: Some(rest), step: Step::Arrived },
+            inner: self.inner.clone(),
+            bill: Bill::exempt(),
+            shared: self.shared.clone(),
+        }
+    }
+}
 
 pin_project! {
     /// The response of [`RateLimit`](crate::layer::RateLimit), whose docs describe it.
@@ -81,18 +156,6 @@ pin_project! {
     }
 }
 
-impl<S, P, Req> ResponseFuture<S, P, Req>
-where
-    S: Service<Req>,
-    P: Protocol<Req, S::Response>,
-{
-    pub(crate) fn new(inner: S, shared: Arc<Shared<P>>, request: Req) -> Self {
-        let (head, rest) = P::split(request);
-        let (head, rest, step) = (Some(head), Some(rest), Step::Arrived);
-        Self { stage: Stage::Admitting { head, rest, step }, inner, bill: Bill::exempt(), shared }
-    }
-}
-
 fn take<T>(option: &mut Option<T>) -> T {
     option.take().expect(TAKEN)
 }
@@ -118,7 +181,7 @@ where
                 && let Some(rejection) = shared.rejection(reason, bill)
             {
                 let found = head.as_ref().expect(TAKEN);
-                let rejected = shared.protocol.reject(rejection, found, &bill.charge);
+                let rejected = shared.protocol.reject(rejection, found, bill.charge());
                 this.stage.set(Stage::Done);
                 let mut response = match rejected {
                     Rejected::Now(response) => return Poll::Ready(Ok(response)),
@@ -204,10 +267,16 @@ impl<P: ProtocolBase> Shared<P> {
         }
         // In a dry run, a denied request proceeds, and is not counted.
         let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
-        let holds = match (allowed, self.limiter(), bill.units.take()) {
-            (Some(outcome), Some(limiter), Some((key, cost))) => limiter.holds(key, cost, outcome),
-            (Some(outcome), ..) => bill.charge.holds(outcome),
-            (None, ..) => Holds::default(),
+        let holds = match (allowed, mem::replace(&mut bill.price, Price::Exempt), self.limiter()) {
+            (Some(outcome), Price::Units(key, cost), Some(limiter)) => {
+                limiter.holds(key, cost, outcome)
+            }
+            (allowed, Price::Charge(charge), _) => {
+                let holds = allowed.map(|outcome| charge.holds(outcome)).unwrap_or_default();
+                bill.price = Price::Charge(charge);
+                holds
+            }
+            _ => Holds::default(),
         };
         bill.outcome.iter_mut().for_each(|outcome| outcome.receipts.remove_holds());
         // The service can settle even if there is nothing.

@@ -55,7 +55,7 @@ pub trait Protocol<Req, Res>: ProtocolBase {
         &self,
         rejection: Rejection,
         head: &Self::Head,
-        charge: &Charge,
+        charge: Option<&Charge>,
     ) -> Rejected<Self::Response, Self::Rejecting>;
 }
 

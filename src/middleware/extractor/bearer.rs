@@ -1,6 +1,6 @@
 //! The token of the header `Authorization` as a key.
 
-use super::{place::Place, value::Value};
+use super::value::{Place, Value};
 
 /// The bearer token of the header `Authorization` (RFC 6750): `Bearer TOKEN`.
 ///

@@ -1,16 +1,22 @@
 //! The address of the client as a key: the address of the peer, or the one behind trusted proxies.
+//! A layer watches its first requests for the commonest mistake: all clients have one key, because
+//! a proxy is in front of the service.
 
-use std::net::{IpAddr, SocketAddr};
-
-use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED, request::Parts};
-
-use super::{
-    Key, KeyExtractor,
-    address::{self, PeerAddr},
-    forwarded,
-    networks::Networks,
+use std::{
+    hash::BuildHasher,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
 };
-use crate::{error::ConfigError, middleware::rejection::RequestError};
+
+use foldhash::fast::FixedState;
+use http::{Extensions, HeaderMap, HeaderName, header::FORWARDED, request::Parts};
+use ipnet::IpNet;
+
+use super::{Key, KeyExtractor, forwarded};
+use crate::{error::ConfigError, keys::written, middleware::rejection::RequestError, observe::log};
 
 /// The header in which trusted proxies report the address of the client. Each trusted proxy must
 /// write the header, or remove what the client wrote: there is no fallback to another header.
@@ -116,7 +122,7 @@ pub struct ClientIp {
 pub const PeerIp: ClientIp = ClientIp {
     header: ProxyHeader::XForwardedFor,
     trusted: Networks::NONE,
-    ipv6_prefix: address::IPV6_PREFIX,
+    ipv6_prefix: IPV6_PREFIX,
     peer_addr: None,
 };
 
@@ -169,7 +175,7 @@ impl ClientIp {
         trusted: impl IntoIterator<Item = T>,
     ) -> Result<Self, ConfigError> {
         let trusted = Networks::of_proxies(trusted)?;
-        Ok(Self { header, trusted, ipv6_prefix: address::IPV6_PREFIX, peer_addr: None })
+        Ok(Self { header, trusted, ipv6_prefix: IPV6_PREFIX, peer_addr: None })
     }
 
     /// Sets how many bits of an IPv6 address identify a client. The default is 64, the smallest
@@ -216,17 +222,17 @@ impl ClientIp {
     }
 
     fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
-        self.client(address::of_peer(head, self.peer_addr)?, &head.headers)
+        self.client(of_peer(head, self.peer_addr)?, &head.headers)
     }
 
     /// Returns why requests of several clients have the address of the proxy.
     fn find_mistake(&self, head: &Parts) -> Option<String> {
         if self.trusted.is_empty() {
-            return address::proxy_in_front(head);
+            return proxy_in_front(head);
         }
-        let peer = address::of_peer(head, self.peer_addr).ok()?.to_canonical();
+        let peer = of_peer(head, self.peer_addr).ok()?.to_canonical();
         if !self.trusted.contains(peer) {
-            let header = address::proxy_header(&head.headers)?;
+            let header = proxy_header(&head.headers)?;
             return Some(format!(
                 "the header {header}, but a peer outside of the trusted networks; if it is a \
                  proxy, add its network to `key::ClientIp`"
@@ -247,7 +253,7 @@ impl ClientIp {
     }
 
     fn key_of(&self, address: IpAddr) -> Key<'static> {
-        address::network(address, self.ipv6_prefix)
+        network(address, self.ipv6_prefix)
     }
 
     fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, RequestError> {
@@ -388,7 +394,7 @@ impl ClientIp {
     ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
         move |head: &Parts| {
             let address = self.address(head)?.to_canonical();
-            let client = address::client(address);
+            let client = client(address);
             Ok(networks.contains(address) || networks.contains(client))
         }
     }
@@ -435,5 +441,262 @@ fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(hidden) => !hidden.is_empty() && hidden.bytes().all(is_hidden),
         None => (1..=5).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit()),
+    }
+}
+
+/// Returns the address of the peer from the place where the server stores it.
+type PeerAddr = fn(&Extensions) -> Option<SocketAddr>;
+
+/// The headers by which proxies report the client.
+const PROXY_HEADERS: [&str; 6] = [
+    "x-forwarded-for",
+    "forwarded",
+    "x-real-ip",
+    "cf-connecting-ip",
+    "true-client-ip",
+    "fly-client-ip",
+];
+
+/// The smallest network that is assigned to a host.
+const IPV6_PREFIX: u8 = 64;
+
+/// Returns the address of the peer: from `peer_addr` if it is set, else from the default places.
+fn of_peer(head: &Parts, peer_addr: Option<PeerAddr>) -> Result<IpAddr, RequestError> {
+    let (address, missing) = match peer_addr {
+        Some(peer_addr) => (peer_addr(&head.extensions), MISSING_THERE),
+        None => (default_peer_addr(&head.extensions), MISSING),
+    };
+    address.map(|address| address.ip()).ok_or_else(|| RequestError::misconfigured(missing))
+}
+
+/// Returns the mistake of a service that takes the peer for the client, if the request comes from a
+/// proxy.
+fn proxy_in_front(head: &Parts) -> Option<String> {
+    let header = proxy_header(&head.headers)?;
+    Some(format!(
+        "the header {header}, which proxies write; if the service is behind a proxy, use \
+         `key::ClientIp` in place of `key::PeerIp`"
+    ))
+}
+
+/// Returns the name of a header by which a proxy reports the client.
+fn proxy_header(headers: &HeaderMap) -> Option<&'static str> {
+    PROXY_HEADERS.into_iter().find(|&name| headers.contains_key(name))
+}
+
+fn default_peer_addr(extensions: &Extensions) -> Option<SocketAddr> {
+    let address = extensions.get::<SocketAddr>().copied();
+    #[cfg(feature = "axum")]
+    let address = address.or_else(|| {
+        use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+        let info = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+        let mock = extensions.get::<MockConnectInfo<SocketAddr>>().map(|mock| mock.0);
+        info.or(mock)
+    });
+    address
+}
+
+/// Returns the key of an IPv4 client, or of the first `prefix` bits of the address of an IPv6
+/// client.
+fn network(address: IpAddr, prefix: u8) -> Key<'static> {
+    match client(address) {
+        IpAddr::V4(address) => Key::from(address),
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            let network = Ipv6Addr::from_bits(address.to_bits() & mask);
+            written(format_args!("ip={network}/{prefix}"))
+        }
+    }
+}
+
+/// Returns the IPv4 address of a client that the IPv6 address represents, or the address itself.
+fn client(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => embedded_ipv4(address).map_or(address.into(), IpAddr::from),
+        address => address,
+    }
+}
+
+/// Returns the address of the IPv4 client behind a NAT64 address (RFC 6052), a 6to4 address (RFC
+/// 3056) or a Teredo address (RFC 4380, which inverts the bits).
+fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let low = address.to_bits() as u32;
+    match address.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => Some(Ipv4Addr::from_bits(low)),
+        [0x2001, 0, ..] => Some(Ipv4Addr::from_bits(!low)),
+        [0x2002, high, low, ..] => {
+            Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(feature = "axum")]
+const MISSING: &str = "the extensions of the request contain no peer address: serve the router \
+     with `into_make_service_with_connect_info::<SocketAddr>()` of axum 0.8; with a Unix socket, \
+     another version of axum or another server, set `peer_addr`";
+#[cfg(not(feature = "axum"))]
+const MISSING: &str = "the extensions of the request contain no peer address: set `peer_addr`, or \
+     enable the feature `axum` of tower-ratelimit and serve the router with \
+     `into_make_service_with_connect_info::<SocketAddr>()` of axum 0.8";
+const MISSING_THERE: &str = "the extensions of the request contain no peer address: `peer_addr` \
+     returned `None`; make it read the place where the server stores the address, or return a \
+     fixed one if there is none, as with a Unix socket";
+
+/// The networks of which no client on the internet has an address.
+const NO_CLIENTS: [&str; 11] = [
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "224.0.0.0/3",
+    // All that is not in 2000::/3.
+    "::/3",
+    "4000::/2",
+    "8000::/1",
+];
+
+/// A list of networks.
+#[derive(Clone, Debug)]
+struct Networks(Option<Arc<[IpNet]>>);
+
+impl Networks {
+    const NONE: Self = Self(None);
+
+    fn new<T: AsRef<str>>(networks: impl IntoIterator<Item = T>) -> Result<Self, ConfigError> {
+        let networks = networks.into_iter().map(|it| parsed(it.as_ref()));
+        Ok(Self(Some(networks.collect::<Result<_, _>>()?)))
+    }
+
+    fn networks(&self) -> &[IpNet] {
+        self.0.as_deref().unwrap_or_default()
+    }
+
+    /// Does the same as [`new`](Networks::new), for trusted proxies: not all clients can be some.
+    fn of_proxies<T: AsRef<str>>(
+        networks: impl IntoIterator<Item = T>,
+    ) -> Result<Self, ConfigError> {
+        let networks = Self::new(networks)?;
+        let no_clients = NO_CLIENTS.iter().map(|it| it.parse().expect("a network"));
+        let known: Vec<_> = networks.networks().iter().copied().chain(no_clients).collect();
+        // With the addresses that no client has, the trusted ones are all.
+        match IpNet::aggregate(&known).iter().find(|network| network.prefix_len() == 0) {
+            Some(IpNet::V4(_)) => Err(ConfigError::AllTrusted { version: "IPv4" }),
+            Some(IpNet::V6(_)) => Err(ConfigError::AllTrusted { version: "IPv6" }),
+            None => Ok(networks),
+        }
+    }
+
+    /// Does the same as [`new`](Networks::new), for literals.
+    #[track_caller]
+    fn literal<T: AsRef<str>>(networks: impl IntoIterator<Item = T>) -> Self {
+        match Self::new(networks) {
+            Ok(networks) => networks,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.networks().is_empty()
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        self.networks().iter().any(|network| network.contains(&address))
+    }
+}
+
+fn parsed(text: &str) -> Result<IpNet, ConfigError> {
+    let text = text.trim(); // of a list in an environment variable, say
+    let network = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    let network = network.map_err(|_| ConfigError::Network { network: text.to_owned() })?;
+    Ok(match network {
+        // A prefix of 96 bits covers only mapped IPv4 addresses.
+        IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
+            Some(address) => IpNet::new_assert(address.into(), mapped.prefix_len() - 96),
+            None => network,
+        },
+        _ => network,
+    })
+}
+
+/// The requests in a row with one key that are suspect.
+const RUN: u32 = 1_000;
+/// The number of requests that are watched. The others cost one comparison.
+const WATCHED: u32 = 100_000;
+
+/// Returns the extractor, which watches the requests if it can be mistaken in the client.
+pub(crate) fn watched<H: 'static>(key: impl KeyExtractor<H>) -> Arc<dyn KeyExtractor<H>> {
+    if !key.can_mistake() {
+        return Arc::new(key);
+    }
+    Arc::new(Watched {
+        key,
+        left: AtomicU32::new(WATCHED),
+        last: AtomicU64::new(0),
+        run: AtomicU32::new(0),
+        has_warned: AtomicBool::new(false),
+    })
+}
+
+/// An extractor, and the keys of the requests of one layer. Threads may overwrite the counts of
+/// each other: the exact number does not matter.
+struct Watched<K> {
+    key: K,
+    left: AtomicU32,
+    /// The hash of the last key, and the number of requests in a row that have it.
+    last: AtomicU64,
+    run: AtomicU32,
+    has_warned: AtomicBool,
+}
+
+impl<H: 'static, K: KeyExtractor<H>> KeyExtractor<H> for Watched<K> {
+    #[inline]
+    fn extract(&self, head: &H) -> Result<Key<'static>, RequestError> {
+        let key = self.key.extract(head);
+        let left = self.left.load(Relaxed);
+        if left > 0
+            && let Ok(key) = &key
+        {
+            self.count(left, head, key);
+        }
+        key
+    }
+}
+
+impl<K> Watched<K> {
+    #[inline(never)]
+    fn count<H>(&self, left: u32, head: &H, key: &Key<'_>)
+    where
+        K: KeyExtractor<H>,
+    {
+        self.left.store(left - 1, Relaxed);
+        let hash = FixedState::default().hash_one(key.as_bytes());
+        let is_same = self.last.load(Relaxed) == hash;
+        let run = if is_same { self.run.load(Relaxed) + 1 } else { 1 };
+        if !is_same {
+            self.last.store(hash, Relaxed);
+        }
+        self.run.store(run, Relaxed);
+        if run.is_multiple_of(RUN) {
+            self.suspect(head);
+        }
+    }
+
+    #[cold]
+    fn suspect<H>(&self, head: &H)
+    where
+        K: KeyExtractor<H>,
+    {
+        let Some(mistake) = self.key.mistake(head) else { return };
+        if !self.has_warned.swap(true, Relaxed) {
+            log::suspected(&format!(
+                "all clients may share one limit: {RUN} requests in a row had the same key, and \
+                 {mistake}"
+            ));
+        }
+        self.left.store(0, Relaxed);
     }
 }

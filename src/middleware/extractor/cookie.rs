@@ -1,6 +1,6 @@
 //! The value of a cookie as a key.
 
-use super::{place::Place, value::Value};
+use super::value::{Place, Value};
 
 /// The value of a cookie, such as a session. The name is compared with regard to case.
 ///

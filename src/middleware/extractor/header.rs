@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 
-use super::{place::Place, value::Value};
+use super::value::{Place, Value};
 
 /// The value of a header, such as an API key.
 ///

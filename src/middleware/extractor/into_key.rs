@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use http::HeaderValue;
 
-use super::{Key, place::trimmed};
+use super::{Key, value::trimmed};
 use crate::middleware::rejection::RequestError;
 
 /// A type that a closure can return as a key. It is not exported: a closure converts its own types

@@ -1,6 +1,6 @@
 //! The value of a query parameter as a key.
 
-use super::{place::Place, value::Value};
+use super::value::{Place, Value};
 
 /// The value of a query parameter, such as `api_key` in `/search?q=rust&api_key=k1`. The name is
 /// not encoded.

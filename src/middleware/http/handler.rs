@@ -5,7 +5,6 @@ use http::{HeaderMap, Response};
 use super::{body::ResponseBody, headers::HeaderWriter, problem};
 use crate::{
     decision::Decision,
-    limiter::Charge,
     middleware::rejection::{Rejection, RequestError},
     observe::log::{self, Throttle},
 };
@@ -45,7 +44,7 @@ impl Rejection {
             static MISTAKES: Throttle = Throttle::new();
             log::misconfigured(&MISTAKES, error);
         }
-        let headers = HeaderWriter::new(None).for_rejection(self, &Charge::exempt());
+        let headers = HeaderWriter::new(None).for_rejection(self, None);
         let mut response = problem::response(headers, self).map(ResponseBody::rejection);
         response.extensions_mut().insert(self.clone());
         response
@@ -84,10 +83,10 @@ impl Decision {
     pub fn headers(&self) -> HeaderMap {
         let writer = HeaderWriter::new(None);
         if !self.is_allowed() {
-            return writer.for_rejection(&Rejection::Denied(self.clone()), &Charge::exempt());
+            return writer.for_rejection(&Rejection::Denied(self.clone()), None);
         }
         let mut headers = HeaderMap::new();
-        writer.add(&mut headers, self, &Charge::exempt());
+        writer.add(&mut headers, self, None);
         headers
     }
 }

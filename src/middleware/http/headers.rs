@@ -136,7 +136,7 @@ enum Reset {
 struct Report<'a> {
     /// A quota of the layer's limiter and its `RateLimit-Policy`, if all requests have one limiter.
     policy: Option<&'a (Quota, HeaderValue)>,
-    charge: &'a Charge,
+    charge: Option<&'a Charge>,
     /// `None` if the request costs more than the quota can grant.
     decision: Option<&'a Decision>,
     /// The time until more remains or, after a denial, until the request is allowed, from now;
@@ -180,13 +180,15 @@ impl Report<'_> {
             headers.append(RATELIMIT_POLICY, policy.clone());
             return;
         }
-        if let Some(decision) = self.decision.filter(|_| self.charge.is_exempt()) {
+        if let Some(decision) = self.decision.filter(|_| self.charge.is_none_or(Charge::is_exempt))
+        {
             headers.append(RATELIMIT_POLICY, policy(decision.limiter(), decision.quota()));
         }
+        let limiters = || self.charge.into_iter().flat_map(Charge::limiters);
         // The quota of some limiters is known only by the decision.
-        for (i, limiter) in self.charge.limiters().enumerate() {
+        for (i, limiter) in limiters().enumerate() {
             // One limiter can be charged for two keys.
-            let is_first = self.charge.limiters().take(i).all(|it| it.name() != limiter.name());
+            let is_first = limiters().take(i).all(|it| it.name() != limiter.name());
             if let Some(quota) = limiter.quota().or(own_quota).filter(|_| is_first) {
                 headers.append(RATELIMIT_POLICY, policy(limiter.name(), quota));
             }
@@ -251,7 +253,12 @@ impl HeaderWriter {
     }
 
     /// Adds headers to a response of the service, or of an inner layer.
-    pub(crate) fn add(&self, headers: &mut HeaderMap, decision: &Decision, charge: &Charge) {
+    pub(crate) fn add(
+        &self,
+        headers: &mut HeaderMap,
+        decision: &Decision,
+        charge: Option<&Charge>,
+    ) {
         if decision.source() == Source::Open {
             return;
         }
@@ -266,7 +273,11 @@ impl HeaderWriter {
     }
 
     /// Returns the headers of a rejection.
-    pub(crate) fn for_rejection(&self, rejection: &Rejection, charge: &Charge) -> HeaderMap {
+    pub(crate) fn for_rejection(
+        &self,
+        rejection: &Rejection,
+        charge: Option<&Charge>,
+    ) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(CACHE_CONTROL, NO_STORE);
         if self.dialects.is_empty() {
@@ -289,7 +300,7 @@ impl HeaderWriter {
     fn write(
         &self,
         headers: &mut HeaderMap,
-        charge: &Charge,
+        charge: Option<&Charge>,
         decision: Option<&Decision>,
         replenish_after: Option<Duration>,
     ) {
@@ -406,7 +417,7 @@ mod tests {
             let mut writer = HeaderWriter::new(Some(&(&limiter).into_limiter()));
             writer.set_dialects(dialects.iter().copied());
             let prepared = writer.for_denial(&decisions[1]).unwrap();
-            let mut expected = writer.for_rejection(&rejection, &Charge::exempt());
+            let mut expected = writer.for_rejection(&rejection, None);
             expected.insert(CONTENT_TYPE, PROBLEM_JSON);
             assert_eq!(prepared, expected);
         }

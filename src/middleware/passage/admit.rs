@@ -3,13 +3,13 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use super::price::{Bill, Step, TAKEN};
+use super::price::{Bill, Price, Step, TAKEN};
 use crate::{
     algorithm::Action,
-    decision::Outcome,
+    decision::{Decision, Outcome},
     limiter::{
-        AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot,
-        Waiter,
+        AnyLimiter, Asked, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue,
+        WaitSlot, Waiter,
     },
     middleware::{
         protocol::ProtocolBase,
@@ -74,30 +74,42 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Returns the charge of a bill, which is made now if it was not needed before.
     pub(super) fn charge<'a>(&self, bill: &'a mut Bill) -> &'a mut Charge {
-        if let (Some(limiter), Some((key, cost))) = (self.limiter(), bill.units.take()) {
-            bill.charge = Charge::of_units(limiter, key, cost);
-        }
-        &mut bill.charge
+        let charge = match (self.limiter(), mem::replace(&mut bill.price, Price::Exempt)) {
+            (Some(limiter), Price::Units(key, cost)) => Charge::of_units(limiter, key, cost),
+            (_, Price::Charge(charge)) => charge,
+            (..) => Charge::exempt(),
+        };
+        bill.price = Price::Charge(charge);
+        let Price::Charge(charge) = &mut bill.price else { unreachable!("it is a charge") };
+        charge
     }
 
-    /// Resolves a wait in microseconds.
+    /// Takes the charge of a bill for a request that waits.
+    fn take_charge(&self, bill: &mut Bill) -> Charge {
+        mem::replace(self.charge(bill), Charge::exempt())
+    }
+
+    /// Asks the limiters for a decision, and writes an outcome that is there at once into the bill.
+    /// A request that has not been asked about before is not decided about if it may wait.
     #[inline]
-    pub(super) fn resolve(&self, max_wait: MaxWait, bill: &Bill) -> u64 {
-        match (self.limiter(), &bill.units) {
-            (Some(limiter), Some(_)) => limiter.resolve(max_wait),
-            _ => bill.charge.resolve(max_wait),
+    fn ask(&self, max_wait: MaxWait, is_first: bool, bill: &mut Bill) -> Asked {
+        match (self.limiter(), &bill.price) {
+            (Some(limiter), Price::Units(key, cost)) => {
+                limiter.admit(key, *cost, max_wait, is_first, &mut bill.outcome)
+            }
+            _ => self.ask_all(max_wait, is_first, bill),
         }
     }
 
-    /// Asks the limiters for a decision. Writes an outcome that is there at once into the bill,
-    /// else returns the answer.
-    #[inline]
-    pub(super) fn ask(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
-        let Bill { units, charge, outcome, .. } = bill;
-        match (self.limiter(), units) {
-            (Some(limiter), Some((key, cost))) => limiter.admit(key, *cost, max_wait, outcome),
-            _ => charge.decide(Action::Check, max_wait).unless_ready(outcome),
+    /// Asks the limiters of a charge.
+    #[inline(never)]
+    fn ask_all(&self, max_wait: MaxWait, is_first: bool, bill: &mut Bill) -> Asked {
+        let charge = self.charge(bill);
+        if is_first && charge.resolve(max_wait) > 0 {
+            return Asked::MayWait;
         }
+        let answer = charge.decide(Action::Check, max_wait);
+        Asked::of(answer, &mut bill.outcome)
     }
 
     /// Admits or denies a request that arrives; `None` if it waits.
@@ -133,63 +145,73 @@ impl<P: ProtocolBase> Shared<P> {
     /// Admits or denies a request that is priced.
     #[inline]
     pub(super) fn admit(&self, head: &P::Head, bill: &mut Bill) -> Verdict {
-        if self.protocol.holds_costs() {
-            let charge = mem::replace(self.charge(bill), Charge::exempt());
-            bill.charge = charge.estimate_all().map_err(|error| reason(error.into()))?;
-        }
-        if bill.is_exempt() {
+        if matches!(bill.price, Price::Exempt) {
             return Ok(None);
+        }
+        if self.protocol.holds_costs() {
+            let charge = self.take_charge(bill).estimate_all();
+            bill.price = Price::Charge(charge.map_err(|error| reason(error.into()))?);
         }
         self.decide(head, self.max_wait, bill)
     }
 
     #[inline]
     pub(super) fn decide(&self, head: &P::Head, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
-        if self.dry_run || self.resolve(max_wait, bill) == 0 {
-            return self.decide_now(bill);
+        let max_wait = if self.dry_run { MaxWait::NONE } else { max_wait };
+        match self.ask(max_wait, true, bill) {
+            Asked::MayWait => {
+                // After the timeout of the caller, a reservation would pass unused.
+                let timeout = P::timeout(head);
+                let max_wait = timeout.map_or(max_wait, |timeout| max_wait.at_most(timeout));
+                self.decide_or_wait(max_wait, bill)
+            }
+            asked => self.verdict(asked, bill),
         }
-        // After the timeout of the caller, a reservation would pass unused.
-        let max_wait = P::timeout(head).map_or(max_wait, |timeout| max_wait.at_most(timeout));
-        self.decide_or_wait(max_wait, bill)
     }
 
     /// Decides about a request that may not wait for units.
+    fn decide_at_once(&self, bill: &mut Bill) -> Verdict {
+        let asked = self.ask(MaxWait::NONE, false, bill);
+        self.verdict(asked, bill)
+    }
+
+    /// Admits or denies a request that does not wait for units.
     #[inline]
-    fn decide_now(&self, bill: &mut Bill) -> Verdict {
-        if let Some(answer) = self.ask(MaxWait::NONE, bill) {
-            return self.wait(bill, answer, MaxWait::NONE, None);
+    fn verdict(&self, asked: Asked, bill: &mut Bill) -> Verdict {
+        match asked {
+            Asked::Later(answer) => self.wait(bill, answer, MaxWait::NONE, None),
+            _ if bill.decision().is_some_and(Decision::is_allowed) => Ok(None),
+            _ => Err(None),
         }
-        let outcome = bill.outcome.as_ref();
-        let is_allowed = outcome.is_some_and(|outcome| outcome.decision.is_allowed());
-        if is_allowed { Ok(None) } else { Err(None) }
     }
 
     /// Decides about a request that waits for up to `max_wait`, if there is room for it.
     #[inline(never)]
     fn decide_or_wait(&self, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
-        let slot = match (self.limiter(), &bill.units) {
+        let slot = match (self.limiter(), &bill.price) {
             // Most requests of a limiter in memory need not wait. Those that have to wait take a
             // slot afterwards.
-            (Some(limiter), Some((key, _)))
+            (Some(limiter), Price::Units(key, _))
                 if limiter.is_immediate() && !(limiter.only_holds() && limiter.is_waited_for()) =>
             {
                 if !self.wait_queue.has_room(limiter, key) {
-                    return self.decide_now(bill);
+                    return self.decide_at_once(bill);
                 }
                 None
             }
             _ => {
-                let Some(slot) = self.wait_queue.enter(self.charge(bill)) else {
+                let charge = self.charge(bill);
+                let Some(slot) = self.wait_queue.enter(charge) else {
                     return self.decide_without_room(max_wait, bill);
                 };
-                if bill.charge.is_waited_for(max_wait) {
-                    let charge = mem::replace(&mut bill.charge, Charge::exempt());
-                    return self.begin_wait(Waiter::begin(charge, max_wait, false), Some(slot));
+                if charge.is_waited_for(max_wait) {
+                    let waiter = Waiter::begin(self.take_charge(bill), max_wait, false);
+                    return self.begin_wait(waiter, Some(slot));
                 }
                 Some(slot)
             }
         };
-        if let Some(answer) = self.ask(max_wait, bill) {
+        if let Asked::Later(answer) = self.ask(max_wait, false, bill) {
             return self.wait(bill, answer, max_wait, slot);
         }
         match bill.outcome.take_if(|outcome| !outcome.decision.proceeds_immediately()) {
@@ -201,10 +223,9 @@ impl<P: ProtocolBase> Shared<P> {
     /// Decides about a request that could wait if there were room. It overtakes none that waits.
     fn decide_without_room(&self, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
         if !self.charge(bill).is_waited_for(max_wait) {
-            return self.decide_now(bill);
+            return self.decide_at_once(bill);
         }
-        let charge = mem::replace(&mut bill.charge, Charge::exempt());
-        self.begin_wait(Waiter::begin_without_room(charge), None)
+        self.begin_wait(Waiter::begin_without_room(self.take_charge(bill)), None)
     }
 
     /// Lets a request wait for its reservation, or for the end of holds or of a block, if there is
@@ -231,7 +252,7 @@ impl<P: ProtocolBase> Shared<P> {
             return self.wait(bill, StoreFuture::from(outcome), max_wait, slot);
         }
         // Other requests have taken the last slots since.
-        bill.charge.release_in_background(&outcome.receipts);
+        self.charge(bill).release_in_background(&outcome.receipts);
         self.decide_without_room(max_wait, bill)
     }
 
@@ -243,8 +264,7 @@ impl<P: ProtocolBase> Shared<P> {
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
     ) -> Verdict {
-        let charge = mem::replace(self.charge(bill), Charge::exempt());
-        self.begin_wait(Waiter::new(charge, answer, max_wait), slot)
+        self.begin_wait(Waiter::new(self.take_charge(bill), answer, max_wait), slot)
     }
 
     fn begin_wait(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Verdict {
@@ -278,7 +298,7 @@ impl<P: ProtocolBase> Shared<P> {
     /// Reports a rejection to the observers of the limiter and of the layer.
     fn report(&self, rejection: &Rejection, bill: &Bill) {
         let event = rejection.event();
-        let limiter = bill.charge.limiters().next().or(self.limiter());
+        let limiter = bill.charge().and_then(|charge| charge.limiters().next()).or(self.limiter());
         let inherited = limiter.map(|limiter| &limiter.observers().added);
         inherited.iter().for_each(|all| all.report(&event));
         let is_inherited = |observer: &_| inherited.is_some_and(|all| all.contains(observer));

@@ -9,10 +9,9 @@ use crate::{
     keys::Key,
     limiter::{AnyLimiter, Charge, IntoLimiter, Learning, VendorState, Waiter},
     middleware::{
-        extractor::KeyExtractor,
+        extractor::{KeyExtractor, watched},
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Lookup, Rule},
-        watch::watched,
     },
 };
 
@@ -43,39 +42,43 @@ pub enum Step<H> {
 /// What a request is charged, the decision, and what the request has taken.
 #[derive(Debug)]
 pub struct Bill {
-    /// The units of one key of the layer's limiter. A charge is made of them only if it is needed,
-    /// which saves copies.
-    pub(super) units: Option<(Key<'static>, u64)>,
-    /// Exempt if it was not made of the units.
-    pub(super) charge: Charge,
+    pub(super) price: Price,
     /// `None` before the decision, and if the request proceeds without one.
     pub(super) outcome: Option<Outcome>,
     /// What the request holds. The drop ends it, as used.
     pub(crate) holds: Option<Box<RequestHolds>>,
 }
 
+/// What a request is charged.
+#[derive(Debug)]
+pub(super) enum Price {
+    Exempt,
+    /// The units of one key of the layer's limiter. A charge is made of them only if it is needed,
+    /// which saves copies.
+    Units(Key<'static>, u64),
+    Charge(Charge),
+}
+
 impl Bill {
     #[inline(always)]
     pub(super) fn exempt() -> Self {
-        Self { units: None, charge: Charge::exempt(), outcome: None, holds: None }
+        Self { price: Price::Exempt, outcome: None, holds: None }
+    }
+
+    /// Returns the charge, if it was made: the limiter of a layer is known without it.
+    #[inline]
+    pub(crate) fn charge(&self) -> Option<&Charge> {
+        if let Price::Charge(charge) = &self.price { Some(charge) } else { None }
     }
 
     #[inline]
-    pub(super) fn is_exempt(&self) -> bool {
-        self.units.is_none() && self.charge.is_exempt()
-    }
-
-    /// Returns the decision, and the charge if it was made: the limiter of a layer is known without
-    /// it.
-    #[inline]
-    pub(crate) fn counted(&self) -> Option<(&Decision, &Charge)> {
-        self.outcome.as_ref().map(|outcome| (&outcome.decision, &self.charge))
+    pub(crate) fn decision(&self) -> Option<&Decision> {
+        self.outcome.as_ref().map(|outcome| &outcome.decision)
     }
 
     /// Returns the call by which the limit adopts what a response says, if that is new.
     pub(super) fn learn(&self, vendor: VendorState) -> Option<Learning> {
-        let (decision, charge) = self.counted()?;
-        charge.learn(vendor, decision.remaining())
+        self.charge()?.learn(vendor, self.decision()?.remaining())
     }
 }
 
@@ -127,25 +130,27 @@ impl<H: 'static> Pricing<H> {
             return Ok(true);
         }
         match &self.source {
-            ChargeSource::Key(_, extractor) => {
-                let key = match extractor.extract(head) {
-                    Ok(key) => key,
-                    Err(error) => match self.without_key(error)? {
-                        Some(key) => key,
-                        None => return Ok(true),
-                    },
-                };
-                let cost = self.cost.as_ref().map_or(1, |cost| cost(head));
-                if cost > 0 {
-                    bill.units = Some((key, cost));
+            ChargeSource::Key(_, extractor) => match extractor.extract(head) {
+                Ok(key) => bill.price = self.price_key(head, key),
+                Err(error) => {
+                    let shared = self.without_key(error)?;
+                    bill.price = shared.map_or(Price::Exempt, |key| self.price_key(head, key));
                 }
-            }
+            },
             ChargeSource::Rule(rule) => match rule.charge_now(head) {
                 Some(charge) => self.price_charge(head, charge, bill)?,
                 None => return Ok(false),
             },
         }
         Ok(true)
+    }
+
+    #[inline]
+    fn price_key(&self, head: &H, key: Key<'static>) -> Price {
+        match self.cost.as_ref().map_or(1, |cost| cost(head)) {
+            0 => Price::Exempt,
+            cost => Price::Units(key, cost),
+        }
     }
 
     /// Looks up the charge of a request by the rule.
@@ -168,7 +173,10 @@ impl<H: 'static> Pricing<H> {
             (Ok(charge), _) => charge,
             (Err(error), _) => return self.without_key(error).map(drop),
         };
-        bill.charge = charge.without_free_limits().with_counts();
+        let charge = charge.without_free_limits().with_counts();
+        if !charge.is_exempt() {
+            bill.price = Price::Charge(charge);
+        }
         Ok(())
     }
 

@@ -5,12 +5,12 @@ use std::task::{Context, Poll, ready};
 
 use super::{
     admit::{Reason, Shared, Verdict, reason},
-    price::{Bill, Step, TAKEN},
+    price::{Bill, Price, Step, TAKEN},
 };
 use crate::{
     decision::{Decision, Outcome},
     error::Error,
-    limiter::{Charge, Recovery, Waiter},
+    limiter::{Recovery, Waiter},
     middleware::{protocol::ProtocolBase, rejection::Rejection},
 };
 
@@ -60,7 +60,7 @@ impl<P: ProtocolBase> Shared<P> {
         // What is left of the wait: the fallback must not begin it anew.
         let rest = self.max_wait.at_most(waiter.remaining_wait());
         let (charge, receipts) = waiter.disarm();
-        bill.charge = charge;
+        bill.price = Price::Charge(charge);
         let error = match decided {
             Ok(decision) => {
                 let is_allowed = decision.is_allowed();
@@ -70,14 +70,14 @@ impl<P: ProtocolBase> Shared<P> {
             Err(Error::Store(error)) => error,
             Err(error) => return Err(reason(error.into())),
         };
-        match bill.charge.recover(self.on_failure, &error) {
+        match self.charge(bill).recover(self.on_failure, &error) {
             Recovery::Uncounted(decision) => {
-                bill.charge = Charge::exempt();
+                bill.price = Price::Exempt;
                 bill.outcome = decision.map(Outcome::of_nothing);
                 Ok(None)
             }
             Recovery::Fallback(charge) => {
-                bill.charge = charge;
+                bill.price = Price::Charge(charge);
                 self.decide(head, rest, bill)
             }
             Recovery::Fail => Err(reason(Rejection::Store(error))),

@@ -128,7 +128,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Steps one limit. A check notes a denial by this limit itself.
+    /// Steps one limit. A check that only looks at it notes a denial, as its decision would.
     fn step(&mut self, limit: usize, request: &EngineRequest, action: Action) -> EngineReply {
         let LockedKey { limit, shard, place, .. } = self.keys[limit];
         let entry = match place {
@@ -136,7 +136,7 @@ impl<'a> Transaction<'a> {
             KeyPlace::Fresh(index) => &mut self.fresh[index],
         };
         let reply = entry.decide(limit.settings, request);
-        if !reply.admitted && request.admission.is_none() && action == Action::Check {
+        if action == Action::Check && request.action == Action::Peek && !reply.admitted {
             entry.note_denial(request.now, reply.wait);
         }
         reply
