@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     connections::{Client, TransportError},
-    holds::Keeper,
+    keeper::Keeper,
     key_name::key_name,
     monitor::Monitor,
     release,

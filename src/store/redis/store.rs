@@ -21,7 +21,7 @@ use super::{
     cross_slot::CrossSlot,
     error::store_error,
     front::Front,
-    holds::Keeper,
+    keeper::Keeper,
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
