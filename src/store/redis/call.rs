@@ -54,8 +54,7 @@ impl ScriptCall {
         client: &Client,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let (command, script) = script::decide(self.action, &self.limits);
-        self.execute_command(client, deadline, Command::script(&command, &script.text)).await
+        self.execute_claimed(client, deadline, &Arc::default()).await
     }
 
     /// Executes the call, until another task gives it up.
@@ -65,18 +64,9 @@ impl ScriptCall {
         deadline: Deadline,
         claim: &Arc<Claim>,
     ) -> Result<Outcome, TransportError> {
-        let (command, script) = script::decide(self.action, &self.limits);
-        let command = Command::script(&command, &script.text).claimed(claim);
-        self.execute_command(client, deadline, command).await
-    }
-
-    async fn execute_command(
-        &self,
-        client: &Client,
-        deadline: Deadline,
-        command: Command<'_>,
-    ) -> Result<Outcome, TransportError> {
         let Self { action, limits, limiters, counts, .. } = self;
+        let (command, script) = script::decide(*action, limits);
+        let command = Command::script(&command, &script.text).claimed(claim);
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = script::read(&reply, *action, limits).map_err(TransportError::of_redis)?;
         if let Some(difference) = decided.difference {
