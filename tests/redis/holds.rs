@@ -84,8 +84,8 @@ fn time_to_live(server: &RedisServer, limiter: &Limiter) -> i64 {
     redis::cmd("PTTL").arg(key).query(&mut server.connection()).unwrap()
 }
 
-/// Moves the clock of the server beyond the lifetime of holds, after each of their renewals. Returns
-/// the time then.
+/// Moves the clock of the server beyond the lifetime of holds, after each of their renewals.
+/// Returns the time then.
 async fn renew(server: &RedisServer, limiters: &[Limiter], mut micros: i64) -> i64 {
     let values = || -> Vec<Vec<u8>> {
         let name = |it: &Limiter| format!("ratelimit:{}:{}:{{alice}}", it.name(), it.algorithm());
