@@ -11,12 +11,12 @@ use super::name::{LimiterKey, OwnedLimiterKey};
 const SEARCH_PAUSE: u64 = 1_000_000_000;
 
 pub(super) struct Table<T, const MAX: usize> {
-    entries: HashTable<Entry<T>>,
+    entries: HashTable<Remembered<T>>,
     /// When it was searched last.
     searched: u64,
 }
 
-pub(super) struct Entry<T> {
+pub(super) struct Remembered<T> {
     name: OwnedLimiterKey,
     end: u64,
     value: T,
@@ -55,7 +55,7 @@ impl<T, const MAX: usize> Table<T, MAX> {
         if entries.len() == MAX {
             drop(entries.extract_if(|_| true).next());
         }
-        let entry = Entry { name: name.clone(), end, value };
+        let entry = Remembered { name: name.clone(), end, value };
         entries.insert_unique(name.hash, entry, |entry| entry.name.hash);
     }
 }

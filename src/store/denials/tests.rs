@@ -10,7 +10,7 @@ use std::{
 use proptest::{collection::vec, prelude::*};
 use tokio::task::coop;
 
-use super::{table::Entry, *};
+use super::{table::Remembered, *};
 use crate::{
     Limiter, MemoryStore, Quota,
     algorithm::{
@@ -629,7 +629,7 @@ fn the_number_of_denials_is_bounded_and_expired_ones_go() {
     let full = count(&denials);
     assert_eq!(full, 57_344, "as the documentation says");
     // Tables of 1,024 buckets, and keys of 128 bytes.
-    let tables = SHARDS * 1_024 * (size_of::<Entry<Denial>>() + 1);
+    let tables = SHARDS * 1_024 * (size_of::<Remembered<Denial>>() + 1);
     let keys = 57_344 * 144;
     assert!(tables + keys <= 23_000_000, "{tables} bytes, as the documentation says");
     let last = Request { key: "199999", ..Request::new(&settings) };
