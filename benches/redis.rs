@@ -1,5 +1,5 @@
 //! Compares decisions over Redis with bare commands over the same kind of connection: time, CPU of
-//! the server, and memory of the server.
+//! the server, and memory of the server. With the argument `latency`, only one request in flight.
 
 #![allow(missing_docs, unreachable_pub)]
 
@@ -14,7 +14,7 @@ mod proxy;
 mod server;
 
 use std::{
-    fs,
+    env, fs,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -80,6 +80,9 @@ const ALGORITHMS: [Algorithm; 7] = [
 fn main() {
     let bench = Bench::new();
     bench.print_latency();
+    if env::args().any(|arg| arg == "latency") {
+        return;
+    }
     bench.print_throughput(TASKS);
     bench.print_throughput(1);
     bench.print_client();

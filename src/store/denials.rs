@@ -18,29 +18,28 @@
 //! The blocks of keys are remembered, too, for the requests that wait. A block has no TTL. It is
 //! forgotten when this process ends it, or when a newer decision of the store does not find it.
 
-mod blocks;
 mod entry;
 mod name;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fmt,
     hash::BuildHasher,
-    mem, ptr,
+    ptr,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::{
-    blocks::Blocks,
     entry::{Denial, Question},
     name::{LimiterKey, OwnedLimiterKey},
+    table::Table,
 };
 use super::{
     Lines, Settings, StoreRequest,
@@ -51,11 +50,9 @@ use crate::{algorithm::Action, decision::Decision, keys::Key, sync::lock};
 /// Each shard has a lock. The shards are as many as the keys of a batch, so that the threads of a
 /// flood seldom meet: 8 M denials per second of 256 keys on one thread need no more.
 const SHARDS: usize = 64;
-/// The entries of a generation, which fill a table of 512 buckets to 7/8, the most that hashbrown
-/// takes before it grows. Two generations of 64 shards are 57,344 keys, in up to 23 MB (a test
-/// counts them).
-const MAX_YOUNG: usize = 448;
-
+/// The entries of a shard fill a table of 1,024 buckets to 7/8, the most that hashbrown takes
+/// before it grows: 57,344 keys in all, in up to 23 MB (a test counts them).
+const MAX_DENIALS: usize = 896;
 /// An instant can be as far away as this.
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 86_400);
 
@@ -77,19 +74,27 @@ struct Memory {
     lines: Arc<Lines>,
 }
 
-/// Entries in two generations. When the young one is full, or older than the TTL, it becomes the
-/// old one, and the old one is dropped. So no entry is looked at to make room.
+/// What is known about a part of the keys.
 #[derive(Default)]
 struct DenialShard {
-    young: HashTable<Denial>,
-    old: HashTable<Denial>,
-    /// Set by the first entry, so that a shard without denials is never rotated.
-    young_since: Option<u64>,
-    blocks: Blocks,
+    denials: Table<Denial, MAX_DENIALS>,
+    /// If a block is not remembered, a request that waits finds it by a call.
+    blocks: Table<Block, 256>,
+    /// The number of times that a block was found.
+    found: u64,
     /// The number of changes. A denial that was sent before a change is not remembered after it.
     /// One count for all keys of a shard: a change of another key loses a denial, which costs one
     /// call, and a count per key would have to be kept for keys without denials.
     changes: u64,
+}
+
+/// The block of a key, which this process began, or has found in a decision of the store.
+struct Block {
+    /// In nanoseconds since the memory was made.
+    until: u64,
+    /// The value of `DenialShard::found` when the block was last found. A decision that was sent
+    /// before may be older than the block.
+    found: u64,
 }
 
 /// The result of a lookup.
@@ -102,7 +107,8 @@ pub(crate) enum Lookup {
 /// A request that the store decides.
 #[derive(Default)]
 pub(crate) struct Undecided {
-    sent: Option<Instant>,
+    /// In nanoseconds since the memory was made.
+    sent: Option<u64>,
     blocks: bool,
     /// The limits of a check whose denial can be remembered.
     checked: SmallVec<[CheckedLimit; 1]>,
@@ -145,11 +151,11 @@ impl Denials {
         let StoreRequest { action, limits, .. } = *request;
         let (nanos, mut denial) = (self.memory.nanos(now), None);
         let blocks = matches!(action, Action::Block { .. });
-        let mut undecided = Undecided { sent: Some(now), blocks, ..Undecided::default() };
+        let mut undecided = Undecided { sent: Some(nanos), blocks, ..Undecided::default() };
         for (index, limit) in limits.iter().enumerate() {
             let name = self.memory.name(limit.settings, limit.key);
             let shard = self.memory.shard(name.hash);
-            let known = shard.find(name);
+            let known = shard.denials.find(name);
             let is_other = known.is_some_and(|known| !known.is_of(limit.settings));
             match action {
                 Action::Check if !is_other => {
@@ -203,7 +209,7 @@ impl Denials {
     pub(crate) fn blocked_until(&self, settings: &Settings, key: &Key<'_>) -> Option<Instant> {
         let name = self.memory.name(settings, key);
         let shard = self.memory.shard(name.hash);
-        Some(shard.blocks.find(name)?.until)
+        Some(self.memory.start + Duration::from_nanos(shard.blocks.find(name)?.until))
     }
 }
 
@@ -226,31 +232,14 @@ impl Memory {
 }
 
 impl DenialShard {
-    fn find(&self, name: LimiterKey<'_>) -> Option<&Denial> {
-        if self.young.is_empty() && self.old.is_empty() {
-            return None; // most services deny few requests
-        }
-        let is_it = |denial: &Denial| denial.name.is(name);
-        self.young.find(name.hash, is_it).or_else(|| self.old.find(name.hash, is_it))
-    }
-
-    fn remove(&mut self, name: LimiterKey<'_>) {
-        for table in [&mut self.young, &mut self.old] {
-            if let Ok(entry) = table.find_entry(name.hash, |denial| denial.name.is(name)) {
-                entry.remove();
-            }
-        }
-    }
-
-    fn insert(&mut self, denial: Denial, ttl: Duration) {
-        let now = denial.received;
-        let since = *self.young_since.get_or_insert(now);
-        let age = now.saturating_sub(since);
-        if self.young.len() == MAX_YOUNG || u128::from(age) >= ttl.as_nanos() {
-            self.old = mem::take(&mut self.young);
-            self.young_since = Some(now);
-        }
-        self.young.insert_unique(denial.name.hash, denial, |denial| denial.name.hash);
+    /// Remembers a block that a decision, sent at that instant, has found or made.
+    fn find_block(&mut self, name: &OwnedLimiterKey, sent: u64, decision: &Decision) {
+        self.found += 1;
+        let rest = decision.block_rest();
+        // The clocks of the server and of the process may differ by 0.1 %: far above the drift of
+        // quartz, some 0.01 %, and of NTP, which slews by up to 0.05 %.
+        let until = sent + (rest - rest / 1_000).as_nanos() as u64;
+        self.blocks.insert(name, Block { until, found: self.found }, until, sent);
     }
 }
 
@@ -266,7 +255,7 @@ impl Undecided {
         let Some(sent) = *sent else { return };
         if let (true, true, [change]) = (*blocks, decision.is_blocked(), &**changes) {
             let mut shard = change.memory.shard(change.name.hash);
-            shard.blocks.insert(&change.name, block_end(sent, decision));
+            shard.find_block(&change.name, sent, decision);
         }
         changes.clear(); // before the denial is remembered, which they would drop
         let knows_block = checked.iter().any(|limit| limit.block.is_some());
@@ -278,7 +267,7 @@ impl Undecided {
         let mut of_limiter =
             checked.iter().filter(|limit| ptr::eq(limit.name.limiter, decision.limiter()));
         let named = of_limiter.next().filter(|_| of_limiter.next().is_none());
-        let received = received();
+        let received = denials.memory.nanos(received());
         for limit in checked.iter().filter(|limit| limit.block.is_some()) {
             let is_named = named.is_some_and(|named| ptr::eq(named, limit));
             limit.forget_block(&denials.memory, decision, is_named, received);
@@ -293,26 +282,21 @@ impl CheckedLimit {
     /// Forgets the block that was known when the check was sent, if the decision shows that it is
     /// over: the decision describes this limit, and there is no block; or the request proceeds
     /// before the block would end.
-    fn forget_block(
-        &self,
-        memory: &Memory,
-        decision: &Decision,
-        is_named: bool,
-        received: Instant,
-    ) {
+    fn forget_block(&self, memory: &Memory, decision: &Decision, is_named: bool, received: u64) {
         let name = self.name.borrowed();
         let mut shard = memory.shard(name.hash);
         let Some(block) = shard.blocks.find(name) else { return };
-        let proceeds = decision.is_allowed() && received + decision.delay() < block.until;
+        let begins = received + decision.delay().as_nanos() as u64;
+        let proceeds = decision.is_allowed() && begins < block.until;
         let is_over = proceeds || is_named && !decision.is_blocked();
         if is_over && self.block == Some(block.found) {
             shard.blocks.remove(name);
-            shard.remove(name);
+            shard.denials.remove(name);
         }
     }
 
     /// Remembers a denial, and a block, by this limit.
-    fn remember(&self, denials: &Denials, decision: &Decision, [sent, received]: [Instant; 2]) {
+    fn remember(&self, denials: &Denials, decision: &Decision, times: [u64; 2]) {
         let (Denials { memory, ttl, .. }, name) = (denials, self.name.borrowed());
         let mut shard = memory.shard(name.hash);
         // The store may have decided before the change. Denied for longer than the quota says, the
@@ -321,30 +305,18 @@ impl CheckedLimit {
             return;
         }
         if decision.is_blocked() {
-            shard.blocks.insert(&self.name, block_end(sent, decision));
+            shard.find_block(&self.name, times[0], decision);
         }
         // A hold that ends elsewhere can return units at any time.
         if decision.held() > 0 {
             return;
         }
-        let times = [sent, received].map(|instant| memory.nanos(instant));
-        let Some(denial) = Denial::new(&self.name, &self.question, decision, times, *ttl) else {
-            return;
-        };
-        if shard.find(name).is_none_or(|known| denial.replaces(known, &self.question)) {
-            shard.remove(name);
-            shard.insert(denial, *ttl);
+        let Some(denial) = Denial::new(&self.question, decision, times, *ttl) else { return };
+        if shard.denials.find(name).is_none_or(|known| denial.replaces(known, &self.question)) {
+            let ends = denial.ends;
+            shard.denials.insert(&self.name, denial, ends, times[1]);
         }
     }
-}
-
-/// Returns a lower bound of the end of the block of a key that a decision, sent at that instant,
-/// has found or made.
-fn block_end(sent: Instant, blocked: &Decision) -> Instant {
-    let rest = blocked.block_rest();
-    // The clocks of the server and of the process may differ by 0.1 %: far above the drift of
-    // quartz, some 0.01 %, and of NTP, which slews by up to 0.05 %.
-    sent + (rest - rest / 1_000)
 }
 
 /// Returns the denial that holds for longer.
@@ -357,7 +329,7 @@ impl Change {
         let name = self.name.borrowed();
         let mut shard = self.memory.shard(name.hash);
         shard.changes += 1;
-        shard.remove(name);
+        shard.denials.remove(name);
         if self.ends_block {
             shard.blocks.remove(name);
         }

@@ -11,6 +11,7 @@ mod error;
 mod events;
 mod front;
 mod holds;
+mod keeper;
 mod key_name;
 mod late;
 mod monitor;

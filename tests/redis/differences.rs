@@ -26,7 +26,7 @@ type Edit = [&'static str; 2];
 const DOUBLED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', 2 * limit\n"];
 const HALVED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', limit / 2\n"];
 
-const LIFETIME: Duration = Duration::from_secs(2);
+const LIFETIME: Duration = Duration::from_secs(8);
 
 /// A connection on which the server runs another script.
 #[derive(Clone)]

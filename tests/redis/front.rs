@@ -13,7 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{runtime, task::JoinSet};
+use tokio::{
+    runtime::{self, Handle},
+    task::JoinSet,
+};
 use tower_ratelimit::{
     Admission, Algorithm, Decision, Error, Limiter, Quota, RedisStore,
     store::{RedisConfig, Source},
@@ -300,6 +303,28 @@ async fn a_check_that_is_not_polled_any_more_keeps_no_others() {
         assert!(reservation.await.unwrap().keep().is_allowed());
         assert!(hold.await.is_ok(), "{name}");
     }
+}
+
+#[tokio::test]
+async fn a_check_of_an_idle_limiter_needs_no_task() {
+    let server = RedisServer::start();
+    let limiter =
+        Limiter::new("default", store(&server).await, Algorithm::FixedWindow, Quota::per_hour(9));
+    assert!(limiter.check("key").await.unwrap().is_allowed());
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for is_dropped in [true, false] {
+        let mut check = Box::pin(limiter.check("key").into_future());
+        let polled = poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx).is_pending())).await;
+        assert!(polled && tasks() <= before, "{} tasks, {before} before", tasks());
+        if is_dropped {
+            drop(check); // the limiter is idle again
+        } else {
+            assert!(check.await.unwrap().is_allowed());
+        }
+    }
+    let decisions = check_all(&limiter, &of_many_keys(100)).await;
+    assert!(decisions.iter().all(Result::is_ok));
 }
 
 #[tokio::test]

@@ -43,8 +43,11 @@ use crate::support::{
 };
 
 /// As short as a lifetime can be, times four: the first renewal is due after 50 ms. Only for tests
-/// in which holds are renewed or expire: a busy machine may take that long for the next step.
+/// in which holds expire: a busy machine may take that long for the next step.
 const LIFETIME: Duration = Duration::from_millis(400);
+/// Long enough for a busy machine to renew a hold before it expires: the first renewal is due after
+/// half a second, and the hold expires after a second without it.
+const RENEWED: Duration = Duration::from_secs(4);
 
 const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::FixedWindow,
@@ -81,21 +84,25 @@ fn time_to_live(server: &RedisServer, limiter: &Limiter) -> i64 {
     redis::cmd("PTTL").arg(key).query(&mut server.connection()).unwrap()
 }
 
-/// Moves the clock of the server beyond the lifetime of a hold, after each of its renewals. Returns
-/// the time then.
-async fn renew(server: &RedisServer, limiter: &Limiter, mut micros: i64) -> i64 {
-    let key = format!("ratelimit:{}:{}:{{alice}}", limiter.name(), limiter.algorithm());
-    let value = || -> Vec<u8> {
-        redis::cmd("GET").arg(&key).query(&mut server.connection()).expect("the server runs")
+/// Moves the clock of the server beyond the lifetime of holds, after each of their renewals.
+/// Returns the time then.
+async fn renew(server: &RedisServer, limiters: &[Limiter], mut micros: i64) -> i64 {
+    let values = || -> Vec<Vec<u8>> {
+        let name = |it: &Limiter| format!("ratelimit:{}:{}:{{alice}}", it.name(), it.algorithm());
+        let names: Vec<_> = limiters.iter().map(name).collect();
+        redis::cmd("MGET").arg(names).query(&mut server.connection()).expect("the server runs")
     };
-    // At first, a hold lives for 100 to 125 ms, and after a renewal for 400 to 475 ms.
-    for ahead in [1, 200] {
-        let before = value();
+    // At first, a hold lives for a second, and after a renewal for four, with up to a fourth more.
+    for ahead in [1, 2_000] {
+        let before = values();
         micros += ahead * 1_000;
         clock::set(server, micros);
-        until_server("the hold is renewed", || value() != before).await;
+        until_server("the holds are renewed", || {
+            before.iter().zip(values()).all(|(before, value)| *before != value)
+        })
+        .await;
     }
-    micros += 300_000;
+    micros += 3_000_000;
     clock::set(server, micros);
     micros
 }
@@ -106,11 +113,13 @@ async fn units_stay_held_as_long_as_their_permit() {
     let recorder = Recorder::new();
     let store = support::connected(clock::settable(&server)).await;
     let store = observed(store, recorder.clone());
-    let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm).hold_lifetime(LIFETIME));
-    let mut micros = 0;
+    let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm).hold_lifetime(RENEWED));
+    let mut permits = vec![];
     for limiter in &limiters {
-        let permit = hold(limiter, 8).await;
-        micros = renew(&server, limiter, micros).await;
+        permits.push(hold(limiter, 8).await);
+    }
+    renew(&server, &limiters, 0).await;
+    for (limiter, permit) in limiters.iter().zip(permits) {
         until("the permit has not expired", async || !permit.is_expired()).await;
         assert_eq!((state(limiter).await.held(), state(limiter).await.remaining()), (8, 2));
         permit.settle(3);
@@ -207,7 +216,7 @@ async fn permits_are_renewed_after_the_end_of_the_runtime_that_renewed_them() {
     let connecting = async move {
         let store = support::connected(support::config(&url).denial_ttl(Duration::ZERO)).await;
         // A hold expires after a quarter of this, if it is not renewed.
-        let limiter = limiter(&store, Algorithm::token_bucket()).hold_lifetime(5 * LIFETIME);
+        let limiter = limiter(&store, Algorithm::token_bucket()).hold_lifetime(RENEWED);
         (hold(&limiter, 1).await, limiter)
     };
     let (of_first, limiter) = first.spawn(connecting).await.unwrap();
@@ -220,7 +229,7 @@ async fn permits_are_renewed_after_the_end_of_the_runtime_that_renewed_them() {
     let (of_idle, idle) = idle.join().unwrap();
     let permit = hold(&limiter, 2).await;
     first.shutdown_background();
-    tokio::time::sleep(2 * LIFETIME).await; // of a real server
+    tokio::time::sleep(RENEWED / 2).await; // of a real server
     assert!(!permit.is_expired());
     assert_eq!(state(&limiter).await.held(), 4);
     drop([of_first, of_idle]);
@@ -253,8 +262,7 @@ async fn a_server_that_has_lost_its_memory_holds_the_units_again_within_a_renewa
     let recorder = Recorder::new();
     let store = observed(support::forgetful_store(&server).await, recorder.clone());
     for algorithm in ALGORITHMS {
-        // Long enough for a busy machine to renew it before it expires.
-        let limiter = limiter(&store, algorithm).hold_lifetime(10 * LIFETIME);
+        let limiter = limiter(&store, algorithm).hold_lifetime(RENEWED);
         let permit = hold(&limiter, 8).await;
         recorder.take();
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
@@ -404,20 +412,23 @@ async fn the_end_of_a_permit_keeps_what_a_changed_quota_has_counted() {
 async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
     let server = RedisServer::start();
     let store = support::connected(clock::settable(&server)).await;
+    let limiters = ALGORITHMS.map(|algorithm| limiter(&store, algorithm).hold_lifetime(RENEWED));
     let mut micros = 0;
-    for algorithm in ALGORITHMS {
-        let limiter = limiter(&store, algorithm).hold_lifetime(LIFETIME);
-        for (then, left) in [("ready", 2), ("failed", 10), ("dropped", 10)] {
+    for (then, left) in [("ready", 2), ("failed", 10), ("dropped", 10)] {
+        let mut requests = vec![];
+        for limiter in &limiters {
             limiter.reset("alice").await.unwrap();
             let held = limiter.clone();
             let rule = move |_: &()| Ok(Charge::new(&held, "alice").estimate(8));
             let layer = RateLimitLayer::custom_by_rule(rule, |_, ()| false);
             let (service, mut handle) = mock::pair::<(), bool>();
             handle.allow(0);
-            let request = tokio::spawn(layer.layer(service).oneshot(()));
-            until_held(&limiter, 8, 2).await;
-            micros = renew(&server, &limiter, micros).await;
-            assert_eq!(state(&limiter).await.held(), 8, "{algorithm}, {then}");
+            requests.push((tokio::spawn(layer.layer(service).oneshot(())), handle));
+            until_held(limiter, 8, 2).await;
+        }
+        micros = renew(&server, &limiters, micros).await;
+        for (limiter, (request, mut handle)) in limiters.iter().zip(requests) {
+            assert_eq!(state(limiter).await.held(), 8, "{}, {then}", limiter.name());
             match then {
                 "ready" => {
                     handle.allow(1);
@@ -427,7 +438,7 @@ async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
                 _ => request.abort(),
             }
             drop(request.await);
-            until_held(&limiter, 0, left).await;
+            until_held(limiter, 0, left).await;
         }
     }
 }
@@ -740,8 +751,7 @@ fn shared_limiters(store: &RedisStore) -> [Limiter; 4] {
 
 fn shared_streams(store: &RedisStore) -> Limiter {
     let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(10));
-    // Long enough for a busy machine to renew the permits that are to be seen.
-    Limiter::new("shared-streams", store.clone(), algorithm, quota).hold_lifetime(5 * LIFETIME)
+    Limiter::new("shared-streams", store.clone(), algorithm, quota).hold_lifetime(RENEWED)
 }
 
 /// The process that is killed prints a line for each hold, and for each end.

@@ -539,7 +539,8 @@ fn reservations_of_a_runtime_that_ends_are_released_by_another_runtime() {
 async fn a_late_release_is_one_event_for_each_limit() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server);
-    let quick = connect(&proxy.url(), Duration::from_millis(50)).await;
+    // Enough for a busy machine, and less than the life of a silent connection.
+    let quick = connect(&proxy.url(), Duration::from_millis(300)).await;
     let recorder = Recorder::new();
     quick.add_observer(recorder.clone());
     let named =

@@ -1,7 +1,10 @@
 //! States of other versions: each stored value has a letter for its form, and a letter that this
 //! version does not know is an error that lets the counts stay. Other bytes are foreign.
 
-use std::{error::Error as _, time::Duration};
+use std::{
+    error::Error as _,
+    time::{Duration, Instant},
+};
 
 use proptest::{
     collection::vec,
@@ -407,9 +410,11 @@ async fn a_hold_in_a_state_of_another_version_expires_and_is_renewed_rarely() {
     site.set(&new);
     until("the permit has expired", async || permit.is_expired()).await;
     sleep(Duration::from_millis(300)).await; // of a real server
-    let calls = server.calls("evalsha");
+    let (calls, start) = (server.calls("evalsha"), Instant::now());
     sleep(Duration::from_secs(1)).await;
-    assert!(server.calls("evalsha") - calls <= 2, "it is renewed once in a second");
+    let renewals = server.calls("evalsha") - calls;
+    let seconds = start.elapsed().as_secs(); // more on a busy machine
+    assert!(renewals <= seconds + 1, "it is renewed once in a second: {renewals} in {seconds} s");
     assert_eq!(site.value(), new);
     site.set(&old);
     until("the units that it has spent are known", async || {

@@ -147,7 +147,8 @@ struct CheckOfKey {
 impl CheckEach {
     /// Begins with none; `count` is the expected number of checks.
     pub fn new(params: Params, lifetime: Option<Lifetime>, count: usize) -> Self {
-        let (keys, items) = (vec![], Items::default());
+        let bytes = Vec::with_capacity(count * (2 + Items::SIZE));
+        let (keys, items) = (vec![], Items { bytes, ..Items::default() });
         Self { params, lifetime, keys, items, checks: Vec::with_capacity(count) }
     }
 
@@ -436,8 +437,10 @@ fn name(action: Action) -> &'static str {
 }
 
 fn params_bytes(params: &Params) -> Vec<u8> {
-    let mut bytes = vec![SOURCES[params.index()].form];
-    bytes.extend(params.args().into_iter().flat_map(f64::to_le_bytes));
+    let args = params.args();
+    let mut bytes = Vec::with_capacity(1 + 8 * args.len());
+    bytes.push(SOURCES[params.index()].form);
+    args.iter().for_each(|arg| bytes.extend(arg.to_le_bytes()));
     bytes
 }
 

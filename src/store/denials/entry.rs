@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use super::name::OwnedLimiterKey;
 use crate::{
     algorithm::Algorithm,
     decision::Decision,
@@ -30,7 +29,6 @@ pub(super) struct Question {
 /// made: a lookup then reads them without the arithmetic of `Duration`. The other times are in
 /// microseconds after the decision.
 pub(super) struct Denial {
-    pub(super) name: OwnedLimiterKey,
     algorithm: Algorithm,
     /// Reports the count of the key.
     decision: Decision,
@@ -41,9 +39,9 @@ pub(super) struct Denial {
     /// When there is room for it to wait; 0 if that is unknown, or if there is always room.
     room: f64,
     sent: u64,
-    pub(super) received: u64,
+    received: u64,
     /// When it is forgotten.
-    ends: u64,
+    pub(super) ends: u64,
 }
 
 impl Question {
@@ -57,7 +55,6 @@ impl Denial {
     /// Reads the denial of a check that was sent and received at these instants. Returns `None` if
     /// it denies nothing any more.
     pub(super) fn new(
-        name: &OwnedLimiterKey,
         &Question { algorithm, shapes, max_wait }: &Question,
         denied: &Decision,
         [sent, received]: [u64; 2],
@@ -78,8 +75,8 @@ impl Denial {
         };
         let cost = if by_block { 0 } else { denied.cost() };
         let ends = sent + ttl.as_nanos() as u64;
-        let (name, decision) = (name.clone(), denied.clone().without_counts());
-        let it = Self { name, algorithm, decision, cost, conforms, room, sent, received, ends };
+        let decision = denied.clone().without_counts();
+        let it = Self { algorithm, decision, cost, conforms, room, sent, received, ends };
         it.denies(denied.cost(), max_wait, received).then_some(it)
     }
 

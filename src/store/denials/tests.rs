@@ -10,7 +10,7 @@ use std::{
 use proptest::{collection::vec, prelude::*};
 use tokio::task::coop;
 
-use super::*;
+use super::{table::Remembered, *};
 use crate::{
     Limiter, MemoryStore, Quota,
     algorithm::{
@@ -389,11 +389,11 @@ fn a_block_is_forgotten_after_a_decision_that_was_sent_later_and_does_not_find_i
 
 #[test]
 fn of_several_limits_an_allowed_decision_ends_each_block_after_which_the_request_proceeds() {
-    let (first, second, now) = (bucket(), other_limiter(), Instant::now());
+    let (first, second) = (bucket(), other_limiter());
     let requests = [Request::new(&first), Request::new(&second)];
-    let ends = Some(now + HOUR - HOUR / 1_000);
     for (delay, forgotten) in [(MILLISECOND, true), (2 * HOUR, false)] {
-        let denials = Denials::new(Duration::ZERO, Arc::default());
+        let (denials, now) = (Denials::new(Duration::ZERO, Arc::default()), Instant::now());
+        let ends = Some(now + HOUR - HOUR / 1_000);
         for request in requests {
             let _ =
                 request.send(&denials, now).resolve_with(&denials, request.blocked(HOUR), || now);
@@ -612,7 +612,7 @@ fn a_denial_that_may_be_older_than_a_change_is_not_remembered_after_it() {
 
 fn count(denials: &Denials) -> usize {
     let shards = &denials.memory.shards;
-    shards.iter().map(|shard| lock(shard)).map(|it| it.young.len() + it.old.len()).sum()
+    shards.iter().map(|shard| lock(shard).denials.len()).sum()
 }
 
 #[test]
@@ -627,10 +627,9 @@ fn the_number_of_denials_is_bounded_and_expired_ones_go() {
         deny(key, start);
     }
     let full = count(&denials);
-    assert!((SHARDS * MAX_YOUNG..=2 * SHARDS * MAX_YOUNG).contains(&full), "{full}");
-    assert_eq!(2 * SHARDS * MAX_YOUNG, 57_344, "as the documentation says");
-    // Tables of 512 buckets, and keys of 128 bytes.
-    let tables = 2 * SHARDS * 512 * (size_of::<Denial>() + 1);
+    assert_eq!(full, 57_344, "as the documentation says");
+    // Tables of 1,024 buckets, and keys of 128 bytes.
+    let tables = SHARDS * 1_024 * (size_of::<Remembered<Denial>>() + 1);
     let keys = 57_344 * 144;
     assert!(tables + keys <= 23_000_000, "{tables} bytes, as the documentation says");
     let last = Request { key: "199999", ..Request::new(&settings) };

@@ -14,7 +14,7 @@ use tower_ratelimit_engine::script::Difference;
 
 use super::{
     connections::{Client, TransportError},
-    holds::Keeper,
+    keeper::Keeper,
     key_name::key_name,
     monitor::Monitor,
     release,

@@ -5,12 +5,13 @@ use std::{
     mem,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, atomic::Ordering::Relaxed},
-    task::{Context, Poll, Waker},
-    time::{Duration, Instant},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
 };
 
 use hashbrown::HashTable;
 use redis::ServerErrorKind;
+use smallvec::SmallVec;
 use tokio::task::JoinSet;
 use tower_ratelimit_engine::script::CheckEach;
 
@@ -74,7 +75,7 @@ struct Caller {
 }
 
 /// The event at which a caller gets an error, if there is no reply.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
     /// Its own deadline.
     Deadline,
@@ -174,6 +175,13 @@ impl CheckBatch {
         Some(Queued { batch: self.clone(), index, own_call: None, is_done: false })
     }
 
+    /// Executes the call of a batch outside of a lane.
+    pub(super) async fn execute_alone(self: Arc<Self>) {
+        while let Some(call) = self.begin(false)
+            && self.execute(&call, &|| ()).await
+        {}
+    }
+
     /// Executes a call. `on_handover` is called when no later call can overtake this one. Returns
     /// true if it was not sent in time for some of its callers, and others have time left: they
     /// need another call.
@@ -263,8 +271,7 @@ impl CheckBatch {
         }
         let lingers = may_wait && may_linger;
         claims.push(claim.clone());
-        // A caller whose deadline has passed is in its grace.
-        let ends_with_call = Instant::now().max(last.end() - MAX_DELAY);
+        let ends_with_call = last.end() - MAX_DELAY;
         for &index in &indexes {
             // A call that lingers ends up to 30 s late: too late for any caller.
             let is_in_time = !lingers && callers[index].deadline.end() >= ends_with_call;
@@ -294,7 +301,7 @@ impl CheckBatch {
             let key = call.checks.key(*check);
             self.backend.report_difference(&self.observers, self.settings.name, key, *difference);
         }
-        let mut wakers = Vec::with_capacity(call.callers.len());
+        let mut wakers: SmallVec<[_; 1]> = SmallVec::with_capacity(call.callers.len());
         let mut late = vec![];
         let mut contents = self.contents();
         for (&index, found) in call.callers.iter().zip(&reply.replies) {
@@ -399,16 +406,40 @@ impl CheckBatch {
         self.fail_all(failures.collect());
     }
 
-    /// Returns the first deadline at which a caller is to fail, unless its call ends before.
-    pub(super) fn next_deadline(&self) -> Option<Deadline> {
+    /// The deadline of the check that came first.
+    pub(super) fn first_deadline(&self) -> Deadline {
+        self.contents().callers[0].deadline
+    }
+
+    /// Fails callers at their own deadlines until the call has ended. Returns nothing if no caller
+    /// waits for it any more.
+    pub(super) async fn expire_until<T>(
+        &self,
+        mut call: impl Future<Output = T> + Unpin,
+    ) -> Option<T> {
+        loop {
+            let (end, deadline) = self.next_end()?;
+            if end == End::OfBatch {
+                return Some(call.await);
+            }
+            let ended = deadline.wait_for(&mut call).await;
+            if ended.is_some() {
+                return ended;
+            }
+            self.expire();
+        }
+    }
+
+    /// Returns how the first caller is to fail, if there is no reply.
+    fn next_end(&self) -> Option<(End, Deadline)> {
         let contents = self.contents();
-        let callers = contents.callers.iter();
-        let waiting = callers.filter(|it| it.is_waiting() && it.end == End::Deadline);
-        waiting.map(|it| it.deadline).min_by_key(|deadline| deadline.end())
+        let waiting = contents.callers.iter().filter(|it| it.is_waiting());
+        let ends = waiting.map(|it| (it.end, it.deadline));
+        ends.min_by_key(|(end, deadline)| (*end, deadline.end()))
     }
 
     /// Fails the callers whose deadlines are over.
-    pub(super) fn expire(&self) {
+    fn expire(&self) {
         let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.is_too_late();
         let (client, slot) = (&self.backend.client, self.slot);
         let failures = self.give_up(is_over).into_iter().map(|(index, deadline, claim)| {
@@ -448,12 +479,6 @@ impl CheckBatch {
     }
 }
 
-impl BatchCall {
-    pub(super) fn deadline(&self) -> Deadline {
-        self.deadline
-    }
-}
-
 impl Caller {
     fn is_waiting(&self) -> bool {
         matches!(self.state, CallerState::Waiting(_)) && self.end != End::Past
@@ -486,17 +511,12 @@ pub(super) struct Queued {
     is_done: bool,
 }
 
-type OwnCall = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type OwnCall = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Queued {
     /// Lets the caller execute the call of the batch, which has no other checks.
-    pub(super) fn executed_by_caller(mut self) -> Self {
-        let batch = self.batch.clone();
-        self.own_call = Some(Box::pin(async move {
-            while let Some(call) = batch.begin(false)
-                && batch.execute(&call, &|| ()).await
-            {}
-        }));
+    pub(super) fn executed_by_caller(mut self, call: OwnCall) -> Self {
+        self.own_call = Some(call);
         self
     }
 }
@@ -506,7 +526,10 @@ impl Future for Queued {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        this.own_call.take_if(|call| call.as_mut().poll(cx).is_ready());
+        if let Some(call) = &mut this.own_call {
+            ready!(call.as_mut().poll(cx));
+            this.own_call = None;
+        }
         let mut contents = this.batch.contents();
         match &mut contents.callers[this.index].state {
             CallerState::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => Poll::Pending,

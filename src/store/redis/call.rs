@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use redis::{Cmd, RedisError};
-use tower_ratelimit_engine::script::{
-    self, Arguments, CheckEach, Difference, EachDecided, Limit, ScriptText,
-};
+use redis::RedisError;
+use tower_ratelimit_engine::script::{self, CheckEach, Difference, EachDecided, Limit};
 
 use super::{
     backend::Backend,
@@ -49,11 +47,6 @@ impl ScriptCall {
         }
     }
 
-    fn command(&self) -> (Cmd, &'static ScriptText) {
-        let write = |arguments: Arguments<'_>| script::decide(self.action, &self.limits, arguments);
-        wire::command(self.limits.len(), write)
-    }
-
     pub(super) fn limits(&self) -> &[Limit] {
         &self.limits
     }
@@ -63,8 +56,7 @@ impl ScriptCall {
         client: &Client,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let (command, script) = self.command();
-        self.execute_command(client, deadline, Command::script(&command, &script.text)).await
+        self.execute_claimed(client, deadline, &Arc::default()).await
     }
 
     /// Executes the call, until another task gives it up.
@@ -74,18 +66,10 @@ impl ScriptCall {
         deadline: Deadline,
         claim: &Arc<Claim>,
     ) -> Result<Outcome, TransportError> {
-        let (command, script) = self.command();
-        let command = Command::script(&command, &script.text).claimed(claim);
-        self.execute_command(client, deadline, command).await
-    }
-
-    async fn execute_command(
-        &self,
-        client: &Client,
-        deadline: Deadline,
-        command: Command<'_>,
-    ) -> Result<Outcome, TransportError> {
         let Self { action, limits, limiters, counts, .. } = self;
+        let (command, script) =
+            wire::command(limits.len(), |arguments| script::decide(*action, limits, arguments));
+        let command = Command::script(&command, &script.text).claimed(claim);
         let (reply, connection) = client.execute(deadline, command).await?;
         let decided = wire::parts(&reply, |now, found| script::read(*action, limits, now, found));
         let decided = decided.map_err(TransportError::of_redis)?;

@@ -1,5 +1,5 @@
 //! The ends of holds that Redis has not answered yet, by key: a hold of the same process that is
-//! denied meanwhile tries again after the answer. Sending them is in `holds.rs`.
+//! denied meanwhile tries again after the answer. Sending them is in `keeper.rs`.
 
 use std::{
     collections::HashMap,

@@ -4,7 +4,8 @@
 //!
 //! A call runs in a task of the runtime of its callers, so that none of them keeps the others from
 //! their decisions if it is not polled. An idle limiter sends a check immediately: the caller polls
-//! the task once before it spawns it.
+//! the call itself before it spawns it. Once its command is in the line of the connection, a call
+//! of one check has no other caller, and delays no other call: it stays with its caller.
 //!
 //! Checks of a key are decided in the order of their arrival: they take one connection, and a call
 //! begins only when the one before it has its place in the line of that connection.
@@ -12,7 +13,6 @@
 use std::{
     collections::VecDeque,
     hash::BuildHasher,
-    mem,
     pin::pin,
     sync::{
         Arc, Mutex,
@@ -28,7 +28,7 @@ use tokio::runtime::{self, Handle};
 
 use super::{
     backend::Backend,
-    batch::{BatchSize, CheckBatch, Queued},
+    batch::{BatchCall, BatchSize, CheckBatch, Queued},
     connections::{Deadline, share_last_task},
 };
 use crate::{
@@ -92,12 +92,8 @@ struct Lane {
     /// True while a call is scheduled, which takes the first batch when it begins, or has begun and
     /// can be overtaken by a later one.
     is_starting: bool,
-    /// True while a task watches the deadlines.
-    is_watched: bool,
     /// Checks are added to the last batch.
     queue: VecDeque<Arc<CheckBatch>>,
-    /// The batches of the calls under way.
-    sent: Vec<Arc<CheckBatch>>,
     /// The size of the batch of the last call.
     last_size: BatchSize,
 }
@@ -123,30 +119,50 @@ impl Front {
         let runtime = Handle::try_current().ok().filter(|_| is_available);
         let Some(runtime) = runtime else {
             let batch = CheckBatch::of(request, backend, place.slot, BatchSize::default());
-            return batch.push(request, hash, deadline).expect(HAS_ROOM).executed_by_caller();
+            let queued = batch.push(request, hash, deadline).expect(HAS_ROOM);
+            return queued.executed_by_caller(Box::pin(batch.execute_alone()));
         };
         let id = LaneId { runtime: runtime.id(), place };
         let mut lanes = lock(&self.lanes);
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(&runtime, request.settings));
-        let was_free = lane.calls == 0;
+        if lane.calls == 0 && backend.client.drives_connections() {
+            (lane.calls, lane.is_starting) = (1, true);
+            drop(lanes);
+            return self.begin(id, &runtime, request, hash, deadline);
+        }
         let queued = lane.push(request, hash, backend, place.slot, deadline);
-        let schedules = lane.schedules();
-        let watches = !mem::replace(&mut lane.is_watched, true);
-        drop(lanes); // a runtime that has ended drops the task in `spawn`, which takes this lock
-        if watches {
-            runtime.spawn(Watch { front: self.clone(), id, is_over: false }.run());
-        }
-        if schedules {
-            let mut call = Box::pin(Turn::new(self, id).call());
-            // The task polls it again, and so needs no wake-up.
-            let cx = &mut Context::from_waker(Waker::noop());
-            if !was_free || call.as_mut().poll(cx).is_pending() {
-                runtime.spawn(call);
-            }
-        }
-        if watches || schedules {
+        let begins = lane.next_call().is_some();
+        drop(lanes);
+        if begins {
+            runtime.spawn(Turn::new(self, id, None).call());
             share_last_task();
         }
+        queued
+    }
+
+    /// Begins the only call of a lane.
+    fn begin(
+        self: &Arc<Self>,
+        id: LaneId,
+        runtime: &Handle,
+        request: &LimitRequest<'_>,
+        hash: u64,
+        deadline: Deadline,
+    ) -> Queued {
+        let batch = CheckBatch::of(request, &self.backend, id.place.slot, BatchSize::default());
+        let queued = batch.push(request, hash, deadline).expect(HAS_ROOM);
+        let mut call = Box::pin(Turn::new(self, id, Some(batch)).call());
+        // Its task or its caller polls it again, and so it needs no wake-up.
+        let cx = &mut Context::from_waker(Waker::noop());
+        if call.as_mut().poll(cx).is_ready() {
+            return queued;
+        }
+        let is_starting = lock(&self.lanes).get(&id).is_some_and(|lane| lane.is_starting);
+        if !is_starting && !request.is_returned() {
+            return queued.executed_by_caller(call);
+        }
+        runtime.spawn(call);
+        share_last_task();
         queued
     }
 
@@ -167,74 +183,16 @@ impl Front {
     }
 
     /// Takes the first batch out of the queue for a call that begins. A call is scheduled only for
-    /// a batch, and one at a time.
-    fn take(&self, id: LaneId) -> Arc<CheckBatch> {
+    /// a batch, and one at a time. Nothing delays the call once it has taken its checks.
+    async fn take(&self, id: LaneId) -> Arc<CheckBatch> {
+        let deadline = lock(&self.lanes)[&id].queue[0].first_deadline();
+        let Place { slot, channel, .. } = id.place;
+        let _ = deadline.wait_for(self.backend.client.ready(slot, channel)).await;
         let mut lanes = lock(&self.lanes);
         let lane = lanes.get_mut(&id).expect("a lane with a call exists");
         let batch = lane.queue.pop_front().expect("a call is scheduled for a batch");
         lane.last_size = batch.size();
-        // For the watch: callers in `sent` still have deadlines.
-        lane.sent.push(batch.clone());
         batch
-    }
-}
-
-/// Fails callers at their deadlines. Most get their results before.
-struct Watch {
-    front: Arc<Front>,
-    id: LaneId,
-    is_over: bool,
-}
-
-impl Watch {
-    async fn run(mut self) {
-        while let Some(next) = self.next_deadline() {
-            next.over().await;
-            for batch in self.batches() {
-                batch.expire();
-            }
-        }
-    }
-
-    /// Returns the first deadline of the callers that do not end with their call; `None` ends the
-    /// watch.
-    fn next_deadline(&mut self) -> Option<Deadline> {
-        let front = self.front.clone();
-        let lanes = &mut *lock(&front.lanes);
-        let lane = lanes.get(&self.id)?;
-        let batches = lane.sent.iter().chain(&lane.queue);
-        let deadlines = batches.filter_map(|batch| batch.next_deadline());
-        let next = deadlines.min_by_key(|deadline| deadline.end());
-        // Under the lock, so that a check that enters either is seen here or starts a new watch.
-        if next.is_none() {
-            self.end(lanes);
-        }
-        next
-    }
-
-    fn batches(&self) -> Vec<Arc<CheckBatch>> {
-        let lanes = &*lock(&self.front.lanes);
-        let Some(lane) = lanes.get(&self.id) else { return vec![] };
-        lane.sent.iter().chain(&lane.queue).cloned().collect()
-    }
-
-    fn end(&mut self, lanes: &mut Lanes) {
-        self.is_over = true;
-        if let Entry::Occupied(mut lane) = lanes.entry(self.id) {
-            lane.get_mut().is_watched = false;
-            if lane.get().is_idle() {
-                lane.remove();
-            }
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if !self.is_over {
-            let front = self.front.clone();
-            self.end(&mut lock(&front.lanes));
-        }
     }
 }
 
@@ -245,15 +203,9 @@ impl Lane {
             _settings: settings.clone(),
             calls: 0,
             is_starting: false,
-            is_watched: false,
             queue: VecDeque::new(),
-            sent: vec![],
             last_size: BatchSize::default(),
         }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.calls == 0 && !self.is_watched
     }
 
     /// Adds a check to the last batch, or to a new one.
@@ -276,16 +228,16 @@ impl Lane {
         queued
     }
 
-    /// Returns true if a call is to be scheduled now.
-    fn schedules(&mut self) -> bool {
+    /// Returns the runtime for the next call, if one is to begin now.
+    fn next_call(&mut self) -> Option<Handle> {
         // If there is a second batch, the first one is full.
         let max_calls = if self.queue.len() > 1 { MAX_FULL_CALLS } else { MAX_CALLS };
-        let schedules = !self.is_starting && self.calls < max_calls && !self.queue.is_empty();
-        if schedules {
-            self.is_starting = true;
-            self.calls += 1;
+        if self.is_starting || self.calls >= max_calls || self.queue.is_empty() {
+            return None;
         }
-        schedules
+        self.is_starting = true;
+        self.calls += 1;
+        Some(self.runtime.clone())
     }
 }
 
@@ -299,53 +251,49 @@ struct Turn {
     is_starting: AtomicBool,
     /// True once the turn has left its lane, in the same way.
     is_over: AtomicBool,
-    /// The batch of the call, once it has begun.
+    /// The batch of the call; `None` if it takes the first one of the queue when it begins.
     batch: Option<Arc<CheckBatch>>,
 }
 
 impl Turn {
-    fn new(front: &Arc<Front>, id: LaneId) -> Self {
+    fn new(front: &Arc<Front>, id: LaneId, batch: Option<Arc<CheckBatch>>) -> Self {
         let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
-        Self { front: front.clone(), id, is_starting, is_over, batch: None }
+        Self { front: front.clone(), id, is_starting, is_over, batch }
     }
 
     /// Lets the next call begin in a task: it collects the checks that other tasks send before.
-    fn spawn_next(&self, runtime: &Handle) {
-        runtime.spawn(Self::new(&self.front, self.id).call());
+    fn spawn_next(&self, runtime: Option<Handle>) {
+        if let Some(runtime) = runtime {
+            runtime.spawn(Self::new(&self.front, self.id, None).call());
+        }
     }
 
-    /// Executes a call for the first batch in the queue.
+    /// Executes a call for its batch.
     async fn call(mut self) {
         let front = self.front.clone();
-        let backend = &front.backend;
-        let Place { slot, channel, .. } = self.id.place;
-        // So that nothing delays the call once it has taken its checks.
-        backend.client.ready(slot, channel).await;
-        let batch = self.batch.insert(front.take(self.id)).clone();
+        let batch = match &self.batch {
+            Some(batch) => batch.clone(),
+            None => self.batch.insert(Box::pin(front.take(self.id)).await).clone(),
+        };
         loop {
-            let late = if batch.may_wait() { backend.begin_late_call() } else { None };
+            let late = if batch.may_wait() { front.backend.begin_late_call() } else { None };
             let Some(call) = batch.begin(late.is_some()) else { return };
-            let on_handover = || self.hand_over();
-            let call_again = batch.execute(&call, &on_handover);
-            let mut call_again = pin!(call_again);
-            if late.is_none() {
-                if call_again.await {
-                    continue;
-                }
+            if !self.execute(&batch, call).await {
                 return;
             }
-            let in_time = call.deadline().wait_for(call_again.as_mut()).await;
-            match in_time {
-                Some(true) => {}
-                Some(false) => return,
-                None => {
-                    batch.expire();
-                    self.end();
-                    call_again.await;
-                    return;
-                }
-            }
         }
+    }
+
+    /// Executes a call. Returns true if others are to be made for callers that are left.
+    async fn execute(&self, batch: &Arc<CheckBatch>, call: BatchCall) -> bool {
+        let on_handover = || self.hand_over();
+        let mut executed = pin!(batch.execute(&call, &on_handover));
+        if let Some(is_again) = batch.expire_until(executed.as_mut()).await {
+            return is_again;
+        }
+        self.end(); // before the answer, which may come late
+        executed.await;
+        false
     }
 
     /// Lets the next call begin, which cannot overtake this one any more.
@@ -357,11 +305,9 @@ impl Turn {
         let Some(lane) = lanes.get_mut(&self.id) else { return };
         // From here on a later call of the lane stands behind this one in the same line.
         lane.is_starting = false;
-        let next = lane.schedules().then(|| lane.runtime.clone());
+        let next = lane.next_call();
         drop(lanes);
-        if let Some(runtime) = next {
-            self.spawn_next(&runtime);
-        }
+        self.spawn_next(next);
     }
 
     /// Ends the turn. The callers that still wait fail.
@@ -374,24 +320,21 @@ impl Turn {
         let lane = entry.get_mut();
         lane.calls -= 1;
         let mut ended: Vec<_> = self.batch.iter().cloned().collect();
-        lane.sent.retain(|batch| ended.iter().all(|ended| !Arc::ptr_eq(batch, ended)));
         if self.is_starting.swap(false, Relaxed) {
             lane.is_starting = false;
             if self.batch.is_none() {
                 ended.extend(lane.queue.drain(..)); // the runtime has ended
             }
         }
-        let next = lane.schedules().then(|| lane.runtime.clone());
-        if lane.is_idle() {
+        let next = lane.next_call();
+        if lane.calls == 0 {
             entry.remove();
         }
         drop(lanes);
         for batch in ended {
             batch.abandon();
         }
-        if let Some(runtime) = next {
-            self.spawn_next(&runtime);
-        }
+        self.spawn_next(next);
     }
 }
 

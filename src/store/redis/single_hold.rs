@@ -1,4 +1,4 @@
-//! A request that holds units of one key. Keeping the hold is in `holds.rs`.
+//! A request that holds units of one key. Keeping the hold is in `keeper.rs`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -54,6 +54,11 @@ impl SingleHold {
         queued: Queued,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        self.open.execute(queued, || self.enter(deadline), deadline).await
+        let again = async || {
+            // The calls before it may have later deadlines.
+            let second = deadline.wait_for(self.enter(deadline)).await;
+            second.unwrap_or_else(|| Err(TransportError::timeout(deadline.within())))
+        };
+        self.open.execute(queued, again, deadline).await
     }
 }

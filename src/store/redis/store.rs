@@ -21,7 +21,7 @@ use super::{
     cross_slot::CrossSlot,
     error::store_error,
     front::Front,
-    holds::Keeper,
+    keeper::Keeper,
     late::WaitingCall,
     monitor::Monitor,
     release::{self, ReleaseFuture},
@@ -141,9 +141,9 @@ impl<'a> Plan<'a> {
 ///
 /// A check joins the next batch of its limiter. A task of the runtime sends a batch as soon as
 /// fewer than four calls of the limiter are in flight, or fewer than 64 while their batches are
-/// full. So an idle limiter sends each check at once, as a batch of one. A call has up to 64 keys.
-/// Each check is decided as if it had come alone. A check that is dropped before its call has spent
-/// nothing, and one that is kept without being polled delays no other.
+/// full. An idle limiter needs no task: its caller sends a batch of one at once. A call has up to
+/// 64 keys. Each check is decided as if it had come alone. A check that is dropped before its call
+/// has spent nothing, and one that is kept without being polled delays no other.
 ///
 /// In one process and runtime, the checks of a key are decided in the order of their arrival, if
 /// their futures are polled until they are ready. They take the same connection; after

@@ -293,10 +293,10 @@ impl Breaker {
 
     /// Records the reply to a script. `is_proof` means that Redis can execute the scripts of the
     /// owner: it replies to other commands even if it rejects writes.
-    pub(crate) fn record_reply(&self, latency: Duration, is_proof: bool) {
+    pub(crate) fn record_reply(&self, at: Instant, latency: Duration, is_proof: bool) {
         let latency = micros(latency);
         self.last_latency.store(latency, Relaxed);
-        self.last_reply.store(micros(self.made.elapsed()), Relaxed);
+        self.last_reply.store(micros(at.saturating_duration_since(self.made)), Relaxed);
         // A reply that is too late for the callers proves nothing: they would time out again. While
         // the breaker is closed, this is the only test, so that a reply takes no lock.
         if !is_proof || latency >= self.open_for.load(Relaxed) {
@@ -476,14 +476,14 @@ mod tests {
         assert!(is_open(DEADLINE) && is_open(DEADLINE / 2) && !is_open(2 * DEADLINE));
         fail(&breaker, 2 * DEADLINE);
         assert!(is_open(2 * DEADLINE) && !is_open(3 * DEADLINE));
-        breaker.record_reply(3 * DEADLINE, true);
+        breaker.record_reply(Instant::now(), 3 * DEADLINE, true);
         assert!(is_open(2 * DEADLINE), "the reply was too late");
         assert_eq!(breaker.consecutive_failures(), 10);
-        breaker.record_reply(3 * DEADLINE / 2, true);
+        breaker.record_reply(Instant::now(), 3 * DEADLINE / 2, true);
         assert!(!is_open(2 * DEADLINE) && is_open(DEADLINE), "the reply was too late for some");
-        breaker.record_reply(DEADLINE, false);
+        breaker.record_reply(Instant::now(), DEADLINE, false);
         assert!(is_open(DEADLINE), "the reply proved nothing");
-        breaker.record_reply(DEADLINE, true);
+        breaker.record_reply(Instant::now(), DEADLINE, true);
         assert!(!breaker.is_open());
         assert_eq!(breaker.consecutive_failures(), 0);
         assert_eq!(*lock(&changes.0), [true, false], "it was open all the time");
@@ -501,7 +501,9 @@ mod tests {
                         breaker.record_failure(Instant::now(), SHORT, &error);
                     }
                 });
-                scope.spawn(|| (0..5_000).for_each(|_| breaker.record_reply(SHORT, true)));
+                scope.spawn(|| {
+                    (0..5_000).for_each(|_| breaker.record_reply(Instant::now(), SHORT, true))
+                });
             }
         });
         let changes = lock(&changes.0);
@@ -522,10 +524,10 @@ mod tests {
     fn a_failure_does_not_count_if_another_call_got_a_reply_in_time() {
         let (breaker, _) = an_hour_old();
         let start = Instant::now() - DEADLINE;
-        breaker.record_reply(DEADLINE, true);
+        breaker.record_reply(Instant::now(), DEADLINE, true);
         breaker.record_failure(start, DEADLINE, &TransportError::timeout(DEADLINE));
         assert_eq!(breaker.consecutive_failures(), 0);
-        breaker.record_reply(2 * DEADLINE, true);
+        breaker.record_reply(Instant::now(), 2 * DEADLINE, true);
         breaker.record_failure(start, DEADLINE, &TransportError::timeout(DEADLINE));
         assert_eq!(breaker.consecutive_failures(), 1, "the reply was too late");
     }

@@ -17,15 +17,13 @@ pub(crate) struct ClockOffset {
 }
 
 impl ClockOffset {
-    pub(crate) fn new() -> Self {
-        let now = Instant::now();
+    pub(crate) fn new(now: Instant) -> Self {
         Self { start: now, least: [f64::INFINITY; 2], period: now }
     }
 
-    /// Returns the time since `instant` of the server's clock, in microseconds, for a command sent
-    /// at `sent`.
-    pub(crate) fn age(&mut self, sent: Instant, instant: f64) -> f64 {
-        let now = Instant::now();
+    /// Returns the time since `instant` of the server's clock, in microseconds, for a command that
+    /// was sent, and replied to, at these instants.
+    pub(crate) fn age(&mut self, [sent, now]: [Instant; 2], instant: f64) -> f64 {
         let periods = (now - self.period).as_nanos() / PERIOD.as_nanos();
         if periods > 0 {
             self.least = [f64::INFINITY, if periods == 1 { self.least[0] } else { f64::INFINITY }];

@@ -35,8 +35,9 @@ pub struct Connection {
     /// Ended by the line. So a reply counts whose caller is gone.
     silence: Silence,
     has_one_clock: bool,
-    /// The start of the last call.
+    /// The start of the last call, and the arrival of its reply.
     called: Instant,
+    replied: Instant,
 }
 
 /// The state that the clones of a connection share.
@@ -95,13 +96,14 @@ impl Opened {
     /// Reads the clock of the server. No other command delays the reply, so the first estimate of
     /// the offset is good. A connection without a reply is found unusable later.
     pub(crate) async fn read_clock(&mut self) -> Result<ClockOffset, RedisError> {
-        let (mut offset, called) = (ClockOffset::new(), Instant::now());
+        let called = Instant::now();
+        let mut offset = ClockOffset::new(called);
         let time = redis::cmd("TIME");
         let time = timeout(ANSWER_TIMEOUT, self.send(&time)).await;
         let has_ended = matches!(self, Self::Session(session) if session.traffic.has_ended());
         if !has_ended && let Ok(time) = time {
             let (seconds, micros): (f64, f64) = read(time.and_then(without_error)?)?;
-            offset.age(called, seconds * 1e6 + micros);
+            offset.age([called, Instant::now()], seconds * 1e6 + micros);
         }
         Ok(offset)
     }
@@ -112,6 +114,7 @@ pub(crate) struct Replied<T> {
     pub(crate) result: Result<T, RedisError>,
     /// The error of a part of the reply.
     pub(crate) partial_error: Option<RedisError>,
+    pub(crate) at: Instant,
     /// The time since it was sent.
     pub(crate) latency: Duration,
 }
@@ -179,7 +182,7 @@ impl Connection {
         clock_offset: Option<ClockOffset>,
         queue: &Arc<CommandQueue>,
     ) -> Self {
-        let silence = Silence::default();
+        let (silence, now) = (Silence::default(), Instant::now());
         let link = match opened {
             Opened::Session(session) => Link::Line(Line::new(session, queue, silence.clone())),
             Opened::Given(connection) => Link::Given(connection),
@@ -187,9 +190,10 @@ impl Connection {
         Self {
             link,
             has_one_clock: clock_offset.is_some(),
-            state: Arc::new(Mutex::new(ConnectionState::new(clock_offset))),
+            state: Arc::new(Mutex::new(ConnectionState::new(clock_offset, now))),
             silence,
-            called: Instant::now(),
+            called: now,
+            replied: now,
         }
     }
 
@@ -212,23 +216,24 @@ impl Connection {
         let reply = self.send(command, claim, position).await?.and_then(without_error);
         let partial_error = reply.as_ref().ok().and_then(partial_error);
         let result = reply.and_then(read);
-        let latency = claim.written().map_or(Duration::ZERO, |at| at.elapsed());
-        let replied = Replied { result, partial_error, latency };
+        let at = Instant::now();
+        let latency = claim.written().map_or(Duration::ZERO, |written| at - written);
+        self.replied = at;
+        let replied = Replied { result, partial_error, at, latency };
         if matches!(self.link, Link::Given(_)) && replied.error().is_none_or(is_reply) {
             self.silence.end();
         }
         Some(replied)
     }
 
-    /// Returns whether a command is sent without a pause.
-    pub(crate) fn is_ready(&self) -> bool {
-        matches!(self.link, Link::Line(_)) || lock(&self.state).used.elapsed() < IDLE
-    }
-
     /// Lets the runtime read that the server has closed a connection of the application. It could
     /// not while a task blocked it, or the process was stopped.
     pub(crate) async fn notice_end_while_idle(&self) {
-        if !self.is_ready() {
+        if let Link::Line(_) = self.link {
+            return;
+        }
+        let is_idle = lock(&self.state).used.elapsed() >= IDLE;
+        if is_idle {
             yield_now().await;
         }
         lock(&self.state).used = Instant::now();
@@ -248,7 +253,7 @@ impl Connection {
                     return None;
                 }
                 self.silence.begin(now);
-                return Some(send_over(&mut **connection, command).await);
+                return Some(Box::pin(send_over(&mut **connection, command)).await);
             }
         };
         let begin = || {
@@ -275,7 +280,7 @@ impl Connection {
     /// command; 0 if replies may come from several clocks.
     pub fn age(&self, instant: f64) -> f64 {
         if self.has_one_clock {
-            lock(&self.state).clock_offset.age(self.called, instant)
+            lock(&self.state).clock_offset.age([self.called, self.replied], instant)
         } else {
             0.0
         }
@@ -301,9 +306,8 @@ impl Connection {
 }
 
 impl ConnectionState {
-    fn new(clock_offset: Option<ClockOffset>) -> Self {
-        let now = Instant::now();
-        let clock_offset = clock_offset.unwrap_or_else(ClockOffset::new);
+    fn new(clock_offset: Option<ClockOffset>, now: Instant) -> Self {
+        let clock_offset = clock_offset.unwrap_or_else(|| ClockOffset::new(now));
         Self { made: now, used: now, clock_offset }
     }
 }

@@ -115,7 +115,12 @@ impl Deadline {
     /// Returns whether a call that begins now is too late. If the deadline is over for a while, the
     /// process did not run meanwhile: its callers have not failed yet, and get the grace.
     pub fn is_too_late(self) -> bool {
-        let late = self.end.elapsed();
+        self.is_too_late_at(Instant::now())
+    }
+
+    /// The same at an instant that was read just now.
+    pub(crate) fn is_too_late_at(self, now: Instant) -> bool {
+        let late = now.saturating_duration_since(self.end);
         if late >= LATE && !self.has_grace() {
             resume();
         }
@@ -144,17 +149,19 @@ impl Deadline {
     /// that is later. So commands that are still in a queue can be written, and replies be read
     /// that arrived in the meantime.
     pub async fn over(self) {
-        self.is_too_late();
-        if lateness_at(self.last_chance()).await >= LATE && !self.has_grace() {
+        let now = Instant::now();
+        self.is_too_late_at(now);
+        if lateness_at(self.last_chance(), now).await >= LATE && !self.has_grace() {
             resume();
         }
-        let mut late = lateness_at(self.last_end()).await;
+        let mut late = lateness_at(self.last_end(), Instant::now()).await;
         if late >= LATE && !self.has_grace() {
             resume();
         }
         // Pauses come in a row, and what has arrived must be read before the callers fail.
         for _ in 0..MAX_PAUSES {
-            late = lateness_at(Instant::now() + late.min(GRACE).max(self.left())).await;
+            let now = Instant::now();
+            late = lateness_at(now + late.min(GRACE).max(self.left()), now).await;
             if late < LATE {
                 return;
             }
@@ -208,8 +215,8 @@ fn runtime() -> Option<Id> {
 }
 
 /// Sleeps until an instant. Returns how much later that ended; 0 if the instant was past before.
-async fn lateness_at(due: Instant) -> Duration {
-    let left = due.saturating_duration_since(Instant::now());
+async fn lateness_at(due: Instant, now: Instant) -> Duration {
+    let left = due.saturating_duration_since(now);
     if left.is_zero() {
         return left;
     }

@@ -11,7 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Acquire},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
@@ -143,6 +143,11 @@ struct Exchange {
     reply: Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>,
 }
 
+/// For what only the driver completes: it is polled after each poll of the driver.
+fn unwoken() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
 struct Repeated {
     request: Request,
     /// True for the first call of a script: the others can name it by its hash.
@@ -151,25 +156,33 @@ struct Repeated {
 
 impl Writer {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let now = Instant::now();
+        // A handover wakes the driver, which is polled after it in any case.
+        let mut is_polled_again =
+            now - self.used < IDLE && self.queue.has_commands_for(self.number);
         loop {
             // First the driver: it reads the end of the connection before anything is written, and
             // writes what the last turn has handed over.
-            let has_ended = self.driver.as_mut().poll(cx).is_ready();
-            self.read(cx);
-            if has_ended || !self.broken.is_empty() || self.is_abandoned(cx) {
+            let polled = match is_polled_again {
+                true => self.driver.as_mut().poll(&mut unwoken()),
+                false => self.driver.as_mut().poll(cx),
+            };
+            self.read();
+            if polled.is_ready() || !self.broken.is_empty() || self.is_abandoned(cx) {
                 self.end();
                 return Poll::Ready(());
             }
-            if !self.write(cx) {
+            if !self.write(cx, now) && !is_polled_again {
                 return Poll::Pending;
             }
+            is_polled_again = false;
         }
     }
 
     /// Passes the replies on that have come.
-    fn read(&mut self, cx: &mut Context<'_>) {
+    fn read(&mut self) {
         while let Some(first) = self.under_way.front_mut()
-            && let Poll::Ready(reply) = first.reply.as_mut().poll(cx)
+            && let Poll::Ready(reply) = first.reply.as_mut().poll(&mut unwoken())
             && let Some(exchange) = self.under_way.pop_front()
         {
             self.traffic.end_reply();
@@ -212,27 +225,27 @@ impl Writer {
     }
 
     /// Hands the next commands to the driver. Returns false if there are none.
-    fn write(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.traffic.is_blocked() || self.notices_end(cx) {
+    fn write(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+        if self.traffic.is_blocked() || self.notices_end(cx, now) {
             return false;
         }
         let next = self.next(cx);
         let has_next = !next.is_empty();
         if has_next {
-            self.used = Instant::now();
+            self.used = now;
         }
         for Repeated { request, has_text } in next {
-            self.hand_over(cx, request, has_text);
+            self.hand_over(request, has_text);
         }
         has_next
     }
 
     /// After an idle time, lets the runtime read that the server has closed the connection, before
     /// a command is written. It could not while a task blocked it, or the process was stopped.
-    fn notices_end(&mut self, cx: &mut Context<'_>) -> bool {
-        let is_idle = self.used.elapsed() >= IDLE && self.queue.has_commands_for(self.number);
+    fn notices_end(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+        let is_idle = now - self.used >= IDLE && self.queue.has_commands_for(self.number);
         if is_idle {
-            self.used = Instant::now();
+            self.used = now;
             // Wakes this task when the runtime has read.
             let _ = pin!(yield_now()).poll(cx);
         }
@@ -251,7 +264,7 @@ impl Writer {
         next.map(|request| Repeated { request, has_text: false }).collect()
     }
 
-    fn hand_over(&mut self, cx: &mut Context<'_>, request: Request, has_text: bool) {
+    fn hand_over(&mut self, request: Request, has_text: bool) {
         if request.is_closed() {
             return; // its caller is gone
         }
@@ -282,7 +295,7 @@ impl Writer {
         let written_before = self.traffic.written();
         let mut exchange = Exchange { request, has_text, written_before, reply };
         // The first poll puts it into the queue of the driver.
-        match exchange.reply.as_mut().poll(cx) {
+        match exchange.reply.as_mut().poll(&mut unwoken()) {
             Poll::Ready(reply) => self.answer(exchange, reply),
             Poll::Pending => self.under_way.push_back(exchange),
         }

@@ -140,9 +140,13 @@ impl Channel {
     pub(crate) async fn connection(&self) -> Result<Connection, RedisError> {
         self.server.ensure_watching();
         self.close_if_idle();
-        if let Some(connection) = self.usable() {
-            return Ok(connection);
+        match self.usable() {
+            Some(connection) => Ok(connection),
+            None => Box::pin(self.connect()).await,
         }
+    }
+
+    async fn connect(&self) -> Result<Connection, RedisError> {
         self.want();
         let attempts = &mut *self.attempts.lock().await;
         if let Some(connection) = self.usable() {

@@ -96,6 +96,15 @@ impl Client {
         self.node_of(0).connections() > 1
     }
 
+    /// Returns whether a command that is handed over is written, and its reply read, even if its
+    /// caller is not polled. A connection of the application may need its callers.
+    pub fn drives_connections(&self) -> bool {
+        match &self.0 {
+            Servers::Node(node) => node.drives_connections(),
+            Servers::Cluster(_) => true,
+        }
+    }
+
     /// Returns the index of the connection for a key in the slot.
     pub fn channel_of(&self, slot: u16, key: &str) -> usize {
         self.node_of(slot).channel_of(key.as_bytes())
@@ -193,7 +202,8 @@ impl Client {
     ) -> Result<(T, Connection), TransportError> {
         match &self.0 {
             Servers::Node(node) => node.execute(deadline, command).await,
-            Servers::Cluster(cluster) => cluster.execute(deadline, command).await,
+            // In a box, so that a call to one server is not as large as one in a cluster.
+            Servers::Cluster(cluster) => Box::pin(cluster.execute(deadline, command)).await,
         }
     }
 

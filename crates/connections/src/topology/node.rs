@@ -242,7 +242,8 @@ impl Node {
             self.notify(Event::Skipped);
             return Err(self.named(TransportError::circuit_open()));
         }
-        if deadline.is_too_late() {
+        let now = Instant::now();
+        if deadline.is_too_late_at(now) {
             // A command that is sent now would be executed, although its caller fails.
             let error = self.timeout(deadline, None);
             if !deadline.is_shared() && !error.is_late() {
@@ -250,11 +251,16 @@ impl Node {
             }
             return Err(error);
         }
-        self.execute_unchecked(deadline, command, false).await
+        self.execute_unchecked(now, deadline, command, false).await
     }
 
     pub(crate) fn connections(&self) -> usize {
         self.common.connections
+    }
+
+    /// Returns whether the store, and not the application, drives the connections.
+    pub(crate) fn drives_connections(&self) -> bool {
+        !matches!(*self.server, Server::Given(_))
     }
 
     /// Returns the index of the connection for a key: the commands of a key take one connection, so
@@ -276,13 +282,13 @@ impl Node {
     /// Executes a command, even while the breaker is open, and records the result.
     async fn execute_unchecked<T: FromRedisValue>(
         self: &Arc<Self>,
+        start: Instant,
         deadline: Deadline,
         command: Command<'_>,
         is_probe: bool,
     ) -> Result<(T, Connection), TransportError> {
         let headed = self.common.header.as_ref().and_then(|header| header.apply(command));
         let command = headed.as_ref().map_or(command, |headed| headed.command(command));
-        let start = Instant::now();
         let channels = self.channels.current();
         let channel = channels.get(self.channel_of(command.key()));
         let claim = command.claim();
@@ -387,7 +393,8 @@ impl Node {
         }
         self.notify(Event::Replied);
         if command.is_script() {
-            self.breaker.record_reply(replied.latency, !error.is_some_and(is_write_rejection));
+            let Replied { at, latency, .. } = *replied;
+            self.breaker.record_reply(at, latency, !error.is_some_and(is_write_rejection));
         }
         match error {
             None if command.is_script() => self.record_execution(command.key()),
@@ -422,7 +429,8 @@ impl Node {
         let failed_key = lock(&self.failed_key).clone();
         let probe = self.common.owner.probe(&failed_key);
         let deadline = Deadline::new(PROBE_DEADLINE);
-        let probed = self.execute_unchecked::<()>(deadline, probe.command(), true).await;
+        let probed =
+            self.execute_unchecked::<()>(Instant::now(), deadline, probe.command(), true).await;
         let error = match probed {
             Ok(_) if !breaker.is_open() => return true,
             // The reply was too late for the callers.
