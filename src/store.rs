@@ -44,7 +44,7 @@ pub(crate) use self::redis::{assert_written, write};
 #[cfg(feature = "redisson")]
 pub(crate) use self::report::report_answer;
 pub(crate) use self::{
-    bookings::{Booking, Bookings},
+    bookings::{Booking, Bookings, Offer},
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
@@ -114,7 +114,8 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
 
     /// Returns units that a request of a key has spent or reserved, in the background, if possible.
-    /// The release names the request by the instant in its receipt. The result completes when they
+    /// The release names the request by the instant in its receipt; until it is sent, other requests
+    /// can take the reservation of an offer. The result completes when they
     /// are back; the release continues if it is dropped.
     #[doc(hidden)]
     fn release_in_background(
@@ -122,6 +123,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
         settings: &Arc<Settings>,
         key: &Key<'_>,
         release: Release,
+        offer: Option<Arc<Offer>>,
     ) -> Option<Released>;
 
     /// Keeps an admitted hold until its guard ends it. `None` if this store renews no holds: then
@@ -237,8 +239,9 @@ impl Store for AnyStore {
         settings: &Arc<Settings>,
         key: &Key<'_>,
         release: Release,
+        offer: Option<Arc<Offer>>,
     ) -> Option<Released> {
-        self.as_dyn().release_in_background(settings, key, release)
+        self.as_dyn().release_in_background(settings, key, release, offer)
     }
 
     #[inline]

@@ -20,8 +20,8 @@ use crate::{
     observe::{Event, LimiterObservers, log},
     quota::Quota,
     store::{
-        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Released,
-        Reporting, Settings, Store, StoreFuture, StoreRequest,
+        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer,
+        Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -580,12 +580,13 @@ impl Limiter {
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
-    /// possible.
+    /// possible, unless other requests take an offer before.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
         receipt: &Receipt,
         units: u64,
+        offer: Option<&Arc<Offer>>,
     ) -> Option<Released> {
         if let Receipt::Hold(receipt, algorithm) = *receipt {
             let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
@@ -596,7 +597,8 @@ impl Limiter {
         let version = self.current();
         let release = version.release_of(receipt, units)?;
         let released = self.0.store.as_dyn();
-        let released = released.release_in_background(&version.settings, key, release);
+        let released =
+            released.release_in_background(&version.settings, key, release, offer.cloned());
         // Last: an observer can panic.
         report_released(&self.0.observers, self.0.taken.text, key, units);
         released

@@ -14,7 +14,7 @@ use crate::{
     keys::Key,
     observe::LimiterObservers,
     quota::Quota,
-    store::{BackgroundTask, Lines, Released, StoreFuture},
+    store::{BackgroundTask, Lines, Offer, Released, StoreFuture},
 };
 
 /// A hundred years, in microseconds.
@@ -144,15 +144,16 @@ impl AnyLimiter {
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
-    /// possible.
+    /// possible, unless other requests take an offer before.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
         receipt: &Receipt,
         units: u64,
+        offer: Option<&Arc<Offer>>,
     ) -> Option<Released> {
         match &self.0 {
-            Kind::Own(limiter) => limiter.release_in_background(key, receipt, units),
+            Kind::Own(limiter) => limiter.release_in_background(key, receipt, units, offer),
             Kind::Foreign(target) => {
                 target.release_in_background(key, receipt, units);
                 None

@@ -74,7 +74,9 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
         if !releases.is_empty() {
             twin.release(params, now, &releases);
             let (mut command, script) = script::release_command("{k}0", params);
-            command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
+            command.arg(
+                releases.iter().flat_map(|it| script::release_item(it, false)).collect::<Vec<_>>(),
+            );
             stream.call(&command, script, now);
             continue;
         }

@@ -342,10 +342,18 @@ pub(crate) fn release_command(key: &str, params: &Params) -> (Cmd, &'static Scri
     (command, script)
 }
 
-pub(crate) fn release_item(release: &Release) -> Vec<u8> {
+/// Makes the item of a request. If it `is_for_others`, its reservation is kept while others cannot
+/// use it.
+pub(crate) fn release_item(release: &Release, is_for_others: bool) -> Vec<u8> {
     let Release { instant, units } = *release;
     let instant = instant.expect("a release names the request");
+    let units = if is_for_others { -units } else { units };
     double_bytes([instant as f64, units as f64])
+}
+
+/// Returns whether the reply to a release says that the reservations are kept.
+pub(crate) fn is_kept(reply: &redis::Value) -> bool {
+    matches!(reply, redis::Value::Array(reply) if reply.len() > 1)
 }
 
 /// Makes the command that ends and renews holds, and the script that it runs: the changes of each
