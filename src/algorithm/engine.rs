@@ -34,7 +34,7 @@ fn decide<M: Model>(
         if let Some(time) = state.adopt(now, params, &mut saved) {
             stale = true;
             // The memory of denials infers from the times of a shaper how full it was.
-            over = if M::SHAPES { over } else { time };
+            over = if M::SHAPES && action.inserts() { over } else { time };
         }
     }
 
@@ -128,7 +128,11 @@ pub(super) fn step<M: Model, const HOLDS: bool>(
     if HOLDS {
         let (mut reply, counts) = decide_beside(reserved, held, request, params);
         let is_over = counts.then_some(reply.reset == 0);
-        reply.reset += params.drain(reply.held);
+        // As if all holds ended now: when they end is not known, or is up to their renewals.
+        if reply.held > 0 {
+            let EngineReply { reset, held, .. } = reply;
+            reply.reset = reserved.state.reset_beside(request.now, reset, held, params);
+        }
         return (reply, is_over);
     }
     let decided = decide(reserved, request, [params; 2], false);

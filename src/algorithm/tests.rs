@@ -17,6 +17,7 @@ mod memory;
 mod memory_holds;
 mod oracle;
 mod overshoot;
+mod peeks;
 mod rates;
 mod releases;
 mod stream;

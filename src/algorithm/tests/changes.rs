@@ -42,7 +42,7 @@ pub(super) const FORMS: [Form; 6] = [
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     limit: u64,
-    window_us: u64,
+    pub(super) window_us: u64,
     burst: u64,
     overdraft: u64,
     buckets: u32,
