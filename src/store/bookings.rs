@@ -28,6 +28,8 @@ use crate::{
 
 /// An instant that has passed for longer is of no use to another request.
 const LATENESS: Duration = Duration::from_millis(10);
+/// As many instants of a group as one call releases can wait for a request that takes them.
+const FEW: usize = 50;
 
 /// The reserved instants of the requests over one store.
 #[derive(Debug, Default)]
@@ -67,6 +69,8 @@ pub struct Offer {
     has_ended: AtomicBool,
     /// False if several limits release the reservation, each by itself.
     pub(crate) is_of_one_limit: bool,
+    /// Whether it has ended among many others.
+    is_of_many: AtomicBool,
 }
 
 impl Offer {
@@ -77,9 +81,22 @@ impl Offer {
 
     /// Ends the offer. Returns false if another request has taken the instant.
     pub(crate) fn end(&self) -> bool {
-        let remove = |group: &mut Group| (group.offered.remove(&self.key).is_some(), None);
-        let is_left = self.bookings.change(self.group, remove).unwrap_or(false);
-        self.has_ended.fetch_or(is_left, Relaxed) || is_left
+        let left = self.bookings.change(self.group, |group| {
+            let is_of_many = group.offered.len() > FEW;
+            (group.offered.remove(&self.key).map(|_| is_of_many), None)
+        });
+        if let Some(is_of_many) = left.flatten() {
+            self.is_of_many.store(is_of_many, Relaxed);
+            self.has_ended.store(true, Relaxed);
+        }
+        self.has_ended.load(Relaxed)
+    }
+
+    /// Returns whether the store is to keep the reservation while its release leaves nothing to
+    /// others. Of many, those before the last ones would be kept until these are released.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn is_for_others(&self) -> bool {
+        self.is_of_one_limit && !self.is_of_many.load(Relaxed)
     }
 
     /// Offers an instant that the store has kept once more. Returns false if it has passed.
@@ -293,7 +310,8 @@ impl Bookings {
             groups.entry(group).or_default().offered.insert(key, receipts.clone());
         }
         let (bookings, has_ended) = (self.clone(), AtomicBool::new(has_passed));
-        Offer { bookings, group, key, receipts, has_ended, is_of_one_limit: false }
+        let (is_of_one_limit, is_of_many) = (false, AtomicBool::default());
+        Offer { bookings, group, key, receipts, has_ended, is_of_one_limit, is_of_many }
     }
 }
 

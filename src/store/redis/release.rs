@@ -50,7 +50,7 @@ impl<H: Send> Item for ReleaseItem<H> {
         let Self { release, offer, .. } = self;
         match offer {
             Some(offer) if !offer.end() => vec![],
-            _ => script::release_item(release, offer.as_ref().is_some_and(|it| it.is_of_one_limit)),
+            _ => script::release_item(release, offer.as_ref().is_some_and(|it| it.is_for_others())),
         }
     }
 
