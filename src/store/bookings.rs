@@ -28,8 +28,9 @@ use crate::{
 
 /// An instant that has passed for longer is of no use to another request.
 const LATENESS: Duration = Duration::from_millis(10);
-/// As many instants of a group as one call releases can wait for a request that takes them.
-const FEW: usize = 50;
+/// The most instants of a group that a store keeps. Of more of them, each but the last one would
+/// leave nothing to others until those behind it are released.
+const FEW: usize = 4;
 
 /// The reserved instants of the requests over one store.
 #[derive(Debug, Default)]
@@ -93,7 +94,7 @@ impl Offer {
     }
 
     /// Returns whether the store is to keep the reservation while its release leaves nothing to
-    /// others. Of many, those before the last ones would be kept until these are released.
+    /// others.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn is_for_others(&self) -> bool {
         self.is_of_one_limit && !self.is_of_many.load(Relaxed)
@@ -257,8 +258,8 @@ impl Bookings {
         Some(result)
     }
 
-    /// Returns the first instant on offer, if it is earlier than the reserved one, which is on offer
-    /// then; else the reserved one.
+    /// Returns the first instant on offer, if it is earlier than the reserved one, which is then on
+    /// offer; else the reserved one.
     pub(crate) fn exchange(
         self: &Arc<Self>,
         group: u64,
