@@ -114,9 +114,9 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
 
     /// Returns units that a request of a key has spent or reserved, in the background, if possible.
-    /// The release names the request by the instant in its receipt. Until it is sent, other requests
-    /// can take the reservation of an offer. The result completes when the units are back; the
-    /// release continues if it is dropped.
+    /// The release names the request by the instant in its receipt. Until it is sent, others can
+    /// take the reservation of an offer. The result completes when the units are back; the release
+    /// continues if it is dropped.
     #[doc(hidden)]
     fn release_in_background(
         &self,
