@@ -65,7 +65,9 @@ pub(super) fn keeps(
     params.expire_holds(&mut state, now);
     let used = state.held.total();
     state.held = Held::None;
-    state.decide(&params, spend(used, now));
+    if used > 0 {
+        state.decide(&params, spend(used, now));
+    }
     let later = now + reply.reset;
     let seen = state.clone().decide(&params, EngineRequest::observe(later));
     prop_assert!(seen.held == 0 && seen.reset == 0, "{reply:?}: {seen:?} after the reset");
