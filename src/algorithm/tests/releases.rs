@@ -519,7 +519,7 @@ fn reservations_that_leave_nothing_to_others_are_kept_and_the_last_ones_are_rele
         (Algorithm::LeakyBucket, 5, true),
         (Algorithm::FixedWindow, 1, true),
         (Algorithm::sliding_log(), 1, false),
-        (Algorithm::sliding_window(), 1, false),
+        (Algorithm::sliding_window(), 1, true),
     ] {
         let quota = Quota::per_second(1).burst(burst);
         let params = Params::new(algorithm, quota).unwrap();
