@@ -27,7 +27,7 @@ use tokio::{
     task::JoinSet,
     time::{self, sleep, timeout},
 };
-use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota, RedisStore};
 
 const LONG: Duration = Duration::from_secs(60);
 const MEASURED: Duration = Duration::from_secs(20);
@@ -120,6 +120,11 @@ fn main() {
         if is_wanted(&row) {
             measure_impatient(&row, processes);
         }
+    }
+    println!("10,000 requests that wait for one place in memory, and return it at once");
+    let row = "handed over";
+    if is_wanted(row) {
+        measure_hand_over(row);
     }
     println!("A place that another process returns, after a wait");
     for wait in [20, 100, 400, 1_500] {
@@ -281,6 +286,38 @@ async fn stores(server: &RedisServer, processes: usize) -> Vec<RedisStore> {
         stores.push(RedisStore::connect(&url).await.expect("the server runs"));
     }
     stores
+}
+
+/// Lets many requests wait for one place in memory, each of which returns it at once.
+fn measure_hand_over(row: &str) {
+    const WAITING: u32 = 10_000;
+    const ROUNDS: usize = 9;
+    let mut times: Vec<Duration> = vec![];
+    for _ in 0..ROUNDS {
+        times.push(runtime().block_on(async {
+            let quota = Quota::concurrent(1);
+            let store = MemoryStore::new();
+            let limiter = Limiter::new("places", store, Algorithm::concurrency(), quota);
+            let first = limiter.hold("key", 1).await.expect("memory answers");
+            let mut waiting = JoinSet::new();
+            for _ in 0..WAITING {
+                let limiter = limiter.clone();
+                waiting.spawn(async move {
+                    let permit = limiter.hold("key", 1).max_wait(LONG).await;
+                    drop(permit.expect("memory answers").admitted().expect("its turn comes"));
+                });
+            }
+            sleep(Duration::from_millis(500)).await; // all of them stand in the line
+            let begin = Instant::now();
+            drop(first);
+            waiting.join_all().await;
+            begin.elapsed() / WAITING
+        }));
+    }
+    times.sort_unstable();
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    let (median, shortest) = (micros(times[ROUNDS / 2]), micros(times[0]));
+    println!("  {row:<44} p50 {median:.2} us, shortest {shortest:.2} us each");
 }
 
 fn measure_impatient(row: &str, processes: usize) {

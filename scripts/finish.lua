@@ -12,16 +12,19 @@ local function store_holds()
 end
 
 if returns then
-  -- Returns the units of the request or, to release, those of the requests that the items name.
+  -- Returns the units of the request or, to release, those of the requests that the items name;
+  -- and whether reservations are to be kept if others cannot use what they leave.
   local function releases()
     if action == 'refund' then
       return {{nil, cost}} -- units of any request
     end
-    local all = {}
+    local all, are_for_others = {}, true
     for position = 1, #items, 16 do
-      all[#all + 1] = {struct.unpack('<dd', items, position)}
+      local instant, units = struct.unpack('<dd', items, position)
+      all[#all + 1] = {instant, math.abs(units)}
+      are_for_others = are_for_others and units < 0
     end
-    return all
+    return all, are_for_others
   end
 
   -- Returns the state that a refund or a block has left, as a peek sees it.
@@ -44,11 +47,12 @@ if returns then
   end
 
   function finish()
+    local kept
     if blocks then
       keep_state()
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     elseif found then
-      release(step_back(), releases())
+      kept = release(step_back(), releases())
       store_holds()
     elseif held and is_behind then
       put('') -- what is held follows the clock
@@ -56,7 +60,10 @@ if returns then
     if block then
       close_block()
     end
-    return action ~= 'release' and observe()
+    if action == 'release' then
+      return kept and ''
+    end
+    return observe()
   end
 else
   function finish(admitted, wait)

@@ -6,14 +6,15 @@
 --          for several limits those of each; items
 --          parameters: the letter of the algorithm, then doubles
 --          items: see each.lua; for several limits, for each key {cost, max_wait}, doubles; to
---          release, for each request of the one key {instant, units}, doubles; to block, for how
---          long, a double; to hold for several limits, for each {cost, max_wait, lifetime, grid},
---          with a lifetime of 0 to spend; to end and renew holds, see each.lua
+--          release, for each request of the one key {instant, units}, doubles, with negative units
+--          to release them only for others (see reservations.lua); to block, for how long, a
+--          double; to hold for several limits, for each {cost, max_wait, lifetime, grid}, with a
+--          lifetime of 0 to spend; to end and renew holds, see each.lua
 -- Returns  {now}, then for each key the state that was found, from which the reply is computed; for
---          a refund or a block the state that it has left, and none to release. If a request is
---          denied, {state, verdict}: how many of each run are admitted, integers of two bytes; for
---          several limits, the index of one that denies stands behind the states. See each.lua for
---          an error in place of a state
+--          a refund or a block the state that it has left; to release none, and '' if the
+--          reservations are kept. If a request is denied, {state, verdict}: how many of each run
+--          are admitted, integers of two bytes; for several limits, the index of one that denies
+--          stands behind the states. See each.lua for an error in place of a state
 -- Times are in microseconds; all numbers are integers below 2^53.
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'

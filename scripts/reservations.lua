@@ -196,11 +196,14 @@ end
 if returns then
   -- Returns units to the state. Units of an instant to come are only returned if their reservation
   -- is found: the state may have been lost, and other requests may have spent since. Reservations
-  -- that stay keep their instants.
-  function release(stale, releases)
-    local tails, entries = tails(), {}
+  -- that stay keep their instants, and it can be that later requests cannot use what is released
+  -- before them. If all is for others, it is kept then, for its process. Returns whether it is.
+  function release(stale, releases, are_for_others)
+    local tails, entries, before = tails(), {}, nil
     local tail = not stale and tails.read(size)
     if tail then
+      advance(now)
+      before = are_for_others and encode(true)
       for position = tails.fold(tail, size), #tail, ENTRY do
         entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
       end
@@ -216,11 +219,11 @@ if returns then
       end
     end
     local behind, reset = tails.recount(entries), reset_after()
-    if reset == 0 then
-      put('')
-    else
-      put(encode(behind ~= '') .. behind, expiry_after(reset))
+    local head = reset > 0 and encode(behind ~= '') or ''
+    if behind ~= '' and head == before then
+      return true
     end
+    put(head .. behind, expiry_after(reset))
   end
 end
 

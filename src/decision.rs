@@ -536,7 +536,9 @@ impl Decision {
         Duration::from_micros(self.replenish)
     }
 
-    /// Returns the time until the key is in its initial state.
+    /// Returns the time until the key is in its initial state. While units are held, this is the
+    /// time if all holds end now, and all of their units are used. Of a limit on concurrency, it is
+    /// zero.
     ///
     /// # Examples
     ///

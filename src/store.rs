@@ -44,7 +44,7 @@ pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redis")]
 pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::{
-    bookings::{Booking, Bookings},
+    bookings::{Booking, Bookings, Offer},
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
@@ -114,14 +114,16 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
 
     /// Returns units that a request of a key has spent or reserved, in the background, if possible.
-    /// The release names the request by the instant in its receipt. The result completes when they
-    /// are back; the release continues if it is dropped.
+    /// The release names the request by the instant in its receipt. Until it is sent, others can
+    /// take the reservation of an offer. The result completes when the units are back; the release
+    /// continues if it is dropped.
     #[doc(hidden)]
     fn release_in_background(
         &self,
         settings: &Arc<Settings>,
         key: &Key<'_>,
         release: Release,
+        offer: Option<Arc<Offer>>,
     ) -> Option<Released>;
 
     /// Keeps an admitted hold until its guard ends it. `None` if this store renews no holds: then
@@ -234,8 +236,9 @@ impl Store for AnyStore {
         settings: &Arc<Settings>,
         key: &Key<'_>,
         release: Release,
+        offer: Option<Arc<Offer>>,
     ) -> Option<Released> {
-        self.as_dyn().release_in_background(settings, key, release)
+        self.as_dyn().release_in_background(settings, key, release, offer)
     }
 
     #[inline]

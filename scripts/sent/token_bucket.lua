@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 1d93d24d9f2cb3d69a22fc11f9a13bf35cae4721
+-- EVALSHA names the text below this line c4c8d884f2744e336c4027007c1628f08df540c3
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1004,10 +1004,12 @@ function reserve_all(head, before, entries)
 end
 
 if returns then
-  function release(stale, releases)
-    local tails, entries = tails(), {}
+  function release(stale, releases, are_for_others)
+    local tails, entries, before = tails(), {}, nil
     local tail = not stale and tails.read(size)
     if tail then
+      advance(now)
+      before = are_for_others and encode(true)
       for position = tails.fold(tail, size), #tail, ENTRY do
         entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
       end
@@ -1023,11 +1025,11 @@ if returns then
       end
     end
     local behind, reset = tails.recount(entries), reset_after()
-    if reset == 0 then
-      put('')
-    else
-      put(encode(behind ~= '') .. behind, expiry_after(reset))
+    local head = reset > 0 and encode(behind ~= '') or ''
+    if behind ~= '' and head == before then
+      return true
     end
+    put(head .. behind, expiry_after(reset))
   end
 end
 
@@ -1295,11 +1297,13 @@ if returns then
     if action == 'refund' then
       return {{nil, cost}}
     end
-    local all = {}
+    local all, are_for_others = {}, true
     for position = 1, #items, 16 do
-      all[#all + 1] = {struct.unpack('<dd', items, position)}
+      local instant, units = struct.unpack('<dd', items, position)
+      all[#all + 1] = {instant, math.abs(units)}
+      are_for_others = are_for_others and units < 0
     end
-    return all
+    return all, are_for_others
   end
 
   local function observe()
@@ -1320,11 +1324,12 @@ if returns then
   end
 
   function finish()
+    local kept
     if blocks then
       keep_state()
       block.ends = action == 'block' and math.max(block.ends, now + struct.unpack('<d', items)) or 0
     elseif found then
-      release(step_back(), releases())
+      kept = release(step_back(), releases())
       store_holds()
     elseif held and is_behind then
       put('')
@@ -1332,7 +1337,10 @@ if returns then
     if block then
       close_block()
     end
-    return action ~= 'release' and observe()
+    if action == 'release' then
+      return kept and ''
+    end
+    return observe()
   end
 else
   function finish(admitted, wait)

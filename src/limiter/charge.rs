@@ -1,7 +1,7 @@
 //! `Charge`: the limits, keys and costs of one request. Its checks and holds are in `check.rs` and
 //! `hold.rs`.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use crate::{
     keys::Key,
     observe::Observers,
     store::{
-        AnyStore, LimitRequest, Released, Reporting, Store, StoreFuture, StoreRequest,
+        AnyStore, LimitRequest, Offer, Released, Reporting, Store, StoreFuture, StoreRequest,
         report_decided,
     },
 };
@@ -515,14 +515,37 @@ impl Charge {
 
     /// Returns the units that a request has taken, in the background, if possible.
     pub(crate) fn release_in_background(&self, receipts: &Receipts) {
-        drop(self.begin_release(receipts));
+        drop(self.begin_release(receipts, None));
     }
 
-    /// Does the same, and returns what is left to wait for until the units are back.
-    pub(super) fn begin_release(&self, receipts: &Receipts) -> Vec<Released> {
+    /// Offers a reserved instant to other requests, and then returns it in the background.
+    pub(crate) fn release_offer(&self, mut offer: Offer) {
+        offer.is_of_one_limit = self.parts.len() == 1;
+        let offer = Arc::new(offer);
+        drop(self.begin_release(offer.receipts(), Some(&offer)));
+    }
+
+    /// Gives back an instant that was reserved for the request.
+    pub(super) fn give_back(&self, due: Instant, receipts: Receipts) {
+        match self.bookings() {
+            None => self.release_in_background(&receipts),
+            Some(bookings) => {
+                let group = self.booking_group(&bookings);
+                self.release_offer(bookings.give_back(group, due, receipts));
+            }
+        }
+    }
+
+    /// Begins to return the units that a request has taken. Returns what is left to wait for until
+    /// they are back.
+    pub(super) fn begin_release(
+        &self,
+        receipts: &Receipts,
+        offer: Option<&Arc<Offer>>,
+    ) -> Vec<Released> {
         let released = self.parts.iter().enumerate().filter_map(|(index, part)| {
             let receipt = receipts.get(index);
-            part.limiter.release_in_background(&part.key, &receipt, part.cost())
+            part.limiter.release_in_background(&part.key, &receipt, part.cost(), offer)
         });
         released.collect()
     }

@@ -22,7 +22,7 @@ use crate::{
     quota::{self, Quota},
     store::{
         AnyStore, BackgroundTask, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines,
-        Name, Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
+        Name, Offer, Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -617,12 +617,13 @@ impl Limiter {
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
-    /// possible.
+    /// possible, unless other requests take an offer before.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
         receipt: &Receipt,
         units: u64,
+        offer: Option<&Arc<Offer>>,
     ) -> Option<Released> {
         if let Receipt::Hold(receipt, algorithm) = *receipt {
             let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
@@ -633,7 +634,8 @@ impl Limiter {
         let version = self.current();
         let release = version.release_of(receipt, units)?;
         let released = self.0.store.as_dyn();
-        let released = released.release_in_background(&version.settings, key, release);
+        let released =
+            released.release_in_background(&version.settings, key, release, offer.cloned());
         // Last: an observer can panic.
         report_released(&self.0.observers, self.0.taken.text, key, units);
         released
@@ -833,15 +835,16 @@ impl AnyLimiter {
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
-    /// possible.
+    /// possible, unless other requests take an offer before.
     pub(super) fn release_in_background(
         &self,
         key: &Key<'_>,
         receipt: &Receipt,
         units: u64,
+        offer: Option<&Arc<Offer>>,
     ) -> Option<Released> {
         match &self.0 {
-            AnyKind::Own(limiter) => limiter.release_in_background(key, receipt, units),
+            AnyKind::Own(limiter) => limiter.release_in_background(key, receipt, units, offer),
             AnyKind::Foreign(target) => {
                 target.release_in_background(key, receipt, units);
                 None

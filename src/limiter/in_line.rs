@@ -72,9 +72,12 @@ impl Charge {
         Some(target.line(self.keys().next()?))
     }
 
-    /// Returns the hash of limits, keys and costs: requests with equal ones can share instants.
+    /// Returns the hash of limits, quotas, keys and costs: requests with equal ones can share
+    /// instants.
     pub(crate) fn booking_group(&self, bookings: &Bookings) -> u64 {
-        let parts = self.own_parts().map(|(limiter, key, cost)| (limiter.name(), key, cost));
+        let parts = self.own_parts().map(|(limiter, key, cost)| {
+            (limiter.name(), limiter.quota(), limiter.params().kind(), key, cost)
+        });
         bookings.group_of(parts.collect::<Vec<_>>())
     }
 

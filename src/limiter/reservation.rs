@@ -155,11 +155,20 @@ pub struct Reservation {
 impl Reservation {
     pub(super) fn new(
         charge: Charge,
-        outcome: Outcome,
+        mut outcome: Outcome,
         max_wait: MaxWait,
         deadline: Option<Instant>,
     ) -> Self {
-        let due = after_decision(&outcome.decision, outcome.decision.delay());
+        let Outcome { decision, receipts } = &mut outcome;
+        let mut due = after_decision(decision, decision.delay());
+        if let Some(bookings) = charge.bookings().filter(|_| !decision.delay().is_zero()) {
+            let (group, reserved) = (charge.booking_group(&bookings), due);
+            let own = mem::replace(receipts, Receipts::NONE);
+            let (taken, own) = bookings.exchange(group, reserved, own);
+            ((due, _), *receipts) = taken;
+            decision.move_delay(reserved, due);
+            own.into_iter().for_each(|own| charge.release_offer(own));
+        }
         Self { charge, outcome, due, max_wait, deadline }
     }
 
@@ -314,11 +323,7 @@ impl Guard for Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut receipts = mem::replace(&mut self.outcome.receipts, Receipts::NONE);
-        if let Some(bookings) = self.charge.bookings() {
-            let group = self.charge.booking_group(&bookings);
-            receipts = bookings.give_back(group, self.due, receipts);
-        }
-        self.charge.release_in_background(&receipts);
+        let receipts = mem::replace(&mut self.outcome.receipts, Receipts::NONE);
+        self.charge.give_back(self.due, receipts);
     }
 }

@@ -58,8 +58,11 @@ impl Charge {
     fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
         limiter.spawn_background(Box::pin(async move {
-            if let Ok(outcome) = answer.await {
-                self.release_in_background(&outcome.receipts);
+            if let Ok(Outcome { decision, receipts }) = answer.await {
+                match decision.remaining_delay() {
+                    Duration::ZERO => self.release_in_background(&receipts),
+                    delay => self.give_back(Instant::now() + delay, receipts),
+                }
             }
             drop(slot);
         }));
@@ -339,8 +342,9 @@ impl Waiter {
             && let Some(bookings) = self.charge.bookings()
         {
             let group = self.charge.booking_group(&bookings);
-            let new = Booking::new(bookings, group, due, outcome.receipts.clone());
+            let (new, own) = Booking::new(bookings, group, due, outcome.receipts.clone());
             (*booking, outcome.receipts) = (Some(Box::new(new)), Receipts::NONE);
+            own.into_iter().for_each(|own| self.charge.release_offer(own));
         }
     }
 
@@ -453,7 +457,7 @@ impl Waiter {
         let Phase::Admitted(outcome, _) = mem::replace(&mut self.phase, Phase::Done) else {
             panic!("only an admitted request has a reservation");
         };
-        let released = self.charge.begin_release(&outcome.receipts);
+        let released = self.charge.begin_release(&outcome.receipts, None);
         let limit = (!released.is_empty()).then(|| Box::pin(sleep(RELEASE_TIMEOUT)));
         self.phase = Phase::Releasing(released, limit);
     }
@@ -583,9 +587,9 @@ impl Drop for Waiter {
             Phase::Deciding(answer) => {
                 charge.release_answer_in_background(answer, self.slot.take());
             }
-            Phase::Admitted(outcome, booking) => {
-                let receipts = booking.map_or(outcome.receipts, |booking| booking.leave());
-                charge.release_in_background(&receipts);
+            Phase::Admitted(outcome, None) => charge.release_in_background(&outcome.receipts),
+            Phase::Admitted(_, Some(booking)) => {
+                booking.leave().into_iter().for_each(|offer| charge.release_offer(offer));
             }
             Phase::Waiting(_) | Phase::Leaving(..) | Phase::Releasing(..) | Phase::Done => {}
         }

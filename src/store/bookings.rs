@@ -1,6 +1,7 @@
 //! The reserved instants of the requests of a process that wait for them. If a request gives up,
 //! those behind it go one instant earlier each, and the last instant is given back to the store. So
-//! no instant passes unused while a request waits for a later one.
+//! no instant passes unused while a request waits for a later one. Until the store releases it, the
+//! next request of the process can take it, and gives back its own, later one.
 //!
 //! Requests of the same limits, keys and costs share their instants. Only the first request follows
 //! the first instant; each other one has a timer for its own. So a request that is not polled
@@ -10,7 +11,10 @@ use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hash, RandomState},
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
@@ -24,6 +28,9 @@ use crate::{
 
 /// An instant that has passed for longer is of no use to another request.
 const LATENESS: Duration = Duration::from_millis(10);
+/// The most instants of a group that a store keeps. Of more of them, each but the last one would
+/// leave nothing to others until those behind it are released.
+const FEW: usize = 4;
 
 /// The reserved instants of the requests over one store.
 #[derive(Debug, Default)]
@@ -34,16 +41,81 @@ pub struct Bookings {
 
 #[derive(Debug, Default)]
 struct BookingGroups {
-    /// By the hash of limits, keys and costs. Two with equal hashes are unlikely.
+    /// By the hash of limits, quotas, keys and costs. Two with equal hashes are unlikely.
     groups: HashMap<u64, Group>,
     next_number: u64,
 }
 
-/// As many instants as requests.
 #[derive(Debug, Default)]
 struct Group {
+    /// As many instants as requests.
     instants: BTreeMap<(Instant, u64), Receipts>,
     waiting: BTreeMap<u64, Option<Waker>>,
+    /// The instants of the offers that have not ended.
+    offered: BTreeMap<(Instant, u64), Receipts>,
+}
+
+/// An instant with a number, and what has been reserved there.
+type Reserved = ((Instant, u64), Receipts);
+
+/// An instant that is given back. Until the offer ends, the next request of the group can take it,
+/// and gives back its own, later one.
+#[derive(Debug)]
+pub struct Offer {
+    bookings: Arc<Bookings>,
+    group: u64,
+    key: (Instant, u64),
+    receipts: Receipts,
+    /// Whether it has ended, and no request has taken the instant.
+    has_ended: AtomicBool,
+    /// False if several limits release the reservation, each by itself.
+    pub(crate) is_of_one_limit: bool,
+    /// Whether it has ended among many others.
+    is_of_many: AtomicBool,
+}
+
+impl Offer {
+    /// Returns what has been reserved.
+    pub(crate) fn receipts(&self) -> &Receipts {
+        &self.receipts
+    }
+
+    /// Ends the offer. Returns false if another request has taken the instant.
+    pub(crate) fn end(&self) -> bool {
+        let left = self.bookings.change(self.group, |group| {
+            let is_of_many = group.offered.len() > FEW;
+            (group.offered.remove(&self.key).map(|_| is_of_many), None)
+        });
+        if let Some(is_of_many) = left.flatten() {
+            self.is_of_many.store(is_of_many, Relaxed);
+            self.has_ended.store(true, Relaxed);
+        }
+        self.has_ended.load(Relaxed)
+    }
+
+    /// Returns whether the store is to keep the reservation while its release leaves nothing to
+    /// others.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn is_for_others(&self) -> bool {
+        self.is_of_one_limit && !self.is_of_many.load(Relaxed)
+    }
+
+    /// Offers an instant that the store has kept once more. Returns false if it has passed.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn begin_again(&self) -> bool {
+        let is_of_use = self.key.0 > Instant::now() && self.has_ended.swap(false, Relaxed);
+        if is_of_use {
+            let groups = &mut lock(&self.bookings.state).groups;
+            groups.entry(self.group).or_default().offered.insert(self.key, self.receipts.clone());
+        }
+        is_of_use
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// A request that waits for an instant.
@@ -60,11 +132,22 @@ pub(crate) struct Booking {
 }
 
 impl Group {
+    /// Takes the first instant on offer, if it is earlier than this one.
+    fn take_offered(&mut self, reserved: Instant) -> Option<Reserved> {
+        if self.offered.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        let (key, _) = self.offered.range((now, 0)..(reserved.max(now), 0)).next()?;
+        let key = *key;
+        self.offered.remove_entry(&key)
+    }
+
     /// Takes the latest instant that has come, so that a late request takes none of another one.
-    fn take(&mut self, now: Instant) -> Option<(Instant, Receipts)> {
+    fn take(&mut self, now: Instant) -> Option<Reserved> {
         let (key, _) = self.instants.range(..=(now, u64::MAX)).next_back()?;
         let key = *key;
-        self.instants.remove(&key).map(|receipts| (key.0, receipts))
+        self.instants.remove_entry(&key)
     }
 
     /// Returns the waker of the first request, whose instant has changed.
@@ -81,27 +164,29 @@ impl Group {
 }
 
 impl Booking {
+    /// Returns the request, and an offer if it has taken an earlier instant than its own.
     pub(crate) fn new(
         bookings: Arc<Bookings>,
         group: u64,
         reserved: Instant,
         receipts: Receipts,
-    ) -> Self {
+    ) -> (Self, Option<Offer>) {
         let timer = Box::pin(sleep_until(reserved)); // panics without a runtime
+        let ((key, receipts), own) = bookings.exchange(group, reserved, receipts);
         let (number, due, waker) = {
             let state = &mut *lock(&bookings.state);
             state.next_number += 1;
             let of_group = state.groups.entry(group).or_default();
-            of_group.instants.insert((reserved, state.next_number), receipts);
+            of_group.instants.insert(key, receipts);
             of_group.waiting.insert(state.next_number, None);
             // After a reset, for example, it can be before the first one.
-            let is_first = of_group.instants.first_key_value().is_some_and(|it| it.0.0 == reserved);
+            let is_first = of_group.instants.first_key_value().is_some_and(|it| *it.0 == key);
             let waker = if is_first { of_group.first_waker() } else { None };
-            let last = of_group.instants.last_key_value().map_or(reserved, |it| it.0.0);
+            let last = of_group.instants.last_key_value().map_or(key.0, |it| it.0.0);
             (state.next_number, last, waker)
         };
         wake_all(waker);
-        Self { bookings, group, number, reserved, due, timer }
+        (Self { bookings, group, number, reserved, due, timer }, own)
     }
 
     /// Returns the instant that was reserved for the request itself.
@@ -109,28 +194,12 @@ impl Booking {
         self.reserved
     }
 
-    /// Changes the group, without groups that are empty. Wakers are called without the lock, and
-    /// cloned and dropped, too: each can run foreign code.
-    fn change<R>(&self, change: impl FnOnce(&mut Group) -> (R, Option<Waker>)) -> Option<R> {
-        let (result, waker) = {
-            let groups = &mut lock(&self.bookings.state).groups;
-            let group = groups.get_mut(&self.group)?;
-            let changed = change(group);
-            if group.waiting.is_empty() {
-                groups.remove(&self.group);
-            }
-            changed
-        };
-        wake_all(waker);
-        Some(result)
-    }
-
     /// Waits for an instant. Returns it, and what was reserved there.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Instant, Receipts)> {
         loop {
             let (number, due, now) = (self.number, self.due, Instant::now());
             let mut own = Some(cx.waker().clone());
-            let polled = self.change(|group| {
+            let polled = self.bookings.change(self.group, |group| {
                 let first = group.instants.first_key_value().map_or(due, |((first, _), _)| *first);
                 let is_first = group.waiting.first_key_value().is_some_and(|it| *it.0 == number);
                 let at = if is_first { first } else { first.max(due) };
@@ -143,7 +212,7 @@ impl Booking {
                 }
             });
             match polled {
-                Some(Ok(taken)) => return Poll::Ready(taken),
+                Some(Ok(((instant, _), receipts))) => return Poll::Ready((instant, receipts)),
                 Some(Err(at)) if at != self.timer.deadline() => self.timer.as_mut().reset(at),
                 _ => {}
             }
@@ -151,37 +220,101 @@ impl Booking {
         }
     }
 
-    /// Gives up. Returns what is to be given back to the store.
-    pub(crate) fn leave(self) -> Receipts {
+    /// Gives up. Offers what is to be given back to the store.
+    pub(crate) fn leave(self) -> Option<Offer> {
         let (number, now, mut own) = (self.number, Instant::now(), None);
-        let left = self.change(|group| {
+        let left = self.bookings.change(self.group, |group| {
             let waker = group.remove(number, &mut own);
             let passed = if self.due + LATENESS < now { group.take(now) } else { None };
-            let last = || Some(group.instants.pop_last()?.1);
-            (passed.map(|(_, receipts)| receipts).or_else(last), waker)
+            (passed.or_else(|| group.instants.pop_last()), waker)
         });
-        left.flatten().unwrap_or(Receipts::NONE)
+        Some(self.bookings.offer(self.group, left??))
     }
 }
 
 impl Bookings {
-    /// Returns the group of requests with equal limits, keys and costs.
+    /// Returns the group of requests with equal limits, quotas, keys and costs.
     pub(crate) fn group_of(&self, limits: impl Hash) -> u64 {
         self.hasher.hash_one(limits)
     }
 
-    /// Gives an instant to the requests that wait for later ones. Returns what is to be given back
-    /// to the store instead.
-    pub(crate) fn give_back(&self, group: u64, due: Instant, receipts: Receipts) -> Receipts {
-        let (last, waker) = {
-            let state = &mut *lock(&self.state);
-            let later = state.groups.get_mut(&group).filter(|_| due >= Instant::now());
-            let Some(later) = later else { return receipts };
-            state.next_number += 1;
-            later.instants.insert((due, state.next_number), receipts);
-            (later.instants.pop_last().map(|(_, last)| last), later.first_waker())
+    /// Changes a group, without groups that are empty. Wakers are called without the lock, and
+    /// cloned and dropped, too: each can run foreign code.
+    fn change<R>(
+        &self,
+        group: u64,
+        change: impl FnOnce(&mut Group) -> (R, Option<Waker>),
+    ) -> Option<R> {
+        let (result, waker) = {
+            let groups = &mut lock(&self.state).groups;
+            let of_group = groups.get_mut(&group)?;
+            let changed = change(of_group);
+            if of_group.waiting.is_empty() && of_group.offered.is_empty() {
+                groups.remove(&group);
+            }
+            changed
         };
         wake_all(waker);
-        last.unwrap_or(Receipts::NONE)
+        Some(result)
+    }
+
+    /// Returns the first instant on offer, if it is earlier than the reserved one, which is then on
+    /// offer; else the reserved one.
+    pub(crate) fn exchange(
+        self: &Arc<Self>,
+        group: u64,
+        reserved: Instant,
+        receipts: Receipts,
+    ) -> (Reserved, Option<Offer>) {
+        let (own, taken) = {
+            let state = &mut *lock(&self.state);
+            state.next_number += 1;
+            let taken = state.groups.get_mut(&group).and_then(|it| it.take_offered(reserved));
+            (((reserved, state.next_number), receipts), taken)
+        };
+        match taken {
+            Some(taken) => (taken, Some(self.offer(group, own))),
+            None => (own, None),
+        }
+    }
+
+    /// Gives an instant to the requests that wait for later ones. Offers what is to be given back
+    /// to the store instead.
+    pub(crate) fn give_back(
+        self: &Arc<Self>,
+        group: u64,
+        due: Instant,
+        receipts: Receipts,
+    ) -> Offer {
+        let (last, waker) = {
+            let state = &mut *lock(&self.state);
+            state.next_number += 1;
+            let own = ((due, state.next_number), receipts);
+            let waiting = state.groups.get_mut(&group).filter(|it| !it.instants.is_empty());
+            match waiting.filter(|_| due >= Instant::now()) {
+                Some(waiting) => {
+                    waiting.instants.insert(own.0, own.1.clone());
+                    (waiting.instants.pop_last().unwrap_or(own), waiting.first_waker())
+                }
+                None => (own, None),
+            }
+        };
+        wake_all(waker);
+        self.offer(group, last)
+    }
+
+    /// Offers an instant, unless it has passed.
+    fn offer(self: &Arc<Self>, group: u64, (key, receipts): Reserved) -> Offer {
+        let has_passed = key.0 < Instant::now();
+        if !has_passed {
+            let groups = &mut lock(&self.state).groups;
+            groups.entry(group).or_default().offered.insert(key, receipts.clone());
+        }
+        let (bookings, has_ended) = (self.clone(), AtomicBool::new(has_passed));
+        let (is_of_one_limit, is_of_many) = (false, AtomicBool::default());
+        Offer { bookings, group, key, receipts, has_ended, is_of_one_limit, is_of_many }
     }
 }
+
+#[cfg(test)]
+mod tests;

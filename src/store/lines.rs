@@ -341,7 +341,9 @@ impl LineSet {
             && self.watch.at.is_some_and(|watched| at < watched)
         {
             self.watch.at = Some(at);
-            wakers.0.extend(self.watch.wakers.values_mut().filter_map(Option::take));
+            // Two: one of their runtimes may stand still. It is not woken again before it looks.
+            let asleep = self.watch.wakers.values_mut().filter_map(Option::take);
+            wakers.0.extend(asleep.take(2));
         }
         if found.waiting.is_empty() {
             self.lines.remove(&line);

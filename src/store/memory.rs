@@ -30,7 +30,7 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Released, Reporting, Sealed,
+    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Offer, Released, Reporting, Sealed,
     Settings, Store, StoreFuture, StoreRequest,
 };
 use crate::{
@@ -581,8 +581,11 @@ impl Store for MemoryStore {
         settings: &Arc<Settings>,
         key: &Key<'_>,
         release: Release,
+        offer: Option<Arc<Offer>>,
     ) -> Option<Released> {
-        self.return_units(settings, key, &[release]);
+        if offer.is_none_or(|offer| offer.end()) {
+            self.return_units(settings, key, &[release]);
+        }
         None
     }
 

@@ -348,9 +348,12 @@ pub fn release(key: &str, params: &Params, write: Arguments<'_>) -> &'static Scr
     script
 }
 
-pub fn release_item(release: &Release) -> Vec<u8> {
+/// Makes the item of a request. If it `is_for_others`, its reservation is kept while others cannot
+/// use it.
+pub fn release_item(release: &Release, is_for_others: bool) -> Vec<u8> {
     let Release { instant, units } = *release;
     let instant = instant.expect("a release names the request");
+    let units = if is_for_others { -units } else { units };
     double_bytes([instant as f64, units as f64])
 }
 

@@ -49,15 +49,20 @@ struct Race {
     requests: Vec<Request>,
 }
 
+/// Returns a request for units of the key, which stands nowhere.
+fn place(lines: &Arc<Lines>, cost: u64) -> LinePlace {
+    let (line, limiter, group, max_units) = (1, 1, 1, u64::MAX);
+    let (is_spent, pace) = (false, None);
+    let limit = LineLimit { line, limiter, cost, is_spent, group, max_units, pace };
+    LinePlace::new(lines.clone(), lines.next_number(), vec![limit])
+}
+
 impl Race {
     fn new(places: u64, costs: &[u64], is_shared: bool) -> Self {
         let lines = Arc::<Lines>::default();
-        let new = |cost: &u64| {
-            let (line, limiter, group, max_units) = (1, 1, 1, u64::MAX);
-            let (cost, is_spent, pace) = (*cost, false, None);
-            let limit = LineLimit { line, limiter, cost, is_spent, group, max_units, pace };
-            let place = LinePlace::new(lines.clone(), lines.next_number(), vec![limit]);
-            Request { place: Some(place), cost, next: Next::Enter, woken: Arc::default() }
+        let new = |&cost: &u64| {
+            let place = Some(place(&lines, cost));
+            Request { place, cost, next: Next::Enter, woken: Arc::default() }
         };
         let requests = costs.iter().map(new).collect();
         Self { lines, free: places, is_shared, requests }
@@ -189,5 +194,31 @@ fn in_random_orders_of_requests_that_can_give_up_none_sleeps_beside_units_that_a
             let race = Race::new(places, &costs, number % 2 == 0);
             race.run(|options| random.usize(..options), || drops.u8(..20) == 0);
         }
+    });
+}
+
+#[test]
+fn a_call_wakes_two_runtimes_to_look_for_absent_requests_however_many_there_are() {
+    let new = |_| tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtimes: Vec<_> = (0..8).map(new).collect();
+    paused(|| {
+        let (lines, now) = (Arc::<Lines>::default(), Instant::now());
+        let mut first = place(&lines, 1);
+        let due = Some(now + LONGEST_LOOK);
+        for _ in 0..2 {
+            first.denied(Refusal { limit: 0, due, known: None, pace: None }, None);
+        }
+        let sleeping = |_| Arc::<Woken>::default();
+        let sleeping: Vec<_> = (0..runtimes.len()).map(sleeping).collect();
+        let woken = || sleeping.iter().filter(|woken| woken.0.load(SeqCst)).count();
+        for (runtime, woken) in runtimes.iter().zip(&sleeping) {
+            let waker = &mut Some(Waker::from(woken.clone()));
+            lines.change(|state, now, wakers| {
+                assert!(state.watch(runtime.handle().id(), waker, now, wakers) > Some(now + STALL));
+            });
+        }
+        lines.returned(1);
+        assert_eq!(woken(), 2);
+        drop(first);
     });
 }

@@ -35,8 +35,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Flushed, Health, Hold, HoldGuard, LimitRequest, MemoryStore, Names, Ping,
-        Released, Sealed, Settings, Store, StoreFuture, StoreRequest,
+        BackgroundTask, Flushed, Health, Hold, HoldGuard, LimitRequest, MemoryStore, Names, Offer,
+        Ping, Released, Sealed, Settings, Store, StoreFuture, StoreRequest,
         denials::{Denials, Lookup},
     },
 };
@@ -617,12 +617,13 @@ impl Store for RedisStore {
         settings: &Arc<Settings>,
         key: &Key<'_>,
         release: Release,
+        offer: Option<Arc<Offer>>,
     ) -> Option<Released> {
         let change = self.backend.denials.begin_return(settings, key);
         let key = self.backend.key(settings, key);
         // Dropped with the job.
         let (held, dropped) = oneshot::channel::<()>();
-        let job = release::job(&settings.params, &key, release, (change, held));
+        let job = release::job(&settings.params, &key, release, offer, (change, held));
         self.backend.client.execute_later(job);
         Some(Box::pin(async move { drop(dropped.await) }))
     }

@@ -43,6 +43,11 @@ fn found(value: &Value) -> Option<Found<'_, ServerError>> {
     })
 }
 
+/// Returns whether the reply to a release says that the reservations are kept.
+pub(super) fn is_kept(reply: &Value) -> bool {
+    matches!(reply, Value::Array(reply) if reply.len() > 1)
+}
+
 /// The error of bytes that are not a reply.
 pub(super) fn malformed() -> RedisError {
     (ErrorKind::UnexpectedReturnType, "not a reply").into()

@@ -2,15 +2,14 @@
 //! the work of one call for the server. It does not know the purpose of a job.
 
 use std::{
-    any::Any,
     collections::{HashMap, VecDeque, hash_map::Entry},
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use super::super::link::Command;
 use crate::sync::lock;
@@ -40,19 +39,16 @@ pub struct Batch {
     head: Cmd,
     /// The text of the script that the command names by its hash.
     pub(super) text: &'static str,
-    items: VecDeque<(Item, Instant)>,
+    items: VecDeque<(Box<dyn Item>, Instant)>,
 }
 
-/// An item, and a value that is dropped with it: when it was executed, or was given up.
-pub struct Item {
-    bytes: Box<[u8]>,
-    _held: Box<dyn Any + Send + Sync>,
-}
+/// An item of a batch. It is dropped when it was executed, or was given up.
+pub trait Item: Send + Sync {
+    /// Returns the bytes to send; none if the item is not needed any more.
+    fn write(&self) -> Vec<u8>;
 
-impl Item {
-    pub fn new(bytes: impl Into<Box<[u8]>>, held: impl Any + Send + Sync) -> Self {
-        Self { bytes: bytes.into(), _held: Box::new(held) }
-    }
+    /// Reads the reply to the command. Returns whether the item is to be sent again later.
+    fn executed(&self, reply: &Value) -> bool;
 }
 
 /// Calls about one key that are not one command.
@@ -80,15 +76,31 @@ impl Job {
 
 impl Batch {
     /// `head` is an `EVALSHA` without its last argument, of the script `text`.
-    pub fn new(head: Cmd, text: &'static str, item: Item) -> Self {
+    pub fn new(head: Cmd, text: &'static str, item: impl Item + 'static) -> Self {
+        let item: Box<dyn Item> = Box::new(item);
         Self { head, text, items: [(item, Instant::now())].into() }
     }
 
-    pub(crate) fn command(&self) -> Cmd {
+    /// Lets the items read the reply. Returns those that are to be sent again later, and the age
+    /// of the newest of them.
+    pub(super) fn executed(&mut self, reply: &Value) -> Option<(Job, Duration)> {
+        self.items.retain(|(item, _)| item.executed(reply));
+        let age = self.items.iter().map(|(_, since)| since.elapsed()).min()?;
+        let (head, text, items) = (self.head.clone(), self.text, mem::take(&mut self.items));
+        Some((Job::Batch(Self { head, text, items }), age))
+    }
+
+    /// Returns the command, if there is anything to send.
+    pub(crate) fn command(&mut self) -> Option<Cmd> {
         let mut command = self.head.clone();
-        let bytes = self.items.iter().flat_map(|(item, _)| &item.bytes);
-        command.arg(bytes.copied().collect::<Vec<_>>());
-        command
+        let mut bytes = vec![];
+        self.items.retain(|(item, _)| {
+            let before = bytes.len();
+            bytes.extend(item.write());
+            bytes.len() > before
+        });
+        command.arg(&bytes);
+        (!bytes.is_empty()).then_some(command)
     }
 
     fn group(&self) -> GroupHead {
@@ -122,7 +134,7 @@ type GroupHead = Arc<[u8]>;
 
 /// What is given up, to drop without the lock: a value that is dropped can call wakers.
 #[derive(Default)]
-struct GivenUp(Vec<JobTask>, VecDeque<(Item, Instant)>);
+struct GivenUp(Vec<JobTask>, VecDeque<(Box<dyn Item>, Instant)>);
 
 impl QueuedJobs {
     /// Adds as much as there is room for.
@@ -269,8 +281,8 @@ mod tests {
                 Some(Job::Task(_)) => popped.entry(of_tasks()).or_default().push(0),
                 Some(Job::Batch(batch)) => {
                     assert!((1..=MAX_PER_CALL).contains(&batch.items.len()));
-                    let number = |it: &(Item, Instant)| {
-                        u64::from_le_bytes((*it.0.bytes).try_into().unwrap())
+                    let number = |it: &(Box<dyn Item>, Instant)| {
+                        u64::from_le_bytes(it.0.write().try_into().unwrap())
                     };
                     let numbers = batch.items.iter().map(number);
                     popped.entry(batch.group()).or_default().extend(numbers);
@@ -291,8 +303,66 @@ mod tests {
         }
     }
 
+    struct Number(u64);
+
+    impl Item for Number {
+        fn write(&self) -> Vec<u8> {
+            self.0.to_le_bytes().to_vec()
+        }
+
+        fn executed(&self, _: &Value) -> bool {
+            self.0.is_multiple_of(2)
+        }
+    }
+
+    #[test]
+    fn items_that_are_not_done_are_sent_again() {
+        let batch = |number| Batch::new(redis::cmd("EVALSHA"), "", Number(number));
+        let queue = JobQueue::default();
+        (1..=4).for_each(|number| _ = queue.push(Job::Batch(batch(number))));
+        let Some(Job::Batch(mut first)) = queue.next() else { panic!("there is a job") };
+        let again = first.executed(&Value::Nil).map(|(again, _)| again);
+        let Some(Job::Batch(again)) = again else { panic!("two are left") };
+        assert_eq!(again.items.iter().map(|(item, _)| item.write()[0]).collect::<Vec<_>>(), [2, 4]);
+        assert!(batch(1).executed(&Value::Nil).is_none());
+    }
+
+    #[test]
+    fn items_that_are_not_needed_any_more_are_not_sent() {
+        struct Unneeded;
+
+        impl Item for Unneeded {
+            fn write(&self) -> Vec<u8> {
+                vec![]
+            }
+
+            fn executed(&self, _: &Value) -> bool {
+                panic!("it was not sent");
+            }
+        }
+
+        let unneeded = || Batch::new(redis::cmd("EVALSHA"), "", Unneeded);
+        assert!(unneeded().command().is_none());
+        let queue = JobQueue::default();
+        queue.push(Job::Batch(unneeded()));
+        queue.push(Job::Batch(Batch::new(redis::cmd("EVALSHA"), "", Number(1))));
+        let Some(Job::Batch(mut both)) = queue.next() else { panic!("there is a job") };
+        assert!(both.command().is_some());
+        assert!(both.executed(&Value::Nil).is_none());
+    }
+
     /// A value that is dropped with a job, and counts whether it could use the queue then.
     struct Held(Arc<JobQueue>, Arc<[AtomicUsize; 2]>);
+
+    impl Item for Held {
+        fn write(&self) -> Vec<u8> {
+            vec![0; 8]
+        }
+
+        fn executed(&self, _: &Value) -> bool {
+            false
+        }
+    }
 
     impl Drop for Held {
         fn drop(&mut self) {
@@ -306,7 +376,8 @@ mod tests {
         let (queue, dropped) = (Arc::new(JobQueue::default()), Arc::<[AtomicUsize; 2]>::default());
         let held = || Held(queue.clone(), dropped.clone());
         let batch = |since, items: usize| {
-            let items = (0..items).map(|_| (Item::new([0; 8], held()), since)).collect();
+            let item = |_| -> (Box<dyn Item>, _) { (Box::new(held()), since) };
+            let items = (0..items).map(item).collect();
             Job::Batch(Batch { head: redis::cmd("EVALSHA"), text: "", items })
         };
         let task = |since| {
@@ -340,8 +411,10 @@ mod tests {
                         head.arg("hash").arg(1).arg(key).arg(param);
                         let numbers: Vec<u64> = (1..=items as u64).map(|it| number + it).collect();
                         number += items as u64;
-                        let item =
-                            |it: &u64| (Item::new(it.to_le_bytes(), ()), since(is_old));
+                        let item = |it: &u64| {
+                            let item: Box<dyn Item> = Box::new(Number(*it));
+                            (item, since(is_old))
+                        };
                         let items_of_key = numbers.iter().map(item).collect();
                         let batch = Batch { head, text: "", items: items_of_key };
                         let group = batch.group();

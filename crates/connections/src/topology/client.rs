@@ -25,6 +25,9 @@ const GATHER: Duration = Duration::from_millis(20);
 /// The pause of a worker after a call that the node has not executed. Until the breaker opens, the
 /// workers of a dead node make 80 calls per second, and then none.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The shortest pause before items are sent again that were executed and are not done. It is as
+/// long as their age, so that an item is sent 16 times at most.
+const AGAIN: Duration = Duration::from_millis(80);
 
 /// The servers of a store, and the connections to them.
 #[derive(Clone)]
@@ -165,8 +168,8 @@ impl Client {
             if !young_for.is_zero() {
                 sleep(young_for).await;
             }
-            let Some(job) = jobs.next() else { return };
-            if !self.run(&job).await {
+            let Some(mut job) = jobs.next() else { return };
+            if !self.run(&mut job).await {
                 self.execute_later(job); // at the node that has the key now
                 sleep(PAUSE).await;
             }
@@ -174,13 +177,25 @@ impl Client {
     }
 
     /// Executes a job. Returns whether it is done, or may be: it must not be repeated.
-    async fn run(&self, job: &Job) -> bool {
+    async fn run(&self, job: &mut Job) -> bool {
         match job {
             Job::Batch(batch) => {
-                let (command, deadline) = (batch.command(), Deadline::in_background());
+                let Some(command) = batch.command() else { return true };
+                let deadline = Deadline::in_background();
                 let executed = self.execute(deadline, Command::script(&command, batch.text)).await;
                 let executed: Result<(Value, _), _> = executed;
-                executed.err().is_none_or(|error| error.may_have_run())
+                let reply = match executed {
+                    Ok((reply, _)) => reply,
+                    Err(error) => return error.may_have_run(),
+                };
+                if let Some((again, age)) = batch.executed(&reply) {
+                    let client = self.clone();
+                    home::spawn(async move {
+                        sleep(age.max(AGAIN)).await;
+                        client.execute_later(again);
+                    });
+                }
+                true
             }
             Job::Task(task) => (task.run)().await,
         }

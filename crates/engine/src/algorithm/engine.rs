@@ -12,12 +12,14 @@ use super::{
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
 /// stepped back. Returns whether the state is counted by these parameters from now on, too. `None`
 /// if the state is from a core, which it is at this instant, and the request waits. The reply to a
-/// request that is admitted is about the parameters `after` it.
+/// request that is admitted is about the parameters `after` it. The units that are `held` are
+/// counted by the caller.
 #[inline(always)]
 fn decide<M: Model>(
     Reserved { state, waiting }: &mut Reserved<M>,
     request: &EngineRequest,
     [params, after]: [&M::Params; 2],
+    held: i64,
     is_in_core: bool,
 ) -> Option<(EngineReply, bool)> {
     let EngineRequest { action, cost, max_wait, now, blocked, .. } = *request;
@@ -34,7 +36,7 @@ fn decide<M: Model>(
         if let Some(time) = state.adopt(now, params, &mut saved) {
             stale = true;
             // The memory of denials infers from the times of a shaper how full it was.
-            over = if M::SHAPES { over } else { time };
+            over = if M::SHAPES && action.inserts() { over } else { time };
         }
     }
 
@@ -76,7 +78,9 @@ fn decide<M: Model>(
         Report { remaining: after.full(), replenish: 0 }
     };
     if !counts {
-        (reset, replenish) = (reset.min(over), replenish.min(over));
+        // When holds end, their units are counted by these parameters, with those of the state.
+        reset = if held > 0 { reset } else { reset.min(over) };
+        replenish = replenish.min(over);
         state.restore(saved);
     }
     let reply = EngineReply::uncounted(instant);
@@ -104,7 +108,7 @@ fn decide_beside<M: Model>(
         let wait = request.admission.and_then(|all| all.wait);
         inside.admission = Some(Admission { admitted: false, wait });
     }
-    let decided = decide(reserved, &inside, [&beside, &after], false);
+    let decided = decide(reserved, &inside, [&beside, &after], held, false);
     let (mut reply, counts) = decided.expect("not in a core");
     let full = if reply.admitted { after.full() } else { beside.full() };
     reply.held = if reply.admitted { held + more } else { held };
@@ -128,10 +132,14 @@ pub(super) fn step<M: Model, const HOLDS: bool>(
     if HOLDS {
         let (mut reply, counts) = decide_beside(reserved, held, request, params);
         let is_over = counts.then_some(reply.reset == 0);
-        reply.reset += params.drain(reply.held);
+        // As if all holds ended now: when they end is not known, or is up to their renewals.
+        if reply.held > 0 {
+            let EngineReply { reset, held, .. } = reply;
+            reply.reset = reserved.state.reset_beside(request.now, reset, held, params);
+        }
         return (reply, is_over);
     }
-    let decided = decide(reserved, request, [params; 2], false);
+    let decided = decide(reserved, request, [params; 2], 0, false);
     let (reply, counts) = decided.expect("not in a core");
     (reply, counts.then_some(reply.reset == 0))
 }
@@ -164,7 +172,7 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
-    let (reply, counts) = decide(&mut opened, request, [&params; 2], true)?;
+    let (reply, counts) = decide(&mut opened, request, [&params; 2], 0, true)?;
     if counts {
         *core = opened.state.close(request.now, &params)?;
     }

@@ -183,6 +183,10 @@ impl Model for FixedWindowState {
         }
     }
 
+    fn reset_beside(&self, _: i64, reset: i64, held: i64, params: &FixedWindowParams) -> i64 {
+        if reset > 0 { reset } else { params.drain(held) }
+    }
+
     #[inline(always)]
     fn report(&self, now: i64, _: (i64, i64), params: &FixedWindowParams) -> Report {
         let (reset, left) = (self.reset_after(now), params.limit - self.count);

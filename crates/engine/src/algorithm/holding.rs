@@ -27,9 +27,6 @@ impl Params {
         {
             reply.hold = Some(state.held.hold(now, cost, lifetime, epoch.unwrap_or(now)));
         }
-        if state.held.slots().is_some() {
-            reply.reset = self.reset_after_expiry(state, now);
-        }
         reply
     }
 
@@ -52,17 +49,6 @@ impl Params {
             }
         }
         reply
-    }
-
-    /// The time until the state is the initial one, if all holds expire.
-    fn reset_after_expiry(&self, state: &State, now: i64) -> i64 {
-        let State { mut held, mut spent, .. } = state.clone();
-        let mut at = now;
-        while let Some((units, ended)) = held.slots_mut().and_then(|slots| slots.expire_next(now)) {
-            at = ended;
-            self.step_spent::<false>(&mut spent, 0, &spend(units, at));
-        }
-        at - now + self.step_spent::<false>(&mut spent, 0, &EngineRequest::observe(at)).reset
     }
 
     /// Follows a clock that may have stepped back, and spends the units of all slots that have

@@ -104,6 +104,11 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The time until the state is the initial one; 0 if it is.
     fn reset_after(&self, now: i64) -> i64;
 
+    /// The same if units that are held were used now. Without them, it is `reset`.
+    fn reset_beside(&self, _now: i64, reset: i64, held: i64, params: &Self::Params) -> i64 {
+        reset.max(params.drain(held))
+    }
+
     /// The units that are left of a state that is not the initial one, and the time until there are
     /// more. That time is `known` already for one number of units.
     fn report(&self, now: i64, known: (i64, i64), params: &Self::Params) -> Report;

@@ -14,6 +14,7 @@ mod holds;
 mod large;
 mod oracle;
 mod overshoot;
+mod peeks;
 mod rates;
 mod releases;
 mod stream;

@@ -311,10 +311,23 @@ impl Backend for Scripted {
 
     fn release(&mut self, params: &Params, now: i64, releases: &[Release]) {
         let (mut command, script) = command(|write| script::release(&self.key, params, write));
-        command.arg(releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
+        let item = |release| script::release_item(release, false);
+        command.arg(releases.iter().flat_map(item).collect::<Vec<_>>());
         let reply = self.eval(command, script, now);
         assert_eq!(reply.len(), 1);
         self.compare(&(), |engine| engine.release(params, now, releases));
+    }
+}
+
+impl Scripted {
+    /// Releases reservations for others. Returns whether they are kept.
+    pub fn release_for_others(&mut self, params: &Params, now: i64, releases: &[Release]) -> bool {
+        let (mut command, script) = command(|write| script::release(&self.key, params, write));
+        let item = |release| script::release_item(release, true);
+        command.arg(releases.iter().flat_map(item).collect::<Vec<_>>());
+        let is_kept = self.eval(command, script, now).len() > 1;
+        self.compare(&is_kept, |engine| engine.release_for_others(params, now, releases));
+        is_kept
     }
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReply, Lifetime,
-        Params, Refill, State, arithmetic::ceil_div,
+        Params, Refill, State, arithmetic::ceil_div, hold::Held, holding::spend,
     },
     backends::{Backend, Holds, START, check},
     hold_histories::Setup,
@@ -60,11 +60,17 @@ pub(super) fn keeps(
         let (retry, early) = (at(now + wait), at(now + wait - 1));
         prop_assert!(retry.admitted && !early.admitted, "{reply:?}: {early:?}, {retry:?}");
     }
-    // Law 5.
-    let later = now + reply.reset;
-    let seen = after.clone().decide(&params, EngineRequest::observe(later));
-    prop_assert!(seen.held == 0 && seen.reset == 0, "{reply:?}: {seen:?} after the reset");
+    // Law 5, if all holds end now.
     let mut state = after.clone();
+    params.expire_holds(&mut state, now);
+    let used = state.held.total();
+    state.held = Held::None;
+    if used > 0 {
+        state.decide(&params, spend(used, now));
+    }
+    let later = now + reply.reset;
+    let seen = state.clone().decide(&params, EngineRequest::observe(later));
+    prop_assert!(seen.held == 0 && seen.reset == 0, "{reply:?}: {seen:?} after the reset");
     let most = State::default().decide(&params, EngineRequest::observe(later)).remaining;
     prop_assert_eq!(seen.remaining, most);
     prop_assert!(state.decide(&params, check(params.max_cost(), later)).admitted);

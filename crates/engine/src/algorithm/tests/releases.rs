@@ -508,3 +508,43 @@ fn a_full_log_counts_no_more_units_and_returns_those_that_it_counts() {
     let foot = [numbers(7, &[full - 1]), numbers(4, &[0, 0, 1])].concat();
     assert_eq!(bytes[32..51], foot, "the sum, no dead entries, and one entry");
 }
+
+#[test]
+fn reservations_that_leave_nothing_to_others_are_kept_and_the_last_ones_are_released() {
+    let server = RedisServer::start();
+    let second = 1_000_000;
+    for (algorithm, burst, keeps) in [
+        (Algorithm::token_bucket(), 1, true),
+        (Algorithm::token_bucket(), 5, false),
+        (Algorithm::LeakyBucket, 5, true),
+        (Algorithm::FixedWindow, 1, true),
+        (Algorithm::sliding_log(), 1, false),
+        (Algorithm::sliding_window(), 1, true),
+    ] {
+        let quota = Quota::per_second(1).burst(burst);
+        let params = Params::new(algorithm, quota).unwrap();
+        let mut key = Scripted::new(&server, "{key}");
+        key.forget();
+        let mut reserved = vec![];
+        for _ in 0..burst + 3 {
+            let request = EngineRequest { max_wait: 60 * second, ..check(1, START) };
+            let reply = key.decide(&params, request);
+            if reply.admitted && reply.instant > START {
+                reserved.push(reply.instant);
+            }
+        }
+        let release = |index: usize| Release { instant: Some(reserved[index]), units: 1 };
+        let last = reserved.len() - 1;
+        let before = key.bytes();
+        let kept = key.release_for_others(&params, START, &[release(last - 1)]);
+        assert_eq!(kept, keeps, "{algorithm}, {burst}");
+        assert_eq!(key.bytes() == before, keeps, "{algorithm}, {burst}");
+        assert!(!key.release_for_others(&params, START, &[release(last)]));
+        if kept {
+            assert!(!key.release_for_others(&params, START, &[release(last - 1)]));
+        }
+        let request = EngineRequest { max_wait: 60 * second, ..check(1, START) };
+        let next = key.decide(&params, request).instant;
+        assert!(next <= reserved[last - 1], "{algorithm}, {burst}: {next}");
+    }
+}

@@ -70,9 +70,10 @@ fn history(stream: &mut Stream, limits: [Params; 2], other: &Params, steps: &[St
         let releases = step.releases(&mut admitted);
         if !releases.is_empty() {
             twin.release(params, now, &releases);
+            let item = |release| script::release_item(release, false);
             stream.call(now, |write| {
                 let script = script::release("{k}0", params, write);
-                write(&releases.iter().flat_map(script::release_item).collect::<Vec<_>>());
+                write(&releases.iter().flat_map(item).collect::<Vec<_>>());
                 script
             });
             continue;
