@@ -35,7 +35,7 @@ pub const FORMS: [Form; 6] = [
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     limit: u64,
-    pub(super) window_us: u64,
+    pub window_us: u64,
     burst: u64,
     overdraft: u64,
     buckets: u32,
