@@ -20,8 +20,8 @@
 //! }
 //! ```
 //!
-//! **Several replicas, a limit for each API key.** The counters are in Redis. While Redis fails,
-//! each replica enforces its share:
+//! **Several replicas, a limit for each API key.** The counters are in Redis, with hashes of the
+//! keys. While Redis fails, each replica enforces its share:
 //!
 //! ```no_run
 //! use axum::{Router, routing::get};
@@ -34,7 +34,8 @@
 //!     let store = RedisStore::connect("redis://127.0.0.1/?prefix=shop&deadline=50ms").await?;
 //!     let quota = Quota::per_minute(600).burst(50);
 //!     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
-//!     let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
+//!     let secret = std::env::var("RATE_LIMIT_SECRET")?; // the same in all replicas
+//!     let layer = RateLimitLayer::new(limiter, key::header("x-api-key").hashed(secret))
 //!         .on_failure(FailurePolicy::local(0.25)); // four replicas
 //!     let app = Router::new().route("/", get(async || "hello")).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
@@ -90,8 +91,8 @@
 //! `config`.
 //!
 //! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
-//! works](guide::how_it_works), [choosing an algorithm](guide::algorithms), [ten programs to
-//! copy](guide::copy_one_of_these), [recipes](guide::recipes), [all settings](guide::settings),
+//! works](guide::how_it_works), [choosing an algorithm](guide::algorithms), [eleven
+//! programs to copy](guide::copy_one_of_these), [recipes](guide::recipes), [all settings](guide::settings),
 //! [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
 //! [monitoring](guide::monitoring), [on call](guide::on_call), [`limitctl`](guide::limitctl) and
 //! [troubleshooting](guide::troubleshooting).
