@@ -143,6 +143,14 @@
 //! | `tracing` | [events](guide::monitoring#events) about denials, misconfigured services and failures of Redis |
 //! | `uuid` | `Uuid` as a key |
 
+// The mark of `docs/pictures`, as docs.rs serves no pictures.
+#![doc(html_logo_url = "data:image/svg+xml;base64,\
+     PHN2ZyB4bWxucz0naHR0cDovL3d3dy53My5vcmcvMjAwMC9zdmcnIHZpZXdCb3g9JzAgMCA2NCA2NCcgc3Ryb2tl\
+     LXdpZHRoPSc2Jz48cmVjdCB3aWR0aD0nNjQnIGhlaWdodD0nNjQnIHJ4PScxNCcgZmlsbD0nIzBhNWZiNCcvPjxw\
+     YXRoIHN0cm9rZT0nI2ZmZicgZD0nTTEwIDQ4aDhNMjIgNDhoOE0yMiAzOWg4TTM0IDQ4aDhNMzQgMzloOE0zNCAz\
+     MGg4TTQ2IDQ4aDhNNDYgMzloOE00NiAzMGg4Jy8+PHBhdGggc3Ryb2tlPScjZmZiNDU0JyBkPSdNNDYgMTdoOE00\
+     NiA4aDgnLz48cGF0aCBkPSdNOCAyMy41aDQ4JyBzdHJva2U9JyNmZmYnIHN0cm9rZS13aWR0aD0nMicgc3Ryb2tl\
+     LWRhc2hhcnJheT0nNCAzJy8+PC9zdmc+")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The crate docs link to items of all features.
 #![cfg_attr(
