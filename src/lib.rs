@@ -92,8 +92,8 @@
 //!
 //! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
 //! works](guide::how_it_works), [choosing an algorithm](guide::algorithms), [eleven
-//! programs to copy](guide::copy_one_of_these), [recipes](guide::recipes), [all settings](guide::settings),
-//! [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
+//! programs to copy](guide::copy_one_of_these), [recipes](guide::recipes), [all
+//! settings](guide::settings), [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
 //! [monitoring](guide::monitoring), [on call](guide::on_call), [`limitctl`](guide::limitctl) and
 //! [troubleshooting](guide::troubleshooting).
 //!

@@ -188,8 +188,8 @@ impl fmt::Display for TransportError {
                 let from = server.map(|server| format!(" from {server}")).unwrap_or_default();
                 write!(
                     f,
-                    "no answer{from} within {deadline:?}; raise `deadline`, or see why the server is \
-                     slow"
+                    "no answer{from} within {deadline:?}; raise `deadline`, or see why the server \
+                     is slow"
                 )
             }
             Kind::Late(deadline) => write!(
