@@ -16,7 +16,7 @@ pub use self::{
 };
 
 /// Writes an error and its causes in one line.
-pub(crate) fn write_with_causes(error: &dyn StdError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn write_with_causes(error: &dyn StdError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{error}")?;
     error.source().map_or(Ok(()), |cause| {
         f.write_str(": ")?;

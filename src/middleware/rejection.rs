@@ -7,7 +7,7 @@ use http::StatusCode;
 
 use crate::{
     decision::{Decision, whole_seconds},
-    error::{Error, StoreError, write_with_causes},
+    error::{Error, StoreError},
     observe::Event,
 };
 
@@ -49,7 +49,7 @@ const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_window(), quota);
 /// let app: Router = Router::new().route("/report/{user}", get(report)).with_state(limiter);
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rejection {
     /// The quota is used up: 429.
@@ -223,16 +223,6 @@ fn as_clause(sentence: &str) -> String {
     sentence[..1].to_ascii_lowercase() + sentence[1..].trim_end_matches('.')
 }
 
-/// The text with its causes, and the mistake of a misconfigured service, which clients do not see.
-impl fmt::Debug for Rejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Request(error) => fmt::Display::fmt(error, f),
-            _ => write_with_causes(self, f),
-        }
-    }
-}
-
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text(&self.detail()))?;
@@ -277,7 +267,7 @@ impl From<Error> for Rejection {
 /// }
 /// # let _ = tenant;
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestError {
     /// The request has no key; the message names the missing part. [`MissingKey`] sets what the
@@ -434,13 +424,6 @@ impl RequestError {
             | Self::Misconfigured { message }
             | Self::WithStatus { message, .. } => message,
         }
-    }
-}
-
-/// The text: a `main` that returns the error prints it so.
-impl fmt::Debug for RequestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -164,8 +164,5 @@ fn main_prints_the_text_of_an_error_with_its_causes() {
     assert_eq!(format!("{:?}", Error::from(empty)), causes);
 
     assert_eq!(format!("{:?}", Error::NoEstimate), Error::NoEstimate.to_string());
-    let mistake = layer::RequestError::misconfigured("no addresses; record them");
-    assert_eq!(format!("{mistake:?}"), "no addresses; record them");
-    let rejection = layer::Rejection::from(Error::ZeroCost);
-    assert_eq!(format!("{rejection:?}"), Error::ZeroCost.to_string());
+    assert_eq!(format!("{:?}", Error::ZeroCost), Error::ZeroCost.to_string());
 }
