@@ -47,12 +47,6 @@ pub struct Begun {
     past: VecDeque<String>,
 }
 
-/// What a session has to do.
-enum Due {
-    Step,
-    Answer(Answer),
-}
-
 /// Runs the traffic of a page until the page is closed.
 pub async fn run(app: Arc<App>, mut socket: WebSocket) {
     let (claim, begun) = oneshot::channel();
@@ -237,28 +231,27 @@ impl Session {
         self.app.sessions.add(&self.observed);
     }
 
-    /// Waits until there is something to do.
-    async fn due(&mut self, steps: &mut Interval) -> Due {
+    /// Waits for an answer to a call, or for the time of a step: then, it returns `None`.
+    async fn due(&mut self, steps: &mut Interval) -> Option<Answer> {
         tokio::select! {
             biased;
-            _ = steps.tick() => Due::Step,
-            Some(Ok(answer)) = self.calls.join_next() => Due::Answer(answer),
+            _ = steps.tick() => None,
+            Some(Ok(answer)) = self.calls.join_next() => Some(answer),
         }
     }
 
-    /// Does what is due. Returns a message for the page, if it is time for one.
-    async fn go_on(&mut self, due: Due, step: &mut u64) -> Option<String> {
-        match due {
-            Due::Answer(answer) => self.answered(answer),
-            Due::Step => {
-                self.step().await;
-                *step += 1;
-                if step.is_multiple_of(STEPS_PER_FRAME) {
-                    return Some(self.frame().await.to_string());
-                }
-            }
+    /// Counts an answer, or makes a step. Returns a message for the page, if it is time for one.
+    async fn go_on(&mut self, due: Option<Answer>, step: &mut u64) -> Option<String> {
+        if let Some(answer) = due {
+            self.answered(answer);
+            return None;
         }
-        None
+        self.step().await;
+        *step += 1;
+        if !step.is_multiple_of(STEPS_PER_FRAME) {
+            return None;
+        }
+        Some(self.frame().await.to_string())
     }
 
     /// Begins again, with new limiters and stores.
