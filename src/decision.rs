@@ -562,8 +562,9 @@ impl Decision {
     /// Returns the name of the limiter that decided; of several limiters, the one that binds.
     ///
     /// That is the limiter that denies for longest. If all of them allow the request, it is the one
-    /// with the fewest units remaining, and among equals the one with the longest wait. The
-    /// decision describes this limiter, except for the delay, which is that of the request.
+    /// with the fewest units remaining, whatever its unit is, and among equals the one with the
+    /// longest wait. The decision describes this limiter, except for the delay, which is that of
+    /// the request.
     ///
     /// # Examples
     ///

@@ -15,6 +15,15 @@ pub use self::{
     store::{ErrorKind, StoreError},
 };
 
+/// Writes an error and its causes in one line.
+fn write_with_causes(error: &dyn StdError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "{error}")?;
+    error.source().map_or(Ok(()), |cause| {
+        f.write_str(": ")?;
+        write_with_causes(cause, f)
+    })
+}
+
 /// The reason why a limiter made no decision, or did not change a count.
 ///
 /// Two errors are equal if their variants and fields are. A [`StoreError`] compares by its kind.
@@ -35,7 +44,7 @@ pub use self::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// The cost is 0. A request costs at least 1; [`peek`](crate::Limiter::peek) reads the state
@@ -113,6 +122,13 @@ pub enum Error {
     /// A limiter that Redisson shares cannot do this. Nothing was changed.
     #[cfg(feature = "redisson")]
     Redisson(RateLimiterError),
+}
+
+/// The text with its causes: a `main` that returns the error prints it so.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_with_causes(self, f)
+    }
 }
 
 impl fmt::Display for Error {

@@ -64,12 +64,14 @@ macro_rules! headings {
 [nests]: crate::guide::layers#nests-and-services
 [permit-life]: crate::guide::concurrency#the-life-of-a-permit-in-redis
 [plans-in-a-database]: crate::guide::recipes#api-plans-from-a-database-with-a-cache
+[plans]: crate::guide::copy_one_of_these#plans-by-api-key
 [places]: crate::guide::concurrency#waiting-for-a-place
 [resources]: crate::guide::vendors#resources
 [secrets]: crate::guide::keys#secrets
 [shared-calls]: crate::guide::redis_capacity#decisions-per-second
 [shutdown]: crate::guide::redis_connecting#a-service-that-shuts-down
 [urgent]: crate::guide::outgoing#urgent-calls-priority
+[smoke-test]: crate::guide::testing#after-deploying
 [stuck-streams]: crate::guide::limitctl#stuck-streams
 [what-is-stored]: crate::guide::how_it_works#what-is-stored
 "

@@ -20,8 +20,8 @@
 //! }
 //! ```
 //!
-//! **Several replicas, a limit for each API key.** The counters are in Redis. While Redis fails,
-//! each replica enforces its share:
+//! **Several replicas, a limit for each API key.** The counters are in Redis, with hashes of the
+//! keys. While Redis fails, each replica enforces its share:
 //!
 //! ```no_run
 //! use axum::{Router, routing::get};
@@ -34,7 +34,8 @@
 //!     let store = RedisStore::connect("redis://127.0.0.1/?prefix=shop&deadline=50ms").await?;
 //!     let quota = Quota::per_minute(600).burst(50);
 //!     let limiter = Limiter::new("api", store, Algorithm::token_bucket(), quota);
-//!     let layer = RateLimitLayer::new(limiter, key::header("x-api-key"))
+//!     let secret = std::env::var("RATE_LIMIT_SECRET")?; // the same in all replicas
+//!     let layer = RateLimitLayer::new(limiter, key::header("x-api-key").hashed(secret))
 //!         .on_failure(FailurePolicy::local(0.25)); // four replicas
 //!     let app = Router::new().route("/", get(async || "hello")).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
@@ -90,9 +91,9 @@
 //! `config`.
 //!
 //! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
-//! works](guide::how_it_works), [choosing an algorithm](guide::algorithms), [ten programs to
-//! copy](guide::copy_one_of_these), [recipes](guide::recipes), [all settings](guide::settings),
-//! [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
+//! works](guide::how_it_works), [choosing an algorithm](guide::algorithms), [eleven
+//! programs to copy](guide::copy_one_of_these), [recipes](guide::recipes), [all
+//! settings](guide::settings), [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
 //! [monitoring](guide::monitoring), [on call](guide::on_call), [`limitctl`](guide::limitctl) and
 //! [troubleshooting](guide::troubleshooting).
 //!
@@ -142,6 +143,14 @@
 //! | `tracing` | [events](guide::monitoring#events) about denials, misconfigured services and failures of Redis |
 //! | `uuid` | `Uuid` as a key |
 
+// The mark of `docs/pictures`, as docs.rs serves no pictures.
+#![doc(html_logo_url = "data:image/svg+xml;base64,\
+     PHN2ZyB4bWxucz0naHR0cDovL3d3dy53My5vcmcvMjAwMC9zdmcnIHZpZXdCb3g9JzAgMCA2NCA2NCcgc3Ryb2tl\
+     LXdpZHRoPSc2Jz48cmVjdCB3aWR0aD0nNjQnIGhlaWdodD0nNjQnIHJ4PScxNCcgZmlsbD0nIzBhNWZiNCcvPjxw\
+     YXRoIHN0cm9rZT0nI2ZmZicgZD0nTTEwIDQ4aDhNMjIgNDhoOE0yMiAzOWg4TTM0IDQ4aDhNMzQgMzloOE0zNCAz\
+     MGg4TTQ2IDQ4aDhNNDYgMzloOE00NiAzMGg4Jy8+PHBhdGggc3Ryb2tlPScjZmZiNDU0JyBkPSdNNDYgMTdoOE00\
+     NiA4aDgnLz48cGF0aCBkPSdNOCAyMy41aDQ4JyBzdHJva2U9JyNmZmYnIHN0cm9rZS13aWR0aD0nMicgc3Ryb2tl\
+     LWRhc2hhcnJheT0nNCAzJy8+PC9zdmc+")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The crate docs link to items of all features.
 #![cfg_attr(

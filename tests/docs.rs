@@ -187,7 +187,7 @@ fn no_example_in_the_code_unwraps() {
 #[test]
 fn the_pages_have_the_recipes_and_programs_that_are_tested() {
     let folders = ["recipes", "programs"].map(|it| sources(&root().join("tests/http").join(it)));
-    assert_eq!(folders.each_ref().map(Vec::len), [4, 10]);
+    assert_eq!(folders.each_ref().map(Vec::len), [4, 11]);
     for (file, text) in folders.into_iter().flatten() {
         let (head, code) = text.split_once("\n\n").unwrap();
         let code = code.split("\nmod tests {").next().unwrap();
@@ -274,6 +274,29 @@ fn each_setting_has_a_row_with_a_page_that_names_it() {
         let text = fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap_or_default();
         assert!(page == "rustdoc |" || text.contains(name), "docs/{page}.md has no {name}");
     }
+}
+
+/// As `layer::MissingKey::Reject`, and behind it `::Exempt`.
+#[test]
+fn each_value_of_a_setting_is_public() {
+    let list = fs::read_to_string(root().join("tests/public-api/list.txt")).unwrap();
+    let page = fs::read_to_string(root().join("docs/settings.md")).unwrap();
+    let mut values = 0;
+    for row in page.lines().filter(|line| line.starts_with("| `")) {
+        let mut of_type = "";
+        for code in row.split(" | ").nth(2).unwrap().split('`').skip(1).step_by(2) {
+            let Some((path, value)) = code.rsplit_once("::") else { continue };
+            of_type = if path.is_empty() { of_type } else { path };
+            let item = format!(" {of_type}::{}", value.split('(').next().unwrap());
+            let has_item = |line: &str| {
+                line.split_once(&item)
+                    .is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with('('))
+            };
+            assert!(list.lines().any(has_item), "{item} is in no public list: {row}");
+            values += 1;
+        }
+    }
+    assert!(values > 15, "{values}");
 }
 
 /// The error about an unknown parameter lists those that are known.

@@ -19,7 +19,7 @@ use crate::quota::QuotaError;
 ///     Ok(_) => {}
 /// }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// Another limiter over the same store uses the name: their counts would mix.
@@ -62,6 +62,13 @@ pub enum ConfigError {
         /// `IPv4` or `IPv6`.
         version: &'static str,
     },
+}
+
+/// The text: a `main` that returns the error prints it so.
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for ConfigError {

@@ -20,7 +20,7 @@ use std::{borrow::Cow, error::Error, fmt, time::Duration};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RateLimiterError {
     /// The limiter has no valid rate: the rate was never set, has expired or was deleted, or is
@@ -95,6 +95,13 @@ impl RateLimiterError {
             | Self::Interval { .. }
             | Self::KeepAlive { .. } => None,
         }
+    }
+}
+
+/// The text: a `main` that returns the error prints it so.
+impl fmt::Debug for RateLimiterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
+use super::write_with_causes;
+
 /// The failure of a store.
 ///
 /// Two failures are equal if their [kinds](StoreError::kind) are: the texts are those of servers
@@ -200,14 +202,10 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// Includes the source, because `main` prints errors in this form.
+/// The text with its causes: a `main` that returns the error prints it so.
 impl fmt::Debug for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self.source() {
-            Some(source) => format!("{self}: {source}"),
-            None => self.to_string(),
-        };
-        f.debug_tuple("StoreError").field(&text).finish()
+        write_with_causes(self, f)
     }
 }
 

@@ -976,7 +976,10 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     /// Clients that are denied together, because a window or a [block](crate::Limiter::block) ends
     /// for all of them, would otherwise come back together. The time is never shorter than the
     /// exact one. It is that of the [`Decision`](crate::Decision) in the rejection, so all parts of
-    /// a response agree: `Retry-After`, the `t` of `RateLimit`, the body, the details of gRPC.
+    /// a response agree: `Retry-After`, the `t` of `RateLimit`, the body, the details of gRPC. The
+    /// reset of [`Headers::Draft06`](crate::layer::Headers::Draft06) and
+    /// [`XRateLimit`](crate::layer::Headers::XRateLimit) is that of the whole quota, and stays
+    /// exact.
     ///
     /// `Retry-After` has whole seconds. For times below 10 s, a jitter of 0.1 is less than that:
     /// choose a larger one.

@@ -95,8 +95,10 @@ pub async fn connect(url: &str) -> Result<AnyStore, StoreError> {
 /// ```
 pub fn lazy(url: &str) -> Result<AnyStore, StoreError> {
     if url.is_empty() || url == "memory" {
+        let why = if url.is_empty() { "it is empty" } else { "it has no scheme" };
         return Err(StoreError::config(format!(
-            "cannot use the URL {url:?} of a store: it has no scheme; write memory:"
+            "cannot use the URL {url:?} of a store: {why}; write memory: to count in this process, \
+             or redis://HOST:PORT to count in Redis"
         )));
     }
     if let Some(rest) = url.strip_prefix("memory:") {
@@ -160,7 +162,10 @@ mod tests {
     async fn a_url_without_a_scheme_says_what_to_write() {
         for url in ["", "memory"] {
             let error = connect(url).await.unwrap_err().to_string();
-            assert!(error.ends_with("write memory:"), "{url}: {error}");
+            assert!(
+                error.contains("write memory:") && error.contains("redis://HOST"),
+                "{url}: {error}"
+            );
         }
     }
 

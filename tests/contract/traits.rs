@@ -147,3 +147,22 @@ fn names_of_labels_are_printed_and_padded() {
     assert_eq!(format!("{:>6}", ErrorKind::Full), "  full");
     assert_eq!(Source::Cached.to_string(), Source::Cached.as_str());
 }
+
+#[test]
+fn main_prints_the_text_of_an_error_with_its_causes() {
+    let quota = "0/s".parse::<Quota>().unwrap_err();
+    let text = "quota \"0/s\": the limit is 0, but must be at least 1";
+    let config = config::ConfigError::Quota(quota.clone());
+    let of_limiter = format!("the settings of the rate limiter are invalid: {text}");
+    assert_eq!(format!("{quota:?} {config:?}"), format!("{text} {text}"));
+    assert_eq!(format!("{:?}", Error::from(config)), of_limiter);
+
+    let empty = store::lazy("").unwrap_err();
+    let text = format!("{empty:?}");
+    assert!(text.starts_with("cannot use the URL \"\" of a store: it is empty; write"), "{text}");
+    let causes = format!("the store of the rate limiter failed: {text}");
+    assert_eq!(format!("{:?}", Error::from(empty)), causes);
+
+    assert_eq!(format!("{:?}", Error::NoEstimate), Error::NoEstimate.to_string());
+    assert_eq!(format!("{:?}", Error::ZeroCost), Error::ZeroCost.to_string());
+}

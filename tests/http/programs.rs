@@ -1,5 +1,5 @@
-//! The programs of `copy-one-of-these.md`, whose commands print what the page says. `docs.rs`
-//! compares their code with the page.
+//! The programs of `copy-one-of-these.md`, and the smoke test of `testing.md`, whose commands print
+//! what the pages say. `docs.rs` compares their code with the page.
 
 use std::{net::SocketAddr, process::Stdio};
 
@@ -17,9 +17,10 @@ macro_rules! programs {
     )* };
 }
 
-programs! { graphql limits login plans proxies search tonic upload vendor_job webhook }
+programs! { graphql limits llm login plans proxies search tonic upload vendor_job webhook }
 
-const PAGE: &str = include_str!("../../docs/copy-one-of-these.md");
+const PAGES: &str =
+    concat!(include_str!("../../docs/copy-one-of-these.md"), include_str!("../../docs/testing.md"));
 
 fn store() -> AnyStore {
     MemoryStore::new().into_any()
@@ -38,9 +39,9 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// Returns the block of a language in a section of the page.
+/// Returns the block of a language in a section of the pages.
 fn block(heading: &str, language: &str) -> &'static str {
-    let section = PAGE.split_once(&format!("\n## {heading}\n")).expect(heading).1;
+    let section = PAGES.split_once(&format!("\n## {heading}\n")).expect(heading).1;
     let section = section.split("\n## ").next().unwrap();
     let block = section.split_once(&format!("```{language}\n")).expect(heading).1;
     block.split("```").next().unwrap()
@@ -66,6 +67,7 @@ async fn the_commands_of_the_page_print_what_it_says() {
         ("Webhooks", webhook::app(&store())),
         ("A search", search::app(&store())),
         ("GraphQL by cost", graphql::app(&store())),
+        ("Tokens of a language model", llm::app(&store())),
         ("`GET /limits`", limits::app(&store())),
         ("After deploying", plans::app(&store())),
     ] {

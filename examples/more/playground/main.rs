@@ -46,6 +46,7 @@ use support::{Context, Failure, exit_code};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::{mpsc, oneshot},
 };
 
 const PAGE: &str = include_str!("page.html");
@@ -76,6 +77,8 @@ struct Flags {
 struct App {
     redis: Option<Redis>,
     sessions: Sessions,
+    /// The pages that wait for the session that runs ahead.
+    claims: mpsc::Sender<oneshot::Sender<session::Begun>>,
     pages: AtomicUsize,
     /// True if only this machine can connect.
     is_local: bool,
@@ -136,12 +139,15 @@ async fn run(flags: Flags) -> Result<(), Failure> {
         .context(format_args!("cannot listen on {}", flags.listen))?;
     println!("listening on http://{}", listener.local_addr()?);
     println!("counts: {counts_in}");
+    let (claims, claimed) = mpsc::channel(MAX_PAGES);
     let app = Arc::new(App {
         redis,
         sessions: Sessions::default(),
+        claims,
         pages: AtomicUsize::new(0),
         is_local: flags.listen.ip().is_loopback(),
     });
+    tokio::spawn(session::run_ahead(app.clone(), claimed));
     let routes = Router::new()
         .route("/", get(page))
         .route("/counts", get(counts))

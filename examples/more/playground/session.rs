@@ -4,11 +4,11 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use axum::extract::ws::{Message, WebSocket};
-use serde::Serialize;
 use serde_json::json;
 use tokio::{
+    sync::{mpsc, oneshot},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, Interval, MissedTickBehavior, interval},
 };
 use tower_ratelimit::{Error, Limiter, MemoryStore, Permit, RedisStore, store::Source};
 
@@ -36,51 +36,85 @@ const MAX_CALLS: usize = 60_000;
 /// A call without an answer after this time is shown as waiting.
 const SHOWN_AS_WAITING: Duration = Duration::from_millis(100);
 
+/// How many messages a page gets at first: those of the time that its chart shows.
+const MAX_PAST: usize = 240;
+
+/// A session that has begun, and what its page has missed.
+pub struct Begun {
+    session: Session,
+    steps: Interval,
+    step: u64,
+    past: VecDeque<String>,
+}
+
 /// Runs the traffic of a page until the page is closed.
 pub async fn run(app: Arc<App>, mut socket: WebSocket) {
-    let mut session = match Session::new(app) {
-        Ok(session) => session,
+    let (claim, begun) = oneshot::channel();
+    let _ = app.claims.send(claim).await;
+    let begun = begun.await.map_or_else(|_| Begun::new(app), Ok);
+    let Begun { mut session, mut steps, mut step, past } = match begun {
+        Ok(begun) => begun,
         Err(error) => return eprintln!("cannot begin: {error}"),
     };
-    let mut steps = interval(STEP);
-    steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    if send(&mut socket, &session.hello()).await.is_none() {
+    session.open();
+    if send(&mut socket, session.hello().to_string()).await.is_none() {
         return;
     }
-    let mut step = 0_u64;
+    for message in past {
+        if send(&mut socket, message).await.is_none() {
+            return;
+        }
+    }
     loop {
-        let go_on = tokio::select! {
+        let message = tokio::select! {
             biased;
             message = socket.recv() => match message {
-                Some(Ok(Message::Text(text))) => {
-                    let reply = session.request(&text).await;
-                    send(&mut socket, &reply).await
-                }
-                Some(Ok(Message::Close(_)) | Err(_)) | None => None,
-                Some(Ok(_)) => Some(()),
+                Some(Ok(Message::Text(text))) => Some(session.request(&text).await.to_string()),
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                Some(Ok(_)) => None,
             },
-            _ = steps.tick() => {
-                session.step().await;
-                step += 1;
-                match step.is_multiple_of(STEPS_PER_FRAME) {
-                    true => send(&mut socket, &session.frame().await).await,
-                    false => Some(()),
-                }
-            }
-            Some(Ok(answer)) = session.calls.join_next() => {
-                session.answered(answer);
-                Some(())
-            }
+            due = session.due(&mut steps) => session.go_on(due, &mut step).await,
         };
-        if go_on.is_none() {
+        if let Some(message) = message
+            && send(&mut socket, message).await.is_none()
+        {
             return;
         }
     }
 }
 
-async fn send(socket: &mut WebSocket, message: &impl Serialize) -> Option<()> {
-    let text = serde_json::to_string(message).ok()?;
-    socket.send(Message::Text(text.into())).await.ok()
+async fn send(socket: &mut WebSocket, message: String) -> Option<()> {
+    socket.send(Message::Text(message.into())).await.ok()
+}
+
+/// Runs a session until a page claims it, and then the next one: the first chart of a page is full
+/// at once. With Redis, a session begins with its page: others may use the server.
+pub async fn run_ahead(app: Arc<App>, mut claims: mpsc::Receiver<oneshot::Sender<Begun>>) {
+    while app.redis.is_none()
+        && let Ok(mut begun) = Begun::new(app.clone())
+    {
+        let claim = loop {
+            tokio::select! {
+                claim = claims.recv() => break claim,
+                due = begun.session.due(&mut begun.steps) => {
+                    let message = begun.session.go_on(due, &mut begun.step).await;
+                    begun.past.extend(message);
+                    let excess = begun.past.len().saturating_sub(MAX_PAST);
+                    begun.past.drain(..excess);
+                }
+            }
+        };
+        let Some(claim) = claim else { return };
+        let _ = claim.send(begun);
+    }
+}
+
+impl Begun {
+    fn new(app: Arc<App>) -> Result<Self, Failure> {
+        let mut steps = interval(STEP);
+        steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        Ok(Self { session: Session::new(app)?, steps, step: 0, past: VecDeque::new() })
+    }
 }
 
 struct Session {
@@ -96,6 +130,9 @@ struct Session {
     /// Which replica the next request goes to.
     turn: usize,
     arrived: Fresh,
+    arrivals_so_far: u64,
+    /// True if a page shows it.
+    is_open: bool,
     /// Each start counts under a key of its own.
     starts: u64,
     began: Duration,
@@ -173,6 +210,8 @@ impl Session {
             calls: JoinSet::new(),
             turn: 0,
             arrived: Fresh::default(),
+            arrivals_so_far: 0,
+            is_open: false,
             starts: 0,
             began: Duration::ZERO,
             prefix: format!("playground-{id}"),
@@ -186,13 +225,44 @@ impl Session {
         self.start.elapsed()
     }
 
+    /// Counts its decisions among those of the open pages.
+    fn open(&mut self) {
+        self.is_open = true;
+        self.app.sessions.add(&self.observed);
+    }
+
+    /// Waits for an answer to a call, or for the time of a step: then, it returns `None`.
+    async fn due(&mut self, steps: &mut Interval) -> Option<Answer> {
+        tokio::select! {
+            biased;
+            _ = steps.tick() => None,
+            Some(Ok(answer)) = self.calls.join_next() => Some(answer),
+        }
+    }
+
+    /// Counts an answer, or makes a step. Returns a message for the page, if it is time for one.
+    async fn go_on(&mut self, due: Option<Answer>, step: &mut u64) -> Option<String> {
+        if let Some(answer) = due {
+            self.answered(answer);
+            return None;
+        }
+        self.step().await;
+        *step += 1;
+        if !step.is_multiple_of(STEPS_PER_FRAME) {
+            return None;
+        }
+        Some(self.frame().await.to_string())
+    }
+
     /// Begins again, with new limiters and stores.
     fn restart(&mut self) -> Result<(), Failure> {
         self.starts += 1;
         self.calls = JoinSet::new();
         let observed = Arc::<Observed>::default();
-        self.app.sessions.add(&observed);
         self.observed = observed.clone();
+        if self.is_open {
+            self.open();
+        }
         self.stores.clear();
         let mut limiters: Vec<Vec<Limiter>> = SHOWN.iter().map(|_| vec![]).collect();
         for _ in 0..self.settings.replicas {
@@ -217,6 +287,7 @@ impl Session {
         let lanes = lanes.map(|(shown, limiters)| self.lane(shown, limiters));
         self.lanes = lanes.collect::<Result<_, _>>()?;
         self.arrived = Fresh::default();
+        self.arrivals_so_far = 0;
         self.began = self.now();
         self.arrivals = Arrivals::new(&self.traffic, &self.settings, self.began);
         Ok(())
@@ -371,6 +442,7 @@ impl Session {
         for _ in 0..requests {
             let now = self.now();
             self.arrived.add(now, ADMITTED);
+            self.arrivals_so_far += 1;
             self.turn = (self.turn + 1) % self.settings.replicas;
             for lane in 0..self.lanes.len() {
                 if self.lanes[lane].is_on {
@@ -515,6 +587,7 @@ impl Session {
             "now": millis(now),
             "start": self.starts,
             "arrived": self.arrived.take().ticks(),
+            "arrivals": self.arrivals_so_far,
             "lanes": lanes,
             "redis": health.map(|health| json!({
                 "status": health.status(),

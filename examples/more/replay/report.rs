@@ -42,9 +42,7 @@ pub fn text(
     text += &peaks(traffic);
     if tried.is_empty() {
         text += &busiest(flags, traffic);
-        text +=
-            "\nno limit was tried: write for example --quota 100/min --quota \"10/s burst 50\"\n";
-        return text;
+        return text + &recommended(traffic);
     }
     text += &limits(tried, traffic);
     for note in notes {
@@ -153,6 +151,21 @@ fn peaks(traffic: &Traffic) -> String {
         false => "",
     };
     format!("\nrequests of one key{about}\n{}", table(&rows, &[1, 2, 3, 4]))
+}
+
+/// Returns a limit to begin with. A key that sends `n` requests in a minute of the clock sends at
+/// most 2 `n` at once, at the boundary of two minutes, and `n` more in each further minute.
+fn recommended(traffic: &Traffic) -> String {
+    let [_, per_minute, _] = traffic.peaks();
+    let peak = per_minute.quantile(0.99);
+    let quota = format!("{}/min", 2 * peak);
+    format!(
+        "\nno limit was tried; to begin with, try --quota {quota} --algorithm token-bucket\n\
+         It denies no request of the 99 % of the keys that send at most {} in a minute of the \
+         clock.\n\
+         In a file of limits: algorithm = \"token-bucket\", quota = \"{quota}\"\n",
+        number(peak)
+    )
 }
 
 fn limits(tried: &[Candidate], traffic: &Traffic) -> String {

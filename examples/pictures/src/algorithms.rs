@@ -85,15 +85,7 @@ fn panel(
         seconds = seconds.max(at.ceil());
     }
     let axis = Axis { x: 64.0, width: WIDTH - 64.0 - MARGIN, seconds };
-    let mut bins = vec![[0.0_f64; 3]; (seconds / BIN).round() as usize];
-    for fate in &outcome.fates {
-        let (row, at) = match fate {
-            Fate::Admitted(at) => (0, at),
-            Fate::Waited(at) => (1, at),
-            Fate::Denied(at) => (2, at),
-        };
-        bins[(at / BIN + 1e-6) as usize][row] += 1.0;
-    }
+    let bins = bins(outcome, seconds);
     let up = bins.iter().map(|bin| bin[0] + bin[1]).fold(0.0, f64::max);
     let down = bins.iter().map(|bin| bin[2]).fold(0.0, f64::max);
     let (most, from) = outcome.most_within(window);
@@ -113,6 +105,28 @@ fn panel(
             }
         }
     }
+    draw_bins(picture, &axis, zero, &bins, pixels);
+    let bottom = zero + down * pixels;
+    axis.draw(picture, zero, bottom, 1);
+    picture.y = bottom + 28.0;
+}
+
+/// Counts the requests of each bin that are admitted at once, admitted late, and denied.
+pub fn bins(outcome: &Outcome, seconds: f64) -> Vec<[f64; 3]> {
+    let mut bins = vec![[0.0_f64; 3]; (seconds / BIN).round() as usize];
+    for fate in &outcome.fates {
+        let (row, at) = match fate {
+            Fate::Admitted(at) => (0, at),
+            Fate::Waited(at) => (1, at),
+            Fate::Denied(at) => (2, at),
+        };
+        bins[(at / BIN + 1e-6) as usize][row] += 1.0;
+    }
+    bins
+}
+
+/// Draws what is admitted above `zero`, and what is denied below it.
+pub fn draw_bins(picture: &mut Picture, axis: &Axis, zero: f64, bins: &[[f64; 3]], pixels: f64) {
     let width = axis.at(BIN) - axis.x;
     for (i, bin) in bins.iter().enumerate() {
         let x = axis.x + width * i as f64 + 1.5;
@@ -129,9 +143,6 @@ fn panel(
             }
         }
     }
-    let bottom = zero + down * pixels;
-    axis.draw(picture, zero, bottom, 1);
-    picture.y = bottom + 28.0;
 }
 
 /// Returns a number below a million with a comma between the thousands.

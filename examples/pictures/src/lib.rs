@@ -11,6 +11,8 @@ mod algorithms;
 mod arrivals;
 pub mod dashboard;
 mod holds;
+mod mark;
+mod motion;
 mod request;
 mod stored;
 mod svg;
@@ -51,6 +53,8 @@ pub async fn files() -> Vec<(String, String)> {
         format!("[picture-{name}]: data:image/svg+xml;base64,{}\n", BASE64_STANDARD.encode(svg))
     });
     let links = ("links.md".to_owned(), links.collect());
-    let svgs = pictures.iter().map(|(name, svg)| (format!("{name}.svg"), svg.clone()));
+    // Those of the README alone.
+    pictures.extend([("mark", mark::mark().await), ("motion", motion::motion().await)]);
+    let svgs = pictures.into_iter().map(|(name, svg)| (format!("{name}.svg"), svg));
     svgs.chain([links]).collect()
 }

@@ -3,6 +3,7 @@
 
 use std::{fs, path::Path};
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use pictures::dashboard::{panels, record};
 
 const DASHBOARD: &str = include_str!("../../../docs/grafana.json");
@@ -14,6 +15,19 @@ async fn the_pictures_are_current() {
         let written = fs::read_to_string(folder.join(&name)).unwrap_or_default();
         assert!(written == text, "docs/pictures/{name} is outdated: cargo run -p pictures");
     }
+}
+
+/// docs.rs serves no pictures: the logo in rustdoc contains the mark.
+#[test]
+fn the_logo_of_the_docs_is_the_mark() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let code = fs::read_to_string(root.join("src/lib.rs")).unwrap();
+    let mark = fs::read_to_string(root.join("docs/pictures/mark.svg")).unwrap();
+    let logo = code.split("html_logo_url = \"").nth(1).and_then(|it| it.split('"').next());
+    let logo: String =
+        logo.unwrap().lines().map(|line| line.trim().trim_end_matches('\\')).collect();
+    let encoded = BASE64_STANDARD.encode(mark);
+    assert_eq!(logo, format!("data:image/svg+xml;base64,{encoded}"));
 }
 
 #[test]

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER},
@@ -117,9 +116,22 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     let details = [quota_failure(rejection, shows_quota), millis.map(retry_info)];
     if details.iter().any(Option::is_some) {
         let status = status(code, &message, details.iter().flatten());
-        let details = BASE64_STANDARD_NO_PAD.encode(status);
+        let details = base64(&status);
         headers.insert(DETAILS, HeaderValue::try_from(details).expect("printable ASCII"));
     }
+}
+
+/// Encodes bytes as base64 (RFC 4648), without padding.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let number = group.iter().fold(0, |number, &byte| number << 8 | usize::from(byte));
+        let number = number << (8 * (3 - group.len()));
+        let digits = (0..=group.len()).map(|i| DIGITS[number >> (18 - 6 * i) & 63]);
+        text.extend(digits.map(char::from));
+    }
+    text
 }
 
 /// Encodes a `google.rpc.Status` as protobuf.
@@ -183,4 +195,25 @@ fn varint(message: &mut Vec<u8>, mut value: u64) {
         value >>= 7;
     }
     message.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base64;
+
+    #[test]
+    fn base64_is_that_of_rfc_4648_without_padding() {
+        for (text, encoded) in [
+            ("", ""),
+            ("f", "Zg"),
+            ("fo", "Zm8"),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg"),
+            ("fooba", "Zm9vYmE"),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64(text.as_bytes()), encoded);
+        }
+        assert_eq!(base64(&[0xfb, 0xff]), "+/8");
+    }
 }

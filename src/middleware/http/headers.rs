@@ -75,13 +75,14 @@ pub enum Headers {
     /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11. A later draft
     /// gets a variant of its own.
     ///
-    /// Stacked layers add their headers side by side. The policy contains the limit per window:
-    /// with a burst above it, more units can remain. A limit on
-    /// [concurrency](crate::Algorithm::Concurrency) has the unit `concurrent-requests` instead of a
-    /// window.
+    /// Of several limits, `RateLimit` reports the one that [binds](crate::Decision::limiter): 59
+    /// requests that remain come before 500 tokens. Stacked layers add their headers side by side.
+    /// The policy contains the limit per window: with a burst above it, more units can remain. A
+    /// limit on [concurrency](crate::Algorithm::Concurrency) has the unit `concurrent-requests`
+    /// instead of a window.
     Draft11,
     /// The same headers, with an item in `RateLimit` for each limit of a request that has several:
-    /// see [`Charge`]. `RateLimit` reports the limit that binds.
+    /// see [`Charge`]. The first item is the limit that binds.
     ///
     /// If the process [remembers](crate::store::Source::Cached) a denial, the response reports only
     /// the limit of that denial. In a cluster, a denial reports only the limits of the key that

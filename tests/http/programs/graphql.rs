@@ -18,9 +18,9 @@ async fn graphql(
     headers: HeaderMap,
     query: String,
 ) -> Result<String, Rejection> {
-    let missing = || Rejection::Request(RequestError::missing_key("send x-api-key"));
-    let api_key = key::header("x-api-key").key(headers.get("x-api-key").ok_or_else(missing)?);
-    let decision = points.check(api_key).cost(cost(&query)).await?;
+    let missing = || Rejection::Request(RequestError::missing_key("send x-user"));
+    let user = key::header("x-user").key(headers.get("x-user").ok_or_else(missing)?);
+    let decision = points.check(user).cost(cost(&query)).await?;
     if !decision.is_allowed() {
         return Err(Rejection::Denied(decision));
     }
@@ -36,7 +36,6 @@ pub fn app(store: &AnyStore) -> Router {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
-    let app = app(&store::lazy(&url)?);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    Ok(axum::serve(listener, app).await?)
+    Ok(axum::serve(listener, app(&store::lazy(&url)?)).await?)
 }

@@ -13,14 +13,13 @@ use tower_ratelimit::{
     store::{self, AnyStore},
 };
 
-/// What the caller has left. Asking spends nothing.
 async fn limits(
     State(api): State<Limiter>,
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, Rejection> {
-    let missing = || Rejection::Request(RequestError::missing_key("send x-api-key"));
-    let api_key = key::header("x-api-key").key(headers.get("x-api-key").ok_or_else(missing)?);
-    let state = api.peek(api_key).await?;
+    let missing = || Rejection::Request(RequestError::missing_key("send x-user"));
+    let user = key::header("x-user").key(headers.get("x-user").ok_or_else(missing)?);
+    let state = api.peek(user).await?;
     let (limit, remaining) = (state.quota().limit(), state.remaining());
     let json = format!("{{\"limit\":{limit},\"remaining\":{remaining}}}\n");
     Ok(([(CONTENT_TYPE, "application/json")], json))
@@ -31,7 +30,7 @@ pub fn app(store: &AnyStore) -> Router {
     let api = Limiter::new("api", store.clone(), Algorithm::sliding_window(), quota);
     Router::new()
         .route("/", get(async || "hello\n"))
-        .layer(RateLimitLayer::new(&api, key::header("x-api-key")))
+        .layer(RateLimitLayer::new(&api, key::header("x-user")))
         .route("/limits", get(limits)) // after the layer: not counted
         .with_state(api)
 }
@@ -39,7 +38,6 @@ pub fn app(store: &AnyStore) -> Router {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
-    let app = app(&store::lazy(&url)?);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    Ok(axum::serve(listener, app).await?)
+    Ok(axum::serve(listener, app(&store::lazy(&url)?)).await?)
 }

@@ -1,16 +1,9 @@
 //! `copy-one-of-these.md`: uploads.
 
-use axum::{
-    Router,
-    body::Bytes,
-    http::{StatusCode, header::CONTENT_LENGTH, request::Parts},
-    routing::post,
-};
+use axum::{Router, body::Bytes, http::header::CONTENT_LENGTH, routing::post};
 use std::net::SocketAddr;
 use tower_ratelimit::{
-    Algorithm, Charge, Limiter, Quota, RateLimitLayer,
-    key::{self, KeyExtractor},
-    layer::RequestError,
+    Algorithm, Limiter, Quota, RateLimitLayer, key,
     store::{self, AnyStore},
 };
 
@@ -21,10 +14,9 @@ async fn upload(body: Bytes) -> String {
 pub fn app(store: &AnyStore) -> Router {
     let quota = Quota::per_hour(10_000_000).burst(1_000_000); // bytes
     let bytes = Limiter::new("upload", store.clone(), Algorithm::token_bucket(), quota);
-    let layer = RateLimitLayer::by_rule(move |head: &Parts| {
+    let layer = RateLimitLayer::new(bytes, key::PeerIp).cost(|head| {
         let length = head.headers.get(CONTENT_LENGTH).and_then(|it| it.to_str().ok()?.parse().ok());
-        let missing = || RequestError::with_status(StatusCode::LENGTH_REQUIRED, "send a length");
-        Ok(Charge::new(&bytes, key::PeerIp.extract(head)?).cost(length.ok_or_else(missing)?))
+        length.unwrap_or(u64::MAX) // above the quota
     });
     Router::new().route("/", post(upload)).layer(layer)
 }

@@ -25,7 +25,6 @@ pub fn app(store: &AnyStore) -> Router {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
-    let app = app(&store::lazy(&url)?);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    Ok(axum::serve(listener, app).await?)
+    Ok(axum::serve(listener, app(&store::lazy(&url)?)).await?)
 }

@@ -37,6 +37,9 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// that the error of a ping contains the reason.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(900);
 
+/// The remedy if a server cannot be connected to.
+const CHECK_SERVER: &str = "; start the server, or correct its address";
+
 /// A host and a port.
 pub(crate) type Address = (String, u16);
 
@@ -152,7 +155,7 @@ impl Endpoint {
             #[cfg(unix)]
             Place::Unix(path) => {
                 let stream = before(ends, tokio::net::UnixStream::connect(path)).await;
-                let stream = stream.map_err(|it| cannot("connect", &it, within, ""))?;
+                let stream = stream.map_err(|it| cannot("connect", &it, within, CHECK_SERVER))?;
                 let stream = boxed(stream);
                 return self.log_in_over(stream, login, config, within, ends, "").await;
             }
@@ -190,7 +193,8 @@ impl Endpoint {
                 Err(error) => failure = Some(error),
             }
         }
-        let none = || cannot("connect", &io::Error::other("the name has no address"), within, "");
+        let none = io::Error::other("the name has no address");
+        let none = || cannot("connect", &none, within, "; check it");
         Err(failure.unwrap_or_else(|| none().into()))
     }
 
@@ -203,7 +207,7 @@ impl Endpoint {
         ends: Instant,
     ) -> Result<Pin<Box<dyn Stream>>, RedisError> {
         let tcp = before(ends, TcpStream::connect(address)).await;
-        let tcp = tcp.map_err(|it| cannot("connect", &it, within, ""))?;
+        let tcp = tcp.map_err(|it| cannot("connect", &it, within, CHECK_SERVER))?;
         tcp.set_nodelay(true)?;
         match &self.tls {
             None => Ok(boxed(tcp)),
@@ -247,7 +251,10 @@ impl Endpoint {
             }
             Ok(result) => result?,
             Err(_) => {
-                return Err(cannot("log in", &io::ErrorKind::TimedOut.into(), within, "").into());
+                let late = io::ErrorKind::TimedOut.into();
+                return Err(
+                    cannot("log in", &late, within, "; see if `redis-cli PING` answers").into()
+                );
             }
         };
         let renewal = self.logins.clone().map(|logins| {

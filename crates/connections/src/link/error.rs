@@ -186,7 +186,11 @@ impl fmt::Display for TransportError {
         match &self.kind {
             Kind::Timeout(deadline) => {
                 let from = server.map(|server| format!(" from {server}")).unwrap_or_default();
-                write!(f, "no answer{from} within {deadline:?}")
+                write!(
+                    f,
+                    "no answer{from} within {deadline:?}; raise `deadline`, or see why the server \
+                     is slow"
+                )
             }
             Kind::Late(deadline) => write!(
                 f,

@@ -107,3 +107,44 @@ fn wide_mul_div(a: i64, b: i64, c: i64) -> i64 {
 pub(super) fn grain_exponent(time: i64) -> f64 {
     time.max(1).ilog2().into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotients_are_rounded_as_their_names_say() {
+        for dividend in -40_i64..=40 {
+            for divisor in 1..=9 {
+                assert_eq!(floor_div(dividend, divisor), dividend.div_euclid(divisor));
+                assert_eq!(ceil_div(dividend, divisor), -(-dividend).div_euclid(divisor));
+                if let Ok(times) = u64::try_from(dividend) {
+                    assert_eq!(mul_div(times as i64, 7, divisor), times as i64 * 7 / divisor);
+                }
+            }
+        }
+        assert_eq!(mul_div(EXACT, EXACT, EXACT - 1), EXACT + 1);
+        assert_eq!([product(3, 5), product(FAR, 2), product(FAR - 1, 1)], [15, FAR, FAR - 1]);
+    }
+
+    /// Returns the least fraction that is at least this one, by trying all.
+    fn searched([numerator, denominator]: [u128; 2], max: [u128; 2]) -> Option<[u128; 2]> {
+        let all = (1..=max[1]).flat_map(|below| (1..=max[0]).map(move |above| [above, below]));
+        let fits = all.filter(|it| it[0] * denominator >= numerator * it[1]);
+        fits.min_by(|one, other| (one[0] * other[1]).cmp(&(other[0] * one[1])))
+    }
+
+    #[test]
+    fn the_closest_fraction_above_is_the_one_that_a_search_finds() {
+        for numbers in 0..12_u128.pow(2) {
+            let fraction = [numbers / 12 + 1, numbers % 12 + 1];
+            for maxima in 0..9_u128.pow(2) {
+                let max = [maxima / 9 + 1, maxima % 9 + 1];
+                let Some(searched) = searched(fraction, max) else { continue };
+                let found = closest_above(fraction, max);
+                assert_eq!(found[0] * searched[1], searched[0] * found[1], "{fraction:?} {max:?}");
+                assert!(found[0] <= max[0] && found[1] <= max[1], "{found:?} {max:?}");
+            }
+        }
+    }
+}

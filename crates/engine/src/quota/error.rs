@@ -16,7 +16,7 @@ use super::Quota;
 ///     Err(error) => println!("{error}"), // quota "0/s": the limit is 0, but must be at least 1
 /// }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QuotaError {
     /// The quota is invalid.
@@ -61,6 +61,13 @@ pub enum QuotaError {
         /// The quota.
         quota: Quota,
     },
+}
+
+/// The text: a `main` that returns the error prints it so.
+impl fmt::Debug for QuotaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for QuotaError {

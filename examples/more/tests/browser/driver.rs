@@ -96,7 +96,10 @@ impl Page {
         self.client.find(Locator::Css(selector)).await.unwrap()
     }
 
+    /// Clicks an element, from below the header that stays.
     pub async fn click(&self, selector: &str) {
+        let to = "scrollIntoView({ block: 'center' })";
+        self.value(&format!("document.querySelector({selector:?}).{to}")).await;
         self.find(selector).await.click().await.unwrap();
     }
 

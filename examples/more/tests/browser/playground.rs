@@ -393,6 +393,9 @@ async fn the_page_fits_each_width() {
         page.value("scrollTo(0, 0)").await;
         let overflow = "document.documentElement.scrollWidth - innerWidth";
         assert_eq!(page.value(overflow).await, 0, "{name}");
+        let first_lane = "document.querySelector('[data-lane=fixed-window]')";
+        let is_on_screen = format!("{first_lane}.getBoundingClientRect().bottom < innerHeight");
+        page.until(&is_on_screen).await;
         if let Some(folder) = env::var_os("SCREENSHOTS") {
             page.press('r').await;
             page.until("playground.now() < playground.state().began + 2000").await;
@@ -402,6 +405,35 @@ async fn the_page_fits_each_width() {
             fs::write(&file, picture).unwrap();
         }
     }
+    page.close().await;
+}
+
+#[tokio::test]
+async fn compact_lanes_fit_one_screen_and_the_address_keeps_them() {
+    let page = Page::open(&[]).await;
+    let metrics = json!({ "width": 1_280, "height": 900, "deviceScaleFactor": 1, "mobile": false });
+    page.developer_tools("Emulation.setDeviceMetricsOverride", metrics).await;
+    let last_lane = "document.querySelector('[data-lane=concurrency]')";
+    let is_on_screen = format!("{last_lane}.getBoundingClientRect().bottom <= innerHeight");
+    page.until("document.getElementById('says').textContent").await;
+    assert_eq!(page.value(&is_on_screen).await, false);
+    page.press('c').await;
+    page.until(&is_on_screen).await;
+    page.until("location.hash.includes('compact=true')").await;
+    page.client.refresh().await.unwrap();
+    page.until("document.body.classList.contains('compact')").await;
+    page.close().await;
+}
+
+#[tokio::test]
+async fn the_first_chart_shows_what_came_before_the_page() {
+    let page = Page::open(&[]).await;
+    page.until("playground.charted() > 3000").await; // the next session began with this page
+    page.client.refresh().await.unwrap();
+    page.until("window.playground?.received()").await;
+    let is_older = "performance.now() < playground.received()";
+    assert_eq!(page.value(is_older).await, true);
+    page.until(&format!("{} > 0", page.decided("sliding-log"))).await;
     page.close().await;
 }
 

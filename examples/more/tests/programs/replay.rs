@@ -85,6 +85,26 @@ fn each_algorithm_denies_what_it_would_have_denied() {
 }
 
 #[test]
+fn the_limit_to_begin_with_denies_no_key_below_its_peak() {
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/replay/sample.log.gz");
+    let (report, _) = run(&[sample]);
+    let (_, flags) = report.split_once("to begin with, try ").unwrap();
+    let flags: Vec<_> = flags.lines().next().unwrap().split(' ').collect();
+    assert_eq!(flags, ["--quota", "240/min", "--algorithm", "token-bucket"]);
+    assert!(report.contains("algorithm = \"token-bucket\", quota = \"240/min\"\n"), "{report}");
+    let (report, _) = run(&[&[sample][..], &flags].concat());
+    assert_eq!(rows(&report)[0][3], "1", "{report}"); // of 154 keys
+
+    let folder = tempfile::tempdir().unwrap();
+    let lines = [[59; 7], [60; 7]].concat().into_iter().map(|time| common(time, "203.0.113.7"));
+    let log = write(&folder, "access.log", &lines.collect::<String>());
+    let (report, _) =
+        run(&[&log, "--quota", "14/min", "--algorithm", "token-bucket", "--no-spread"]);
+    assert_eq!(rows(&report)[0][1], "0", "{report}");
+    assert!(run(&[&log]).0.contains("--quota 14/min"));
+}
+
+#[test]
 fn the_lists_of_keys_contain_their_peaks() {
     let folder = tempfile::tempdir().unwrap();
     let mut lines = TIMES.map(|time| common(time, "203.0.113.7")).to_vec();
