@@ -40,7 +40,7 @@ pub(crate) use self::{
     combine::{Combined, PerLimit},
     core::Core,
     hold::{HoldReceipt, Lifetime},
-    request::{Action, EngineReply, EngineRequest, Release, units},
+    request::{Action, Admission, EngineReply, EngineRequest, Release, units},
     table::{Kind, Params, State},
 };
 use crate::quota::{Quota, QuotaError};

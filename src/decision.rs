@@ -628,11 +628,10 @@ impl Decision {
     }
 
     /// Sets what is left of all limits, if there are several.
-    pub(crate) fn with_counts(mut self, counts: Vec<Count>) -> Self {
+    pub(crate) fn set_counts(&mut self, counts: Vec<Count>) {
         if counts.len() > 1 {
             Arc::make_mut(self.rare.get_or_insert_default()).counts = counts.into();
         }
-        self
     }
 
     /// Forgets what is left of the other limits.

@@ -209,19 +209,24 @@ impl AnyStore {
         done: impl FnOnce(Outcome) -> R,
         later: impl FnOnce(StoreFuture<Outcome>) -> R,
     ) -> R {
+        let [limit] = request.limits else { return later(self.decide(request)) };
         let answer = match self {
-            Self::Memory(store) => match store.decide_in_place(request) {
+            Self::Memory(store) => match store.decide_in_place(request, limit) {
                 Ok(outcome) if !report::is_reported(request, outcome.decision.is_allowed()) => {
                     return done(outcome);
                 }
-                Ok(outcome) => request.copied(|request| report::report(request, outcome.into())),
-                Err(undecided) => request.copied(|request| {
-                    report::report(request, store.decide_in_shard(request, undecided))
+                Ok(outcome) => limit.copied(request, |request, _| {
+                    let mut answer = outcome.into();
+                    report::report(request, &mut answer);
+                    answer
+                }),
+                Err(undecided) => limit.copied(request, |request, limit| {
+                    let mut answer = store.decide_in_shard(request, limit, undecided);
+                    report::report(request, &mut answer);
+                    answer
                 }),
             },
-            Self::Dyn(store) => {
-                request.copied(|request| report::report(request, store.decide(request)))
-            }
+            Self::Dyn(_) => limit.copied(request, |request, _| self.decide(request)),
         };
         later(answer)
     }
@@ -229,7 +234,12 @@ impl AnyStore {
 
 impl Store for AnyStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        self.decide_then(request, StoreFuture::from, |answer| answer)
+        let mut answer = match self {
+            Self::Memory(store) => store.decide(request),
+            Self::Dyn(store) => store.decide(request),
+        };
+        report::report(request, &mut answer);
+        answer
     }
 
     fn release_in_background(
@@ -281,8 +291,12 @@ impl Store for AnyStore {
         self.as_dyn().health()
     }
 
+    #[inline]
     fn names(&self) -> &Names {
-        self.as_dyn().names()
+        match self {
+            Self::Memory(store) => store.names(),
+            Self::Dyn(store) => store.names(),
+        }
     }
 
     fn observers(&self) -> Observers {
@@ -426,6 +440,7 @@ impl AnyStore {
     }
 
     /// Returns the store, for calls other than decisions.
+    #[inline]
     pub(crate) fn as_dyn(&self) -> &dyn Store {
         match self {
             Self::Memory(store) => store,

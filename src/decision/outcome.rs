@@ -47,6 +47,7 @@ impl Outcome {
     /// Returns the outcome of a request to several limits, from the reply of each of them.
     /// `binding` is the index of the limit that binds. With `counts`, the decision says what is
     /// left of each limit.
+    #[inline(always)]
     pub(crate) fn of_several<'a>(
         limits: impl Iterator<Item = Policy<'a>> + Clone,
         replies: &[EngineReply],
@@ -60,12 +61,13 @@ impl Outcome {
             receipts.add(index, Receipt::new(limit.algorithm, reply, action));
         }
         let limit = limits.clone().nth(binding).expect("a limit binds");
-        let mut decision = Decision::new(limit, replies[binding], age).of_limit(binding);
+        let decision = Decision::new(limit, replies[binding], age).of_limit(binding);
+        let mut outcome = Self { decision, receipts };
         if counts {
             let count = |(limit, reply): (Policy<'_>, &_)| Count::new(limit.limit.name, reply);
-            decision = decision.with_counts(limits.zip(replies).map(count).collect());
+            outcome.decision.set_counts(limits.zip(replies).map(count).collect());
         }
-        Self { decision, receipts }
+        outcome
     }
 
     /// Returns the outcome of a request that has taken nothing.
@@ -99,7 +101,7 @@ impl Receipts {
 
     /// Adds the receipt of the next limit. Most limits have the same one, or differ in their
     /// algorithms: no allocation.
-    #[inline]
+    #[inline(always)]
     fn add(&mut self, index: usize, receipt: Receipt) {
         match (&mut self.each, self.shared, receipt, self.algorithms.get_mut(index)) {
             (Some(each), ..) => each.push(receipt),

@@ -1,7 +1,10 @@
 //! Reports the answers to requests, to the observers of their limiters and to the log: each answer
 //! once, after the store has decided, without a lock. It changes no answer.
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use super::{LimitRequest, Reporting, StoreFuture, StoreRequest};
 use crate::{
@@ -25,35 +28,30 @@ pub(super) fn is_reported(request: &StoreRequest<'_>, is_allowed: bool) -> bool 
 
 /// Reports the answer to a request, now or when it comes.
 #[inline(never)]
-pub(super) fn report(
-    request: &StoreRequest<'_>,
-    answer: StoreFuture<Outcome>,
-) -> StoreFuture<Outcome> {
+pub(super) fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
     let is_allowed = answer.now().is_some_and(|outcome| outcome.decision.is_allowed());
-    if is_reported(request, is_allowed) { report_to_all(request, answer) } else { answer }
-}
-
-#[inline(never)]
-fn report_to_all(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> StoreFuture<Outcome> {
+    if !is_reported(request, is_allowed) {
+        return;
+    }
     let StoreRequest { action, limits, reporting, .. } = *request;
     if let Some(result) = answer.arrived() {
         let result = result.map(|outcome| &outcome.decision);
         let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
-        report_answer(action, reporting, limits, result, None);
-        return answer;
+        return report_answer(action, reporting, limits, result, None);
     }
     let start = Instant::now();
     let owned = |limit: &LimitRequest<'_>| {
         (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
     };
     let limits: Vec<_> = limits.iter().map(owned).collect();
-    StoreFuture::pending(async move {
-        let result = answer.await;
+    let later = mem::replace(answer, StoreFuture::Ready(None));
+    *answer = StoreFuture::pending(async move {
+        let result = later.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
         report_answer(action, reporting, limits, decided, Some(start.elapsed()));
         result
-    })
+    });
 }
 
 /// Reports the answer to a request to these limits.

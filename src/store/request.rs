@@ -138,6 +138,18 @@ impl<'a> LimitRequest<'a> {
         (self.settings.clone(), self.key.clone().into_owned(), self.cost)
     }
 
+    /// Calls a function that is not inlined with a copy of a request to this limit: the request
+    /// itself stays in registers.
+    #[inline(always)]
+    pub(crate) fn copied<R>(
+        &self,
+        request: &StoreRequest<'_>,
+        call: impl FnOnce(&StoreRequest<'_>, &LimitRequest<'_>) -> R,
+    ) -> R {
+        let limits = [*self];
+        call(&StoreRequest { limits: &limits, ..*request }, &limits[0])
+    }
+
     #[inline]
     pub(crate) fn policy(&self) -> Policy<'a> {
         self.settings.policy(self.cost)
@@ -153,16 +165,6 @@ impl<'a> StoreRequest<'a> {
         reporting: Reporting,
     ) -> Self {
         Self { action, limits, reporting, counts: false }
-    }
-
-    /// Calls a function that is not inlined with a copy of a request to one limit: the request
-    /// itself stays in registers.
-    #[inline(always)]
-    pub(crate) fn copied<R>(&self, call: impl FnOnce(&StoreRequest<'_>) -> R) -> R {
-        match self.limits {
-            [limit] => call(&StoreRequest { limits: &[*limit], ..*self }),
-            _ => call(self),
-        }
     }
 
     /// Returns the request to the engine.
