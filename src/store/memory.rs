@@ -409,6 +409,21 @@ impl MemoryStore {
         Ok(locked)
     }
 
+    /// Returns units to a key.
+    pub(crate) fn return_units(
+        &self,
+        settings: &Arc<Settings>,
+        key: &Key<'_>,
+        releases: &[Release],
+    ) {
+        let LockedShard { mut shard, hash, now, .. } = self.locked_shard(settings, key.as_bytes());
+        if let Some(entry) = shard.find(hash, settings, key.as_bytes()) {
+            entry.return_units(settings, now, releases);
+        }
+        drop(shard);
+        self.0.names.lines().key_returned(settings.name, key);
+    }
+
     /// Spends the used units of a hold whose key was reset. A store that is full of other keys
     /// cannot count them.
     fn spend_of_lost(&self, hold: &EndedHold<'_>) {
@@ -533,12 +548,7 @@ impl Store for MemoryStore {
         key: &Key<'_>,
         release: Release,
     ) -> Option<Released> {
-        let LockedShard { mut shard, hash, now, .. } = self.locked_shard(settings, key.as_bytes());
-        if let Some(entry) = shard.find(hash, settings, key.as_bytes()) {
-            entry.return_units(settings, now, release);
-        }
-        drop(shard);
-        self.0.names.lines().key_returned(settings.name, key);
+        self.return_units(settings, key, &[release]);
         None
     }
 

@@ -195,9 +195,14 @@ impl Entry {
     }
 
     /// Returns units to the state, as it was counted.
-    pub(super) fn return_units(&mut self, settings: &Arc<Settings>, now: i64, release: Release) {
+    pub(super) fn return_units(
+        &mut self,
+        settings: &Arc<Settings>,
+        now: i64,
+        releases: &[Release],
+    ) {
         self.change(settings, now, |state| {
-            settings.params.return_units(state, now, &[release]);
+            settings.params.return_units(state, now, releases);
             ((), false)
         });
     }
