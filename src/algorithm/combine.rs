@@ -3,7 +3,9 @@
 
 use smallvec::SmallVec;
 
-use super::request::{Action, Admission, EngineReply, EngineRequest};
+#[cfg(any(test, feature = "redis"))]
+use super::request::{Action, EngineRequest};
+use super::request::{Admission, EngineReply};
 
 /// A value for each limit of a request. Up to four need no allocation.
 pub(crate) type PerLimit<T> = SmallVec<[T; 4]>;
