@@ -60,10 +60,11 @@ impl Combined {
     ) -> Admission {
         let (mut wait, mut excess) = (0, Some(0));
         self.replies.clear();
-        self.replies.extend(limits.enumerate().map(|(index, limit)| {
+        for (index, limit) in limits.enumerate() {
             if !can_be_denied {
                 // Units that are spent for one limit do not wait for another.
-                return EngineReply::uncounted(0);
+                self.replies.push(EngineReply::uncounted(0));
+                continue;
             }
             let reply = step(limit, (wait, excess) == (0, Some(0)));
             if reply.admitted {
@@ -71,8 +72,8 @@ impl Combined {
             } else if is_longer(reply.wait, excess) {
                 (excess, self.binding) = (reply.wait, index);
             }
-            reply
-        }));
+            self.replies.push(reply);
+        }
         let admitted = excess == Some(0);
         Admission { admitted, wait: if admitted { Some(wait) } else { excess } }
     }

@@ -159,14 +159,14 @@ impl<'a> Transaction<'a> {
     fn lock(&mut self, request: &StoreRequest<'a>) {
         let Self { store, now, keys, missing, shards } = self;
         let (MemoryStore(inner), mut wanted) = (*store, 0_u64);
-        keys.extend(request.limits.iter().enumerate().map(|(index, limit)| {
+        for (index, limit) in request.limits.iter().enumerate() {
             let (is_last, decided) = (index + 1 == request.limits.len(), None);
             let hash = store.hash(limit.settings, limit.key.as_bytes());
             let (shard, place) = (store.shard_index(hash), KeyPlace::Bucket(0));
             wanted |= 1 << shard;
             let request = request.at(limit, 0, request.action);
-            LockedKey { limit, request, is_last, hash, shard, place, decided }
-        }));
+            keys.push(LockedKey { limit, request, is_last, hash, shard, place, decided });
+        }
         let mut latest = inner.clock.now();
         while wanted != 0 {
             let index = wanted.trailing_zeros() as usize;
