@@ -628,11 +628,10 @@ impl Decision {
     }
 
     /// Sets what is left of all limits, if there are several.
-    pub(crate) fn with_counts(mut self, counts: Vec<Count>) -> Self {
+    pub(crate) fn set_counts(&mut self, counts: Vec<Count>) {
         if counts.len() > 1 {
             Arc::make_mut(self.rare.get_or_insert_default()).counts = counts.into();
         }
-        self
     }
 
     /// Forgets what is left of the other limits.
@@ -739,6 +738,7 @@ impl Outcome {
     /// Returns the outcome of a request to several limits, from the reply of each of them.
     /// `binding` is the index of the limit that binds. With `counts`, the decision says what is
     /// left of each limit.
+    #[inline(always)]
     pub(crate) fn of_several<'a>(
         limits: impl Iterator<Item = Policy<'a>> + Clone,
         replies: &[EngineReply],
@@ -752,12 +752,13 @@ impl Outcome {
             receipts.add(index, Receipt::new(limit.algorithm, reply, action));
         }
         let limit = limits.clone().nth(binding).expect("a limit binds");
-        let mut decision = Decision::new(limit, replies[binding], age).of_limit(binding);
+        let decision = Decision::new(limit, replies[binding], age).of_limit(binding);
+        let mut outcome = Self { decision, receipts };
         if counts {
             let count = |(limit, reply): (Policy<'_>, &_)| Count::new(limit.limit.name, reply);
-            decision = decision.with_counts(limits.zip(replies).map(count).collect());
+            outcome.decision.set_counts(limits.zip(replies).map(count).collect());
         }
-        Self { decision, receipts }
+        outcome
     }
 
     /// Returns the outcome of a request that has taken nothing.
@@ -791,7 +792,7 @@ impl Receipts {
 
     /// Adds the receipt of the next limit. Most limits have the same one, or differ in their
     /// algorithms: no allocation.
-    #[inline]
+    #[inline(always)]
     fn add(&mut self, index: usize, receipt: Receipt) {
         match (&mut self.each, self.shared, receipt, self.algorithms.get_mut(index)) {
             (Some(each), ..) => each.push(receipt),

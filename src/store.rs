@@ -22,7 +22,7 @@ mod turns;
 #[cfg(feature = "redis")]
 use std::task::ready;
 use std::{
-    fmt, future,
+    fmt, future, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -211,16 +211,24 @@ impl AnyStore {
         done: impl FnOnce(Outcome) -> R,
         later: impl FnOnce(StoreFuture<Outcome>) -> R,
     ) -> R {
+        let [limit] = request.limits else { return later(self.decide(request)) };
         let answer = match self {
-            Self::Memory(store) => match store.decide_in_place(request) {
+            Self::Memory(store) => match store.decide_in_place(request, limit) {
                 Ok(outcome) if !is_reported(request, outcome.decision.is_allowed()) => {
                     return done(outcome);
                 }
-                Ok(outcome) => request.copied(|request| report(request, outcome.into())),
-                Err(undecided) => request
-                    .copied(|request| report(request, store.decide_in_shard(request, undecided))),
+                Ok(outcome) => limit.copied(request, |request, _| {
+                    let mut answer = outcome.into();
+                    report(request, &mut answer);
+                    answer
+                }),
+                Err(undecided) => limit.copied(request, |request, limit| {
+                    let mut answer = store.decide_in_shard(request, limit, undecided);
+                    report(request, &mut answer);
+                    answer
+                }),
             },
-            Self::Dyn(store) => request.copied(|request| report(request, store.decide(request))),
+            Self::Dyn(_) => limit.copied(request, |request, _| self.decide(request)),
         };
         later(answer)
     }
@@ -228,7 +236,12 @@ impl AnyStore {
 
 impl Store for AnyStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        self.decide_then(request, StoreFuture::from, |answer| answer)
+        let mut answer = match self {
+            Self::Memory(store) => store.decide(request),
+            Self::Dyn(store) => store.decide(request),
+        };
+        report(request, &mut answer);
+        answer
     }
 
     fn release_in_background(
@@ -281,8 +294,12 @@ impl Store for AnyStore {
         self.as_dyn().health()
     }
 
+    #[inline]
     fn names(&self) -> &Names {
-        self.as_dyn().names()
+        match self {
+            Self::Memory(store) => store.names(),
+            Self::Dyn(store) => store.names(),
+        }
     }
 
     fn observers(&self) -> Observers {
@@ -426,6 +443,7 @@ impl AnyStore {
     }
 
     /// Returns the store, for calls other than decisions.
+    #[inline]
     pub(crate) fn as_dyn(&self) -> &dyn Store {
         match self {
             Self::Memory(store) => store,
@@ -549,6 +567,18 @@ impl<'a> LimitRequest<'a> {
         (self.settings.clone(), self.key.clone().into_owned(), self.cost)
     }
 
+    /// Calls a function that is not inlined with a copy of a request to this limit: the request
+    /// itself stays in registers.
+    #[inline(always)]
+    pub(crate) fn copied<R>(
+        &self,
+        request: &StoreRequest<'_>,
+        call: impl FnOnce(&StoreRequest<'_>, &LimitRequest<'_>) -> R,
+    ) -> R {
+        let limits = [*self];
+        call(&StoreRequest { limits: &limits, ..*request }, &limits[0])
+    }
+
     #[inline]
     pub(crate) fn policy(&self) -> Policy<'a> {
         self.settings.policy(self.cost)
@@ -564,16 +594,6 @@ impl<'a> StoreRequest<'a> {
         reporting: Reporting,
     ) -> Self {
         Self { action, limits, reporting, counts: false }
-    }
-
-    /// Calls a function that is not inlined with a copy of a request to one limit: the request
-    /// itself stays in registers.
-    #[inline(always)]
-    pub(crate) fn copied<R>(&self, call: impl FnOnce(&StoreRequest<'_>) -> R) -> R {
-        match self.limits {
-            [limit] => call(&StoreRequest { limits: &[*limit], ..*self }),
-            _ => call(self),
-        }
     }
 
     /// Returns the request to the engine.
@@ -695,32 +715,30 @@ fn is_reported(request: &StoreRequest<'_>, is_allowed: bool) -> bool {
 
 /// Reports the answer to a request, now or when it comes.
 #[inline(never)]
-fn report(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> StoreFuture<Outcome> {
+fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
     let is_allowed = answer.now().is_some_and(|outcome| outcome.decision.is_allowed());
-    if is_reported(request, is_allowed) { report_to_all(request, answer) } else { answer }
-}
-
-#[inline(never)]
-fn report_to_all(request: &StoreRequest<'_>, answer: StoreFuture<Outcome>) -> StoreFuture<Outcome> {
+    if !is_reported(request, is_allowed) {
+        return;
+    }
     let StoreRequest { action, limits, reporting, .. } = *request;
     if let Some(result) = answer.arrived() {
         let result = result.map(|outcome| &outcome.decision);
         let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
-        report_answer(action, reporting, limits, result, None);
-        return answer;
+        return report_answer(action, reporting, limits, result, None);
     }
     let start = time::Instant::now();
     let owned = |limit: &LimitRequest<'_>| {
         (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
     };
     let limits: Vec<_> = limits.iter().map(owned).collect();
-    StoreFuture::pending(async move {
-        let result = answer.await;
+    let later = mem::replace(answer, StoreFuture::Ready(None));
+    *answer = StoreFuture::pending(async move {
+        let result = later.await;
         let limits = limits.iter().map(|(name, observers, key)| (*name, observers, key));
         let decided = result.as_ref().map(|outcome| &outcome.decision);
         report_answer(action, reporting, limits, decided, Some(start.elapsed()));
         result
-    })
+    });
 }
 
 /// Reports the answer to a request to these limits.

@@ -207,8 +207,8 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
                 return this.call.go_on(cx, false, waiter.check());
             }
             Charge::of_units(limiter, key, units)
-        } else if let Some(charge) = this.call.take_charge() {
-            charge.into_owned()
+        } else if let Some((charge, cost)) = this.call.take_charge() {
+            charge.with_cost(cost).into_owned()
         } else {
             return this.call.poll_rest(cx);
         };

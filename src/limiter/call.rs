@@ -3,7 +3,6 @@
 //! `hold.rs`.
 
 use std::{
-    borrow::Cow,
     fmt,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -63,11 +62,12 @@ impl<'a, K, T> Call<'a, K, T> {
         Some((*limiter, key.take()?, *units))
     }
 
-    /// Takes the charge, before the first poll.
-    pub(super) fn take_charge(&mut self) -> Option<Cow<'a, Charge>> {
+    /// Takes the charge, before the first poll, and the cost of the limit that was added last.
+    #[inline]
+    pub(super) fn take_charge(&mut self) -> Option<(&'a Charge, Option<u64>)> {
         let Self::Charge(charge, cost) = *self else { return None };
         *self = Self::Done;
-        Some(charge.with_cost(cost))
+        Some((charge, cost))
     }
 
     /// Sets the rest of the call, and polls it, unless it `is_pending` already: an answer that

@@ -157,6 +157,7 @@ impl Charge {
         Self::of_part(limiter.into_limiter(), key.into(), Some(units))
     }
 
+    #[inline]
     fn of_part(limiter: AnyLimiter, key: Key<'_>, cost: Option<u64>) -> Self {
         let part = Part { limiter, key: key.into_owned(), cost, is_estimate: false };
         Self { parts: smallvec![part], one_key: true, counts: false }
@@ -199,6 +200,7 @@ impl Charge {
     /// let charge = Charge::new(&requests, "alice").also(&tokens).cost(500);
     /// # let _ = charge;
     /// ```
+    #[inline]
     pub fn also(mut self, limiter: impl IntoLimiter) -> Self {
         if let Some(last) = self.parts.last() {
             let (limiter, key) = (limiter.into_limiter(), last.key.clone());
@@ -232,6 +234,7 @@ impl Charge {
     }
 
     /// Returns the charge with another cost of the limit that was added last, if there is one.
+    #[inline]
     pub(super) fn with_cost(&self, units: Option<u64>) -> Cow<'_, Self> {
         match units {
             Some(units) => Cow::Owned(self.clone().cost(units)),
@@ -674,42 +677,50 @@ impl Charge {
         }
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
         let mut versions = PerLimit::new();
-        self.own_parts().for_each(|(limiter, ..)| versions.push(limiter.current()));
+        let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
+        for part in &self.parts {
+            let Ok(limiter) = part.limiter.own() else {
+                return StoreFuture::ready(Err(Error::DifferentStores));
+            };
+            let version = limiter.current();
+            holds |= part.is_estimate || !version.spends;
+            wait = version.resolve(max_wait).max(wait);
+            reservable = version.resolve(MaxWait::LONGEST).min(reservable);
+            versions.push((limiter, version));
+        }
+        let waits = (max_wait.is_asked_for() || holds) && wait > 0;
+        let longest = if self.one_key && !holds { wait.min(reservable) } else { 0 };
         let mut limits = PerLimit::new();
-        match self.write_limits(action, max_wait, &versions, &mut limits) {
-            Ok((store, reporting)) => {
-                let request = StoreRequest::new(action, &limits, reporting);
-                store.decide(&StoreRequest { counts: self.counts, ..request })
+        match self.write_limits(action, longest, &versions, &mut limits) {
+            Ok(store) => {
+                let (counts, reporting) = (self.counts, Reporting::of_waiting(waits));
+                store.decide(&StoreRequest { action, limits: &limits, reporting, counts })
             }
             Err(error) => StoreFuture::ready(Err(error)),
         }
     }
 
-    /// Writes the requests to the limits. Returns their store, and which answers are reported.
+    /// Writes the requests to the limits. Returns their store.
     #[inline(always)]
     fn write_limits<'a>(
         &'a self,
         action: Action,
-        max_wait: MaxWait,
-        versions: &'a [Current<'a>],
+        max_wait: u64,
+        versions: &'a [(&'a Limiter, Current<'a>)],
         limits: &mut PerLimit<LimitRequest<'a>>,
-    ) -> Result<(&'a AnyStore, Reporting), Error> {
-        let Some(first) = self.parts.first() else { return Err(Error::NoLimits) };
-        let store = first.limiter.own()?.store();
-        let names = store.names();
-        let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
-        for (index, part) in self.parts.iter().enumerate() {
-            let limiter = part.limiter.own()?;
-            if index > 0 && !limiter.store().names().is_same(names) {
+    ) -> Result<&'a AnyStore, Error> {
+        let Some((first, _)) = versions.first() else { return Err(Error::NoLimits) };
+        let (store, names) = (first.store(), first.store().names());
+        for (part, (limiter, version)) in self.parts.iter().zip(versions) {
+            if !limiter.store().names().is_same(names) {
                 return Err(Error::DifferentStores);
             }
-            let version = &versions[index];
-            let is_held = part.is_estimate || !version.spends;
-            holds |= is_held;
-            wait = version.resolve(max_wait).max(wait);
-            reservable = version.resolve(MaxWait::LONGEST).min(reservable);
-            let action = Part::action(action, is_held);
-            let limit = limiter.request(version, action, &part.key, part.cost(), MaxWait::NONE)?;
+            let action = Part::action(action, part.is_estimate || !version.spends);
+            let cost = part.cost();
+            if let Some(error) = version.refusal(action, cost) {
+                return Err(error);
+            }
+            let limit = limiter.request(version, action, &part.key, cost, max_wait);
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
@@ -717,11 +728,7 @@ impl Charge {
             }
             limits.push(limit);
         }
-        if self.one_key && !holds {
-            limits.iter_mut().for_each(|limit| limit.max_wait = wait.min(reservable));
-        }
-        let waits = (max_wait.is_asked_for() || holds) && wait > 0;
-        Ok((store, Reporting::of_waiting(waits)))
+        Ok(store)
     }
 
     /// Reports a decision about the charge that its store has not reported.

@@ -139,6 +139,7 @@ impl Charge {
     }
 
     /// Returns the decision of a check, which has no permit.
+    #[inline]
     pub(super) fn checked(&self, outcome: Outcome) -> Result<Decision, Error> {
         if let Err(error) = self.check_spent(&outcome.receipts) {
             self.release_in_background(&outcome.receipts);
@@ -319,7 +320,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     pub async fn peek(mut self) -> Result<KeyState, Error> {
         let (action, max_wait) = (Action::Peek, MaxWait::DEFAULT);
         let answer = match self.call.take_charge() {
-            Some(charge) => charge.decide(action, max_wait),
+            Some((charge, cost)) => charge.with_cost(cost).decide(action, max_wait),
             None => {
                 let (limiter, key, units) = self.call.take_units().expect(BEGUN);
                 limiter.decide(action, &key.into(), units, max_wait)
@@ -381,11 +382,17 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// Decides about a charge, or goes on.
     #[inline(never)]
     fn poll_other(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let Some(charge) = self.call.take_charge() else { return self.call.poll_rest(cx) };
+        let Some((charge, cost)) = self.call.take_charge() else {
+            return self.call.poll_rest(cx);
+        };
+        let charge = charge.with_cost(cost);
         if let Err(error) = charge.check_costs() {
             return Poll::Ready(Err(error));
         }
-        let mut answer = charge.decide(Action::Check, MaxWait::DEFAULT);
+        let mut answer = match charge.decide(Action::Check, MaxWait::DEFAULT) {
+            StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(charge.checked(outcome)),
+            later => later,
+        };
         let polled = poll_outcome(&mut answer, cx);
         let is_pending = polled.is_pending();
         match polled {

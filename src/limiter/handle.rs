@@ -512,34 +512,19 @@ impl Limiter {
         self.0.versions.current()
     }
 
-    /// Returns the part of a request to the store that concerns this limit.
-    #[inline]
+    /// Returns the part of a valid request to the store that concerns this limit. A hold reserves
+    /// no instant.
+    #[inline(always)]
     pub(super) fn request<'a>(
         &'a self,
         version: &'a Version,
         action: Action,
         key: &'a Key<'_>,
         cost: u64,
-        max_wait: MaxWait,
-    ) -> Result<LimitRequest<'a>, Error> {
-        match version.refusal(action, cost) {
-            Some(error) => Err(error),
-            None => Ok(self.accepted(version, action, key, cost, max_wait)),
-        }
-    }
-
-    /// Returns the same for a request that is valid. A hold reserves no instant.
-    #[inline(always)]
-    fn accepted<'a>(
-        &'a self,
-        version: &'a Version,
-        action: Action,
-        key: &'a Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
+        max_wait: u64,
     ) -> LimitRequest<'a> {
         let hold = action.holds().then_some(self.0.hold_lifetime);
-        let max_wait = if action.holds() { 0 } else { version.resolve(max_wait) };
+        let max_wait = if action.holds() { 0 } else { max_wait };
         let (settings, observers) = (&version.settings, &self.0.observers);
         LimitRequest { settings, observers, key, cost, max_wait, hold }
     }
@@ -587,10 +572,11 @@ impl Limiter {
         if let Some(error) = version.refusal(action, cost) {
             return later(StoreFuture::ready(Err(error)));
         }
-        let limit = self.accepted(version, action, key, cost, max_wait);
+        let longest = version.resolve(max_wait);
+        let limit = self.request(version, action, key, cost, longest);
         // A request that holds units can wait for them without asking to.
         let waits = action.holds() || max_wait.is_asked_for();
-        let reporting = Reporting::of_waiting(waits && version.resolve(max_wait) > 0);
+        let reporting = Reporting::of_waiting(waits && longest > 0);
         let action = if action.holds() { Action::Check } else { action };
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
     }

@@ -243,8 +243,8 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
                 };
             }
             Charge::new(limiter, key).estimate(units)
-        } else if let Some(charge) = this.call.take_charge() {
-            charge.into_owned()
+        } else if let Some((charge, cost)) = this.call.take_charge() {
+            charge.with_cost(cost).into_owned()
         } else {
             return this.call.poll_rest(cx);
         };

@@ -356,7 +356,11 @@ impl Limiter {
         let answer = {
             let version = self.current();
             let units = units.min(version.max_cost);
-            let limit = self.request(&version, Action::Check, key, units, max_wait)?;
+            if let Some(error) = version.refusal(Action::Check, units) {
+                return Err(error);
+            }
+            let max_wait = version.resolve(max_wait);
+            let limit = self.request(&version, Action::Check, key, units, max_wait);
             self.store().decide(&StoreRequest::new(Action::Check, &[limit], Reporting::Nothing))
         };
         answer.await.map(drop)

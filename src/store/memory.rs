@@ -168,15 +168,8 @@ pub(super) struct LockedShard<'a> {
 
 /// What [`MemoryStore::decide_in_place`] does not decide.
 pub(super) enum NotInPlace<'a> {
-    Several,
     Locked(LockedShard<'a>),
     Failed(StoreError),
-}
-
-impl From<StoreError> for NotInPlace<'_> {
-    fn from(error: StoreError) -> Self {
-        Self::Failed(error)
-    }
 }
 
 /// In a cache line of its own, so that threads disturb each other only over one shard.
@@ -315,59 +308,34 @@ impl MemoryStore {
     pub(super) fn decide_in_place(
         &self,
         request: &StoreRequest<'_>,
+        limit: &LimitRequest<'_>,
     ) -> Result<Outcome, NotInPlace<'_>> {
-        let decided = self.decide_in_entry(request);
-        if decided.is_ok() {
-            self.call_lines_after(request);
-        }
-        decided
-    }
-
-    /// Calls the lines of the keys after an action that can return units.
-    #[inline(always)]
-    fn call_lines_after(&self, request: &StoreRequest<'_>) {
-        if matches!(request.action, Action::Refund | Action::Unblock) {
-            let lines = self.0.names.lines();
-            request.limits.iter().for_each(|it| lines.key_returned(it.settings.name, it.key));
-        }
-    }
-
-    #[inline(always)]
-    fn decide_in_entry(&self, request: &StoreRequest<'_>) -> Result<Outcome, NotInPlace<'_>> {
-        let [limit @ LimitRequest { settings, key, .. }] = request.limits else {
-            return Err(NotInPlace::Several);
-        };
-        let key = key.as_bytes();
+        let LimitRequest { settings, key, .. } = *limit;
+        let (key, action) = (key.as_bytes(), request.action);
         let LockedShard { mut shard, hash, mut now, mut is_new } = self.locked_shard(settings, key);
-        let action = request.action;
         loop {
             let engine_request = shard.request(request, limit, now);
             if let Some(entry) = shard.find(hash, settings, key) {
                 if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
                     drop(shard);
-                    if is_new {
-                        self.report_keys(); // not while the shard is locked
-                    }
+                    self.report_after(request, is_new);
                     return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                 }
                 // A copy: the request itself stays in registers.
                 let engine_request = EngineRequest { ..engine_request };
                 if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
                     drop(shard);
-                    if is_new {
-                        self.report_keys();
-                    }
+                    self.report_after(request, is_new);
                     return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                 }
             } else if action.commits() || matches!(action, Action::Block { duration: 1.. }) {
                 let locked = LockedShard { shard, hash, now, is_new };
                 LockedShard { shard, now, is_new, .. } =
-                    self.with_new_key(locked, settings, key)?;
+                    self.with_new_key(locked, settings, key).map_err(NotInPlace::Failed)?;
                 continue;
             }
-            break;
+            return Err(NotInPlace::Locked(LockedShard { shard, hash, now, is_new }));
         }
-        Err(NotInPlace::Locked(LockedShard { shard, hash, now, is_new }))
     }
 
     /// Goes on where [`decide_in_place`](Self::decide_in_place) has not decided.
@@ -375,26 +343,14 @@ impl MemoryStore {
     pub(super) fn decide_in_shard(
         &self,
         request: &StoreRequest<'_>,
+        limit: &LimitRequest<'_>,
         undecided: NotInPlace<'_>,
     ) -> StoreFuture<Outcome> {
-        let outcome = match undecided {
-            NotInPlace::Several => self.decide_combined(request),
-            NotInPlace::Locked(locked) => Ok(self.decide_locked(request, locked)),
-            NotInPlace::Failed(error) => Err(error),
+        let LockedShard { mut shard, hash, now, is_new } = match undecided {
+            NotInPlace::Locked(locked) => locked,
+            NotInPlace::Failed(error) => return StoreFuture::ready(Err(error.into())),
         };
-        self.call_lines_after(request);
-        StoreFuture::ready(outcome.map_err(Into::into))
-    }
-
-    /// Decides about a request to one limit.
-    fn decide_locked(
-        &self,
-        request: &StoreRequest<'_>,
-        LockedShard { mut shard, hash, now, is_new }: LockedShard<'_>,
-    ) -> Outcome {
-        let limit = &request.limits[0];
-        let LimitRequest { settings, key, .. } = *limit;
-        let key = key.as_bytes();
+        let (settings, key) = (limit.settings, limit.key.as_bytes());
         let engine_request = shard.request(request, limit, now);
         let reply = match shard.find(hash, settings, key) {
             Some(entry) => entry.decide(settings, &engine_request),
@@ -402,10 +358,21 @@ impl MemoryStore {
             None => Entry::new(settings, key).decide(settings, &engine_request),
         };
         drop(shard);
+        self.report_after(request, is_new);
+        Outcome::new(limit.policy(), reply, request.action, 0.0).into()
+    }
+
+    /// Reports the number of keys if it `is_new`, and calls the lines of the keys after an action
+    /// that can return units. Not while a shard is locked.
+    #[inline(always)]
+    fn report_after(&self, request: &StoreRequest<'_>, is_new: bool) {
         if is_new {
-            self.report_keys(); // not while the shard is locked
+            self.report_keys();
         }
-        Outcome::new(limit.policy(), reply, request.action, 0.0)
+        if matches!(request.action, Action::Refund | Action::Unblock) {
+            let lines = self.0.names.lines();
+            request.limits.iter().for_each(|it| lines.key_returned(it.settings.name, it.key));
+        }
     }
 
     /// Inserts a key that is not in its shard.
@@ -419,13 +386,11 @@ impl MemoryStore {
         let (slots, hasher) = (&self.0.slots.0, &self.0.hasher);
         let LockedShard { shard, hash, now, .. } = &mut locked;
         let (hash, mut search) = (*hash, self.search(*now, &[]));
-        let slot = match slots.take() {
-            Some(slot) => {
-                shard.sweep(*now, slots);
-                Some(slot)
-            }
-            None => shard.evict(&mut search, slots),
-        };
+        let mut slot = slots.take();
+        match slot {
+            Some(_) => shard.sweep(*now, slots),
+            None => slot = shard.evict(&mut search, slots),
+        }
         let slot = match slot {
             Some(slot) => slot,
             None => {
@@ -570,9 +535,10 @@ impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        match self.decide_in_place(request) {
+        let [limit] = request.limits else { return self.decide_combined(request) };
+        match self.decide_in_place(request, limit) {
             Ok(outcome) => outcome.into(),
-            Err(undecided) => self.decide_in_shard(request, undecided),
+            Err(undecided) => self.decide_in_shard(request, limit, undecided),
         }
     }
 

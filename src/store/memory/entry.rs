@@ -124,6 +124,23 @@ impl Entry {
         Some(reply)
     }
 
+    /// Decides in the core, and returns the core before, to [`undo`](Self::undo) it.
+    #[inline(always)]
+    pub(super) fn try_in_core(
+        &mut self,
+        settings: &Arc<Settings>,
+        request: &EngineRequest,
+    ) -> Option<(EngineReply, Core)> {
+        let Counts::Core { core, .. } = self.counts else { return None };
+        Some((self.decide_in_core(settings, request)?, core))
+    }
+
+    pub(super) fn undo(&mut self, before: Core) {
+        if let Counts::Core { core, .. } = &mut self.counts {
+            *core = before;
+        }
+    }
+
     /// Decides where the state lies, in a box. `None` if it does not.
     #[inline(always)]
     pub(super) fn decide_in_box(
@@ -164,11 +181,16 @@ impl Entry {
         reply
     }
 
-    /// Remembers a reply that denies units, unless another limit denies them.
+    /// Remembers until when a reply denies units, unless another limit denies them.
     #[inline(always)]
-    fn note(&mut self, request: &EngineRequest, reply: &EngineReply) {
+    pub(super) fn note(&mut self, request: &EngineRequest, reply: &EngineReply) {
         if !reply.admitted && request.action.inserts() && request.admission.is_none() {
-            self.note_denial(request.now, reply.wait);
+            // A smaller request may be admitted. A key with holds, for which the time may be
+            // unknown, is in use anyway.
+            if let Some(wait) = reply.wait {
+                let denied_until = self.counts.denied_until();
+                *denied_until = second(request.now + wait).max(*denied_until);
+            }
         }
     }
 
@@ -235,17 +257,6 @@ impl Entry {
             && let Some(core) = self.settings.params.close(&boxed.state, now)
         {
             self.counts = Counts::Core { denied_until: *denied_until, core };
-        }
-    }
-
-    /// Remembers that a request would be denied for that time.
-    #[inline]
-    pub(super) fn note_denial(&mut self, now: i64, wait: Option<i64>) {
-        // A smaller request may be admitted. A key with holds, for which the time may be unknown,
-        // is in use anyway.
-        if let Some(wait) = wait {
-            let denied_until = self.counts.denied_until();
-            *denied_until = second(now + wait).max(*denied_until);
         }
     }
 

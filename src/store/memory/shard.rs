@@ -153,14 +153,15 @@ impl Shard {
         limit: &LimitRequest<'_>,
         now: i64,
     ) -> EngineRequest {
-        let action = match limit.hold {
-            None => request.action,
-            Some(_) => {
-                self.last_epoch = now.max(self.last_epoch + 1);
-                Action::Hold { lifetime: Lifetime::ENDLESS, epoch: Some(self.last_epoch) }
-            }
-        };
+        let action = if limit.hold.is_some() { self.hold(now) } else { request.action };
         request.at(limit, now, action)
+    }
+
+    /// Returns the action of a hold, with an epoch of its own.
+    #[inline]
+    pub(super) fn hold(&mut self, now: i64) -> Action {
+        self.last_epoch = now.max(self.last_epoch + 1);
+        Action::Hold { lifetime: Lifetime::ENDLESS, epoch: Some(self.last_epoch) }
     }
 
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hasher: &RandomState, slot: Slot<'_>) {

@@ -15,7 +15,7 @@ use std::{
 use super::*;
 use crate::{
     algorithm::{Algorithm, Params},
-    decision::Source,
+    decision::{KeyState, Source},
     limiter::{Charge, Limiter},
     quota::Quota,
 };
@@ -74,6 +74,49 @@ async fn several_limits_whose_shard_is_empty_evict_keys_of_another_shard() {
     for key in &others[..30] {
         assert_eq!(limiter.peek(key).await.unwrap().remaining(), 0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_decides_before_another_one_denies_spends_nothing() {
+    let algorithms = [
+        Algorithm::token_bucket(),
+        Algorithm::fixed_window(),
+        Algorithm::sliding_window(),
+        Algorithm::sliding_log(),
+    ];
+    let [together, alone] = [MemoryStore::new(), MemoryStore::new()].map(|store| {
+        std::array::from_fn::<_, 4, _>(|i| {
+            let (name, quota) = (i.to_string(), Quota::per_second(10));
+            Limiter::new(&name, store.clone(), algorithms[i], quota)
+        })
+    });
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut decisions = [0; 2];
+    for _ in 0..3_000 {
+        tokio::time::advance(Duration::from_millis(random.u64(0..300))).await;
+        let mut order = [0, 1, 2, 3];
+        random.shuffle(&mut order);
+        let chosen = order[..random.usize(2..=4)].iter();
+        let parts: Vec<_> = chosen.map(|i| (*i, random.u64(1..6))).collect();
+        let charge = parts.iter().map(|(i, cost)| Charge::of_units(&together[*i], "key", *cost));
+        let decision = charge.reduce(Charge::and).unwrap().check().await.unwrap();
+
+        let mut allows = true;
+        for (i, cost) in &parts {
+            allows &= alone[*i].check("key").cost(*cost).peek().await.unwrap().allows();
+        }
+        for (i, cost) in parts.iter().filter(|_| allows) {
+            assert!(alone[*i].check("key").cost(*cost).await.unwrap().is_allowed());
+        }
+        assert_eq!(decision.is_allowed(), allows, "{parts:?}");
+        decisions[usize::from(allows)] += 1;
+        for (one, other) in together.iter().zip(&alone) {
+            let [one, other] = [one.peek("key").await, other.peek("key").await].map(Result::unwrap);
+            let state = |it: &KeyState| (it.remaining(), it.replenish_after(), it.reset_after());
+            assert_eq!(state(&one), state(&other), "{parts:?}");
+        }
+    }
+    assert!(decisions.iter().all(|count| *count > 300), "{decisions:?}");
 }
 
 #[tokio::test(start_paused = true)]

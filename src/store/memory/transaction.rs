@@ -1,53 +1,55 @@
 //! Several limits at once: their shards are locked together, and all of their keys find room, or
 //! none.
 
-use std::sync::MutexGuard;
+use std::{mem, sync::MutexGuard};
 
 use super::{Entry, MAX_SHARDS, MemoryStore, Search, Shard, Slot};
 use crate::{
-    algorithm::{Action, Combined, EngineReply, EngineRequest, PerLimit},
+    algorithm::{Action, Admission, Combined, Core, EngineReply, EngineRequest, PerLimit},
     decision::Outcome,
-    error::StoreError,
-    store::{LimitRequest, StoreRequest},
+    store::{LimitRequest, StoreFuture, StoreRequest},
     sync::lock,
 };
 
 impl MemoryStore {
     #[inline(never)]
-    pub(super) fn decide_combined(
-        &self,
-        request: &StoreRequest<'_>,
-    ) -> Result<Outcome, StoreError> {
+    pub(super) fn decide_combined(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let StoreRequest { action, limits, counts, .. } = *request;
-        let mut slots = PerLimit::new();
-        let mut combined = Combined { replies: PerLimit::new(), binding: 0 };
-        loop {
-            combined.replies.clear();
+        let (mut slots, mut combined) = (PerLimit::new(), Combined::new());
+        let is_new = loop {
             let mut transaction = Transaction::new(self);
-            let mut requests = PerLimit::new();
-            transaction.lock(request, &mut requests);
+            transaction.lock(request);
             let has_room = !action.commits() || transaction.take_slots(&mut slots);
-            let step = |limit, it: &_| transaction.step(limit, it, action);
-            let looked = combined.look(&requests, has_room, step);
+            let (keys, shards) = (transaction.keys.iter_mut(), &mut transaction.shards[..]);
+            let admission = combined.look(keys, action.can_be_denied(), |key, may_decide| {
+                key.look(shards, has_room && may_decide)
+            });
             // A denied request needs no room.
-            if looked.0.admitted && !has_room {
+            if admission.admitted && !has_room {
                 let mut search = self.search(transaction.now, limits);
                 if !transaction.evict(&mut slots, &mut search) {
                     let searched = transaction.unlock();
                     // Then from the beginning, as the keys may change meanwhile. Each round finds a
                     // slot, or fails.
-                    slots.push(self.evict_elsewhere(&searched, &mut search)?);
+                    match self.evict_elsewhere(&searched, &mut search) {
+                        Ok(slot) => slots.push(slot),
+                        Err(error) => return StoreFuture::ready(Err(error.into())),
+                    }
                     continue;
                 }
             }
-            combined.commit(&requests, looked, |limit, it| transaction.step(limit, it, action));
-            transaction.insert_fresh(slots);
-            transaction.shards.clear();
-            self.report_keys(); // not while the shards are locked
-            let policies = limits.iter().map(LimitRequest::policy);
-            let Combined { replies, binding } = &combined;
-            return Ok(Outcome::of_several(policies, replies, *binding, counts, action, 0.0));
-        }
+            let (keys, shards) = (transaction.keys.iter_mut(), &mut transaction.shards[..]);
+            combined.commit(keys, admission, |key, reply| key.follow(shards, admission, reply));
+            let is_new = transaction.missing > 0;
+            if is_new {
+                transaction.insert_missing(slots);
+            }
+            break is_new;
+        };
+        self.report_after(request, is_new);
+        let policies = limits.iter().map(LimitRequest::policy);
+        let Combined { replies, binding } = &combined;
+        Outcome::of_several(policies, replies, *binding, counts, action, 0.0).into()
     }
 }
 
@@ -60,92 +62,144 @@ struct Transaction<'a> {
     /// The latest instant of all shards, which each of them has from then on.
     now: i64,
     keys: PerLimit<LockedKey<'a>>,
-    /// The entries of the keys that are not in the store.
-    fresh: PerLimit<Entry>,
-    /// With their indices, by which they are sorted: a fixed lock order prevents deadlock.
-    shards: PerLimit<(usize, MutexGuard<'a, Shard>)>,
+    /// The number of keys that are not in the store.
+    missing: usize,
+    /// In the order of their indices: a fixed lock order prevents deadlock.
+    shards: PerLimit<TakenShard<'a>>,
 }
 
+/// A locked shard, and its index.
+type TakenShard<'a> = (usize, MutexGuard<'a, Shard>);
+
 /// The key of a limit.
-#[derive(Clone, Copy)]
 struct LockedKey<'a> {
     limit: &'a LimitRequest<'a>,
+    request: EngineRequest,
+    is_last: bool,
     hash: u64,
-    /// The index of its shard, among the locked shards.
+    /// The index of its shard, at last among the locked shards.
     shard: usize,
     place: KeyPlace,
+    /// The core before the decision, once there is one: another limit may undo it.
+    decided: Option<Core>,
 }
 
 /// Where the entry of a key is.
-#[derive(Clone, Copy)]
 enum KeyPlace {
     /// The bucket in the table of its shard.
     Bucket(usize),
-    /// The index among the entries that are not in the store.
-    Fresh(usize),
+    /// The entry is not in the store.
+    Missing(Entry),
+}
+
+impl LockedKey<'_> {
+    /// Looks, or decides if it `may_decide`, and that can be undone or is the last decision. A
+    /// check notes a denial by this limit itself.
+    #[inline(always)]
+    fn look(&mut self, shards: &mut [TakenShard<'_>], may_decide: bool) -> EngineReply {
+        let Self { limit: LimitRequest { settings, .. }, request, is_last, .. } = *self;
+        let (entry, decided) = self.entry(shards);
+        if may_decide {
+            if let Some((reply, core)) = entry.try_in_core(settings, &request) {
+                *decided = Some(core);
+                return reply;
+            }
+            if is_last {
+                *decided = Some(Core::default()); // no other limit undoes it
+                return entry.decide(settings, &EngineRequest { ..request });
+            }
+        }
+        let reply = entry.decide(settings, &EngineRequest { action: Action::Peek, ..request });
+        entry.note(&request, &reply);
+        reply
+    }
+
+    /// Decides as all limits do, unless it has done so.
+    #[inline(always)]
+    fn follow(
+        &mut self,
+        shards: &mut [TakenShard<'_>],
+        admission: Admission,
+        reply: &mut EngineReply,
+    ) {
+        let is_same = (reply.admitted, reply.wait) == (admission.admitted, admission.wait);
+        if is_same && self.decided.is_some() {
+            return;
+        }
+        let (settings, mut request) = (self.limit.settings, self.request);
+        request.admission = request.action.can_be_denied().then_some(admission);
+        let (entry, decided) = self.entry(shards);
+        if let Some(core) = *decided {
+            entry.undo(core);
+        }
+        *reply = entry.decide(settings, &request);
+    }
+
+    #[inline(always)]
+    fn entry<'k>(
+        &'k mut self,
+        shards: &'k mut [TakenShard<'_>],
+    ) -> (&'k mut Entry, &'k mut Option<Core>) {
+        let entry = match &mut self.place {
+            KeyPlace::Bucket(bucket) => shards[self.shard].1.entry(*bucket),
+            KeyPlace::Missing(entry) => entry,
+        };
+        (entry, &mut self.decided)
+    }
 }
 
 impl<'a> Transaction<'a> {
+    #[inline(always)]
     fn new(store: &'a MemoryStore) -> Self {
-        let (keys, fresh, shards) = (PerLimit::new(), PerLimit::new(), PerLimit::new());
-        Self { store, now: 0, keys, fresh, shards }
+        Self { store, now: 0, keys: PerLimit::new(), missing: 0, shards: PerLimit::new() }
     }
 
-    /// Locks the shards of the keys, finds the keys, and writes the requests to the engine.
-    fn lock(&mut self, request: &StoreRequest<'a>, requests: &mut PerLimit<EngineRequest>) {
-        let Self { store, now, keys, fresh, shards } = self;
-        let MemoryStore(inner) = *store;
-        let mut wanted = 0_u64;
-        for limit in request.limits {
+    /// Locks the shards of the keys, and finds the keys.
+    #[inline(always)]
+    fn lock(&mut self, request: &StoreRequest<'a>) {
+        let Self { store, now, keys, missing, shards } = self;
+        let (MemoryStore(inner), mut wanted) = (*store, 0_u64);
+        for (index, limit) in request.limits.iter().enumerate() {
+            let (is_last, decided) = (index + 1 == request.limits.len(), None);
             let hash = store.hash(limit.settings, limit.key.as_bytes());
-            let (shard, place) = (store.shard_index(hash), KeyPlace::Fresh(0));
+            let (shard, place) = (store.shard_index(hash), KeyPlace::Bucket(0));
             wanted |= 1 << shard;
-            keys.push(LockedKey { limit, hash, shard, place });
+            let request = request.at(limit, 0, request.action);
+            keys.push(LockedKey { limit, request, is_last, hash, shard, place, decided });
         }
-        *now = inner.clock.now();
-        let mut rest = wanted;
-        while rest != 0 {
-            let index = rest.trailing_zeros() as usize;
-            rest &= rest - 1;
+        let mut latest = inner.clock.now();
+        while wanted != 0 {
+            let index = wanted.trailing_zeros() as usize;
+            wanted &= wanted - 1;
             let mut shard = lock(&inner.shards[index].0);
-            *now = shard.instant(*now, &inner.clock).max(*now);
+            latest = shard.instant(latest, &inner.clock).max(latest);
             shards.push((index, shard));
         }
-        for LockedKey { limit, hash, shard, place } in keys.iter_mut() {
-            let (settings, key) = (limit.settings, limit.key.as_bytes());
-            // The locked shards before this one.
-            *shard = (wanted & ((1 << *shard) - 1)).count_ones() as usize;
-            let shard = &mut shards[*shard].1;
-            shard.latest = *now;
-            requests.push(shard.request(request, limit, *now));
-            *place = match shard.find_bucket(*hash, settings, key) {
-                Some(bucket) => KeyPlace::Bucket(bucket),
+        let shards = &mut shards[..];
+        for key in &mut keys[..] {
+            let index = shards.iter().position(|(index, _)| *index == key.shard);
+            key.shard = index.expect("each shard is locked");
+            let shard = &mut shards[key.shard].1;
+            shard.latest = latest;
+            key.request.now = latest;
+            if key.limit.hold.is_some() {
+                key.request.action = shard.hold(latest);
+            }
+            let (settings, text) = (key.limit.settings, key.limit.key.as_bytes());
+            match shard.find_bucket(key.hash, settings, text) {
+                Some(bucket) => key.place = KeyPlace::Bucket(bucket),
                 None => {
-                    fresh.push(Entry::new(settings, key));
-                    KeyPlace::Fresh(fresh.len() - 1)
+                    *missing += 1;
+                    key.place = KeyPlace::Missing(Entry::new(settings, text));
                 }
-            };
+            }
         }
-    }
-
-    /// Steps one limit. A check that only looks at it notes a denial, as its decision would.
-    fn step(&mut self, limit: usize, request: &EngineRequest, action: Action) -> EngineReply {
-        let LockedKey { limit, shard, place, .. } = self.keys[limit];
-        let entry = match place {
-            KeyPlace::Bucket(bucket) => self.shards[shard].1.entry(bucket),
-            KeyPlace::Fresh(index) => &mut self.fresh[index],
-        };
-        let reply = entry.decide(limit.settings, request);
-        if action == Action::Check && request.action == Action::Peek && !reply.admitted {
-            entry.note_denial(request.now, reply.wait);
-        }
-        reply
+        *now = latest;
     }
 
     /// Takes free slots for the keys that are not in the store. Returns whether there are enough.
     fn take_slots(&self, slots: &mut PerLimit<Slot<'a>>) -> bool {
-        let needed = self.fresh.len();
-        while slots.len() < needed {
+        while slots.len() < self.missing {
             let Some(slot) = self.store.0.slots.0.take() else { return false };
             slots.push(slot);
         }
@@ -154,16 +208,15 @@ impl<'a> Transaction<'a> {
 
     /// Drops other keys of the shards that are locked. Returns whether there are enough slots then.
     fn evict(&mut self, slots: &mut PerLimit<Slot<'a>>, search: &mut Search<'_>) -> bool {
-        let needed = self.fresh.len();
         for (_, shard) in &mut self.shards {
-            while slots.len() < needed
+            while slots.len() < self.missing
                 && let Some(slot) = shard.evict(search, &self.store.0.slots.0)
             {
                 slots.push(slot);
                 search.renew();
             }
         }
-        slots.len() >= needed
+        slots.len() >= self.missing
     }
 
     /// Unlocks the shards, and returns their indices.
@@ -171,14 +224,13 @@ impl<'a> Transaction<'a> {
         self.shards.into_iter().map(|(index, _)| index).collect()
     }
 
-    fn insert_fresh(&mut self, mut slots: PerLimit<Slot<'_>>) {
-        if self.fresh.is_empty() {
-            return;
-        }
+    /// Inserts the keys that are not in the store and have a state now.
+    #[inline(never)]
+    fn insert_missing(&mut self, mut slots: PerLimit<Slot<'_>>) {
         let MemoryStore(inner) = self.store;
-        let keys = self.keys.iter().filter(|key| matches!(key.place, KeyPlace::Fresh(_)));
-        for (LockedKey { hash, shard, .. }, entry) in keys.zip(self.fresh.drain(..)) {
-            if !entry.is_initial()
+        for LockedKey { hash, shard, place, .. } in &mut self.keys {
+            if let KeyPlace::Missing(entry) = mem::replace(place, KeyPlace::Bucket(0))
+                && !entry.is_initial()
                 && let Some(slot) = slots.pop()
             {
                 let shard = &mut self.shards[*shard].1;

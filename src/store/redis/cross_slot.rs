@@ -71,7 +71,7 @@ impl CrossSlot {
         let receipts = self.call_of.iter().map(receipt).collect();
         let mut decision = binding.expect("a request has a limit");
         if self.counts {
-            decision = decision.with_counts(counts);
+            decision.set_counts(counts);
         }
         Ok(Outcome { decision, receipts })
     }

@@ -22,62 +22,75 @@ pub fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
 ) -> Combined {
-    let mut combined = Combined { replies: PerLimit::new(), binding: 0 };
-    let looked = combined.look(requests, true, &mut step);
-    combined.commit(requests, looked, step);
+    let mut combined = Combined::new();
+    let can_be_denied = requests.iter().any(|request| request.action.can_be_denied());
+    // Nothing is undone: only the last limit decides before all have looked.
+    let (limits, mut last) = (0..requests.len(), None);
+    let admission = combined.look(limits.clone(), can_be_denied, |limit, may_decide| {
+        last = (may_decide && limit + 1 == requests.len()).then_some(limit);
+        let action = if last.is_some() { requests[limit].action } else { Action::Peek };
+        step(limit, &EngineRequest { action, ..requests[limit] })
+    });
+    combined.commit(limits, admission, |limit, reply| {
+        if last != Some(limit) {
+            let admission = can_be_denied.then_some(admission);
+            *reply = step(limit, &EngineRequest { admission, ..requests[limit] });
+        }
+    });
     combined
 }
 
 impl Combined {
-    /// Looks at the limits without a change. If no other one denies or waits, and `may_commit`, the
-    /// last one decides. Returns the decision, and the number of limits that have looked only.
-    #[inline]
-    pub fn look(
+    #[inline(always)]
+    pub fn new() -> Self {
+        Self { replies: PerLimit::new(), binding: 0 }
+    }
+
+    /// Asks each limit, unless none `can_be_denied`. As long as no limit denies or waits, the next
+    /// one may decide at once; `commit` undoes that if a later one does.
+    #[inline(always)]
+    pub fn look<L>(
         &mut self,
-        requests: &[EngineRequest],
-        may_commit: bool,
-        mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
-    ) -> (Admission, usize) {
-        let (mut wait, mut excess, mut looked) = (0, Some(0), requests.len());
-        for (limit, request) in requests.iter().enumerate() {
-            // Units that are spent for one limit do not wait for another.
-            if !request.action.can_be_denied() {
-                self.replies.push(EngineReply::uncounted(request.now));
+        limits: impl Iterator<Item = L>,
+        can_be_denied: bool,
+        mut step: impl FnMut(L, bool) -> EngineReply,
+    ) -> Admission {
+        let (mut wait, mut excess) = (0, Some(0));
+        self.replies.clear();
+        for (index, limit) in limits.enumerate() {
+            if !can_be_denied {
+                // Units that are spent for one limit do not wait for another.
+                self.replies.push(EngineReply::uncounted(0));
                 continue;
             }
-            let decides = may_commit && (wait, excess) == (0, Some(0)) && limit + 1 == looked;
-            looked -= usize::from(decides);
-            let action = if decides { request.action } else { Action::Peek };
-            let reply = step(limit, &EngineRequest { action, ..*request });
+            let reply = step(limit, (wait, excess) == (0, Some(0)));
             if reply.admitted {
                 wait = reply.wait.unwrap_or(0).max(wait);
             } else if is_longer(reply.wait, excess) {
-                (excess, self.binding) = (reply.wait, limit);
+                (excess, self.binding) = (reply.wait, index);
             }
             self.replies.push(reply);
         }
         let admitted = excess == Some(0);
-        (Admission { admitted, wait: if admitted { Some(wait) } else { excess } }, looked)
+        Admission { admitted, wait: if admitted { Some(wait) } else { excess } }
     }
 
-    /// Decides about each limit that has looked only.
-    #[inline]
-    pub fn commit(
+    /// Lets each limit follow the decision of all: `step` replaces the reply of one that has not
+    /// decided so.
+    #[inline(always)]
+    pub fn commit<L>(
         &mut self,
-        requests: &[EngineRequest],
-        (admission, looked): (Admission, usize),
-        mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
+        limits: impl Iterator<Item = L>,
+        admission: Admission,
+        mut step: impl FnMut(L, &mut EngineReply),
     ) {
         let mut least = (i64::MAX, 0);
-        for (limit, (request, reply)) in requests.iter().zip(&mut self.replies).enumerate() {
+        for (index, (limit, reply)) in limits.zip(&mut self.replies[..]).enumerate() {
             let wait = reply.wait.unwrap_or(0);
-            if limit < looked {
-                let admission = request.action.can_be_denied().then_some(admission);
-                *reply = step(limit, &EngineRequest { admission, ..*request });
-            }
+            step(limit, reply);
             let rank = (reply.remaining, -wait);
             if admission.admitted && rank < least {
-                (self.binding, least) = (limit, rank);
+                (self.binding, least) = (index, rank);
             }
         }
     }
