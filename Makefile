@@ -1,7 +1,8 @@
 .PHONY: test public-api test-lua54 test-servers test-faults test-properties lint long-lines msrv \
   msrv-toolchain package features hosts nightly soak release-check bench bench-memory \
-  bench-instructions bench-peers connections request-path code-lines script redis-server valgrind \
-  demo test-browser screenshots chromium curl pngquant record-dashboard prometheus
+  bench-instructions bench-peers bench-servers connections request-path code-lines script \
+  redis-server valgrind demo test-browser screenshots chromium curl pngquant record-dashboard \
+  prometheus
 
 test: redis-server curl msrv-toolchain
 	cargo test --workspace --all-features
@@ -152,6 +153,13 @@ release-check:
 	tag=$$(git describe --tags --abbrev=0 2>/dev/null) || exit 0; \
 	  cargo semver-checks -p tower-ratelimit --baseline-rev "$$tag"
 	$(MAKE) features package
+
+# The CPU of several servers for the same decisions, beside that of the first one. SERVERS names some
+# of those that tests/servers.sh lists.
+bench-servers: SERVERS = valkey-9.0 valkey-sid redis-8.2
+bench-servers:
+	tests/servers.sh --fetch $(SERVERS)
+	SERVERS="$(SERVERS:%=target/servers/%/server)" cargo bench --bench redis -- servers
 
 bench: redis-server bench-memory
 	cargo bench --bench redis

@@ -1,5 +1,6 @@
 //! Compares decisions over Redis with bare commands over the same kind of connection: time, CPU of
-//! the server, and memory of the server. With the argument `latency`, only one request in flight.
+//! the server, and memory of the server. `cargo bench --bench redis -- cpu holds` runs two of the
+//! parts; `servers` compares the servers whose programs the variable `SERVERS` names.
 
 #![allow(missing_docs, unreachable_pub)]
 
@@ -15,6 +16,7 @@ mod server;
 
 use std::{
     env, fs,
+    process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -64,8 +66,10 @@ const WAYS: usize = 3;
 
 const PLENTY: Quota = Quota::per_second(1_000_000);
 
-/// Each algorithm admitting and denying, a leaky bucket that delays, a full log, and INCR.
-const SUBJECTS: usize = 2 * ALGORITHMS.len() + 3;
+/// Each algorithm admitting and denying, a leaky bucket that delays, a full log, INCREX, and INCR.
+const SUBJECTS: usize = 2 * ALGORITHMS.len() + 4;
+const INCREX: usize = SUBJECTS - 2;
+const INCR: usize = SUBJECTS - 1;
 
 const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::FixedWindow,
@@ -77,22 +81,87 @@ const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::LeakyBucket,
 ];
 
-fn main() {
-    let bench = Bench::new();
-    bench.print_latency();
-    if env::args().any(|arg| arg == "latency") {
-        return;
+/// A part that compares commands over one server, and its name.
+type Part = (&'static str, fn(&Bench));
+
+const PARTS: [Part; 10] = [
+    ("latency", Bench::print_latency),
+    ("throughput", Bench::print_throughputs),
+    ("client", Bench::print_client),
+    ("far", Bench::print_far),
+    ("denials", Bench::print_denials),
+    ("cpu", Bench::print_cpu),
+    ("holds", Bench::print_holds),
+    ("limits", Bench::print_two_limits),
+    ("memory", Bench::print_memory),
+    ("redisson", Bench::print_redisson),
+];
+
+fn main() -> ExitCode {
+    // Cargo adds an option.
+    let chosen: Vec<String> = env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let names: Vec<_> = PARTS.iter().map(|(name, _)| *name).chain(["servers"]).collect();
+    if let Some(name) = chosen.iter().find(|name| !names.contains(&name.as_str())) {
+        eprintln!("cannot measure `{name}`: no part has this name; choose of {}", names.join(", "));
+        return ExitCode::FAILURE;
     }
-    bench.print_throughput(TASKS);
-    bench.print_throughput(1);
-    bench.print_client();
-    bench.print_far();
-    bench.print_denials();
-    bench.print_cpu();
-    bench.print_holds();
-    bench.print_two_limits();
-    bench.print_memory();
-    bench.print_redisson();
+    if chosen.iter().any(|name| name == "servers") {
+        print_servers();
+    }
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|other| other == name);
+    let parts: Vec<_> = PARTS.iter().filter(|(name, _)| is_chosen(name)).collect();
+    if !parts.is_empty() {
+        let bench = Bench::new(RedisServer::start());
+        parts.iter().for_each(|(_, print)| print(&bench));
+    }
+    ExitCode::SUCCESS
+}
+
+/// The CPU of several servers for the same decisions, beside the first server.
+fn print_servers() {
+    let programs = env::var("SERVERS").unwrap_or_default();
+    let benches: Vec<_> = programs
+        .split_whitespace()
+        .map(|program| Bench::new(RedisServer::start_program(program.into(), &[])))
+        .collect();
+    if benches.is_empty() {
+        eprintln!("cannot compare servers: `SERVERS` names no program; run `make bench-servers`");
+    }
+    let versions: Vec<_> = benches.iter().map(Bench::version).collect();
+    println!("CPU of the server per decision, us, median of {CPU_ROUNDS} rounds; ratio to the");
+    println!("first server, and its middle half: {}", versions.join(", "));
+    let rows = [
+        ("check, one in flight", 1, Work::Check),
+        ("check, 256 in flight", TASKS, Work::Check),
+        ("check of a key with a hold, one in flight", 1, Work::CheckBesideHold),
+        ("hold and end, 256 in flight", TASKS, Work::HoldAndEnd),
+        ("check that must wait, 256 in flight", TASKS, Work::Wait),
+        ("INCR, 256 in flight", TASKS, Work::Incr),
+    ];
+    for (label, tasks, work) in rows {
+        let mut series = vec![vec![]; benches.len()];
+        for round in 0..CPU_ROUNDS {
+            for position in 0..benches.len() {
+                let server = (position + round) % benches.len();
+                let before = benches[server].cpu().process;
+                let decisions = benches[server].work(work, tasks);
+                std::thread::sleep(Duration::from_millis(50)); // the ends of holds are sent
+                let micros = benches[server].cpu().process - before;
+                series[server].push(micros / decisions as f64);
+            }
+        }
+        let series: Vec<Series> = series.into_iter().map(Series::from).collect();
+        println!("  {label}");
+        for (version, cpu) in versions.iter().zip(&series) {
+            let ratio = cpu.ratio_to(&series[0]).summary();
+            println!("    {version:<14} {:5.2}  ratio {ratio}", cpu.median());
+        }
+    }
+    for (bench, version) in benches.iter().zip(versions) {
+        if let Err(error) = bench.increx() {
+            println!("  INCREX on {version} not run: {error}");
+        }
+    }
 }
 
 struct Bench {
@@ -103,8 +172,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Self {
-        let server = RedisServer::start();
+    fn new(server: RedisServer) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (store, bare) = runtime.block_on(async {
             // Without remembered denials, each check is a call.
@@ -149,6 +217,11 @@ impl Bench {
             admitted[0],
             admitted[1],
         );
+    }
+
+    fn print_throughputs(&self) {
+        self.print_throughput(TASKS);
+        self.print_throughput(1);
     }
 
     /// With `keys`, fewer than the requests in flight, several requests have the same key.
@@ -291,6 +364,7 @@ impl Bench {
         println!("CPU of the server per decision, {TASKS} in flight");
         println!("us, median of {CPU_ROUNDS} rounds; ratio to INCR, and its middle half");
         let subjects = self.subjects();
+        let increx = self.increx();
         let (mut admitted, mut main_thread) = ([0; SUBJECTS], [0.0; SUBJECTS]);
         let series: [Series; SUBJECTS] = interleaved(CPU_ROUNDS, |which| {
             let before = self.cpu();
@@ -298,6 +372,8 @@ impl Bench {
                 Some(Subject { limiter, keys, .. }) => {
                     self.checks_in_flight(limiter, *keys, CPU_CALLS_PER_TASK)
                 }
+                None if which == INCREX && increx.is_err() => return f64::NAN,
+                None if which == INCREX => self.increx_in_flight(),
                 None => self.increments_in_flight(CPU_CALLS_PER_TASK),
             };
             let after = self.cpu();
@@ -306,14 +382,20 @@ impl Bench {
                 (after.main_thread - before.main_thread) / decisions / CPU_ROUNDS as f64;
             (after.process - before.process) / decisions
         });
-        let incr = &series[SUBJECTS - 1];
+        if let Err(error) = &increx {
+            println!("  INCREX, a fixed window: not run: {error}");
+        }
         for (which, cpu) in series.iter().enumerate() {
+            if which == INCREX && increx.is_err() {
+                continue;
+            }
+            let bare = if which == INCREX { "INCREX, a fixed window" } else { "INCR" };
             println!(
                 "  {:<34} {:5.2}  (main thread, mean: {:5.2})  ratio {}  admitted of {}: {}",
-                subjects.get(which).map_or("INCR", |subject| &subject.label),
+                subjects.get(which).map_or(bare, |subject| &subject.label),
                 cpu.median(),
                 main_thread[which],
-                cpu.ratio_to(incr).summary(),
+                cpu.ratio_to(&series[INCR]).summary(),
                 CPU_ROUNDS * TASKS * CPU_CALLS_PER_TASK,
                 admitted[which],
             );
@@ -612,6 +694,48 @@ impl Bench {
         })
     }
 
+    /// Returns the reason if the server does not have the command.
+    fn increx(&self) -> Result<(), String> {
+        let reply = increx("increx").query::<(u64, u64)>(&mut self.server.connection());
+        reply.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn increx_in_flight(&self) -> usize {
+        self.in_flight(|task| {
+            let (mut bare, key) = (self.bare.clone(), format!("increx-{}", key(task)));
+            often(CPU_CALLS_PER_TASK, async move || {
+                let (_, applied): (u64, u64) = query(&mut bare, &increx(&key)).await;
+                applied == 1
+            })
+        })
+    }
+
+    /// Makes as many decisions, whatever the number of tasks. Returns how many were admitted.
+    fn work(&self, work: Work, tasks: usize) -> usize {
+        let calls = CPU_CALLS_PER_TASK * TASKS / tasks;
+        let (name, quota) = match work {
+            Work::Incr => return self.increments_in_flight(CPU_CALLS_PER_TASK),
+            Work::Wait => ("servers-wait", Quota::per_second(100).burst(1)),
+            _ => ("servers", PLENTY),
+        };
+        let limiter = self.limiter(name, Algorithm::token_bucket(), quota);
+        let hold = async || limiter.hold(&*key(0), 1).await.expect("the server answers");
+        let held = matches!(work, Work::CheckBesideHold).then(|| self.runtime.block_on(hold()));
+        let admitted = self.tasks(tasks, |task| {
+            let (limiter, key) = (limiter.clone(), key(task));
+            often(calls, async move || work.decide(&limiter, &key).await)
+        });
+        self.runtime.block_on(async { drop(held) });
+        admitted
+    }
+
+    fn version(&self) -> String {
+        let info: InfoDict = self.query("INFO server");
+        let of = |name: &str| info.get::<String>(name);
+        let name = of("server_name").map_or("Redis", |_| "Valkey");
+        format!("{name} {}", of("valkey_version").or(of("redis_version")).unwrap_or_default())
+    }
+
     /// Runs a task for each of the requests in flight. Returns the number of admitted requests.
     fn in_flight<F>(&self, work: impl Fn(usize) -> F) -> usize
     where
@@ -666,6 +790,33 @@ impl Bench {
             cmd.arg(word);
         });
         cmd.query(&mut self.server.connection()).expect("the server answers")
+    }
+}
+
+/// What the servers do that are compared.
+#[derive(Clone, Copy)]
+enum Work {
+    Check,
+    CheckBesideHold,
+    HoldAndEnd,
+    Wait,
+    Incr,
+}
+
+impl Work {
+    async fn decide(self, limiter: &Limiter, key: &str) -> bool {
+        match self {
+            Self::HoldAndEnd => {
+                let held = limiter.hold(key, 1).await.expect("the server answers");
+                held.admitted().map(|permit| permit.settle(1)).is_some()
+            }
+            Self::Wait => {
+                let hour = Duration::from_secs(3_600);
+                let checked = limiter.reserve(key, 1, hour).await.expect("the server answers");
+                checked.keep().is_allowed()
+            }
+            _ => check(limiter, key).await,
+        }
     }
 }
 
@@ -750,6 +901,13 @@ async fn check(limiter: &Limiter, key: &str) -> bool {
 
 async fn acquire(limiter: &RateLimiter) -> bool {
     limiter.try_acquire(1, Duration::ZERO).await.expect("the server answers").is_allowed()
+}
+
+/// The command that counts in a window of an hour that opens with its first request.
+fn increx(key: &str) -> Cmd {
+    let mut command = redis::cmd("INCREX");
+    command.arg(key).arg(&["UBOUND", "1000000", "EX", "3600", "ENX"]);
+    command
 }
 
 /// Makes calls one after the other, and counts those that were admitted.

@@ -5,31 +5,42 @@
 --          the state that was found
 local function NAME(key, params, cost, max_wait, lifetime, grid, is_plain)
   local block -- see block.lua
-  -- Whether the fast path knows such requests; states replace this.
-  local is_common, holds = lifetime == 0, lifetime > 0
+  local is_common, holds, spends, reads = is_plain, lifetime > 0, true, true -- see each.lua
 -- STATE
-  local fast, write, change, reads, decided = nil, nil, nil, true, {}
-  local value, runs = '', {{count = 1, cost = cost, max_wait = 0}}
-  if is_plain and is_common then
+  local fast, write, drain, longest
+  local found, used, a, b, c, d, e
+  local is_held = false
+  is_denied = false
+  if is_common then
 -- PLAIN
-    value = reads and call('GETRANGE', key, '0', '-1') or ''
-    decided = {fast(key, value, runs)}
-  end
-  if is_plain and not decided[1] and (holds or string.byte(value, -1) == 72) then
-    fast = nil
+    local value = reads and call('GETRANGE', key, '0', '-1') or ''
+    local runs = {{count = 1, cost = cost, max_wait = 0}}
+    if not holds then
+      found, used, a, b, c, d, e = fast(key, value, runs, 0)
+    end
+    if not found and drain and (holds or string.byte(value, -1) == 72) then
+      local fast_held
+      do
 -- HELD
-    value = holds and call('GETRANGE', key, '0', '-1') or value
-    decided = fast and {fast(key, value, runs)} or decided
+      end
+      is_denied, is_held = false, true
+      found, used, a, b, c = fast_held(value, runs)
+    end
   end
-  if decided[1] then
-    return 0, decided[2] and 0 or 1, function(admitted)
-      if admitted then
-        local written, err = write(key, unpack(decided, 1, 7))
+  if found then
+    return 0, is_denied and 1 or 0, function(admitted)
+      if admitted and used then
+        local written, err
+        if is_held then
+          written, err = replace(key, a, b, c)
+        else
+          written, err = write(key, found, used, a, b, c, d, e)
+        end
         if not written then
           error(err or 'it was not stored', 0)
         end
       end
-      return decided[1]
+      return found
     end
   end
 

@@ -35,9 +35,9 @@ function put(state, expires)
   is_fresh = false
   if held then
     held.length = #state
-    if #held.slots > 0 then
-      state, expires = state .. packed_holds(#held.slots), held_until(expires)
-      held.count, held.changed = #held.slots, false
+    if held.slots[1] then
+      state, expires = state .. packed_holds(), held_until(expires)
+      held.count, held.changed = #held.slots / 2, false
     else
       held = nil
     end
@@ -57,7 +57,7 @@ function patch(from, bytes, expires)
   if held then
     from, expires = tonumber(from), expires and held_until(expires)
     if from + #bytes > held.length then -- the state grows
-      held.length, held.count = from + #bytes, math.max(held.count, #held.slots)
+      held.length, held.count = from + #bytes, math.max(held.count, #held.slots / 2)
       bytes, held.changed = bytes .. packed_holds(held.count), false
     end
   end

@@ -1,10 +1,10 @@
 -- Each: decides about requests to keys of one limiter, each by itself. Texts replace STATE, the
--- parameters of the algorithm; PLAIN and HELD, its fast paths for keys without and with holds,
--- which a line `HELD` parts in its file; and MODEL, its model to finish.lua. FAST is fast.lua, and
--- ERRORS errors.lua. What stands behind ENGINE in state.lua goes in front of the model.
--- Each part decides about the keys that it knows, and leaves the others to the next one. A call
--- ends where all are decided, and what stands behind that is not made: the functions of the engine
--- alone would take longer than most decisions.
+-- parameters of the algorithm; PLAIN, its fast path; and MODEL, its model to finish.lua. FAST is
+-- fast.lua, HELD is held.lua, and ERRORS errors.lua. What stands behind ENGINE in
+-- state.lua goes in front of the model.
+-- The fast paths decide about the keys that they know, and leave the others to the engine. The
+-- functions of each part are made where the first key needs them: those of the engine alone would
+-- take longer than most decisions.
 -- lifetime  before the items, to hold: {lifetime, grid}, doubles
 -- items  for each key the number of its runs, an integer of two bytes; then for each run {count},
 --        an integer of four bytes, and {cost, max_wait}, doubles: equal requests in a row. The last
@@ -19,9 +19,10 @@ local lifetime, grid = 0, 0
 if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
--- Whether the fast path knows such requests; states replace this.
-local holds = action == 'hold' or action == 'holds'
-local is_common = action == 'check' or action == 'peek'
+local holds = lifetime > 0 or action == 'holds'
+-- Whether the fast path knows such requests, whether units are spent, and whether values are read
+-- for the fast path; states replace this.
+local is_common, spends, reads = can_be_denied or holds, true, true
 -- `unknown` has the indexes of the keys that are not decided. By these, `asks` has what is asked,
 -- `errors` the error of the server if it rejected a write, and `pending` the entries of a leaky
 -- bucket, if only these are not stored yet.
@@ -39,13 +40,12 @@ local function with_verdict(state, runs)
   return {state, table.concat(verdict)}
 end
 
-local values, with_holds
 do
-  local fast, write, reads = nil, nil, true
+  local fast, write, drain, longest, fast_held
   if is_common then
 -- PLAIN
   end
-  values = is_common and reads and call('MGET', unpack(KEYS))
+  local values = is_common and reads and call('MGET', unpack(KEYS))
   local position, asked, last = 1, nil, #items
   if blocks or action == 'release' then
     -- One request, of no cost; its items are read where it begins.
@@ -71,11 +71,21 @@ do
     local found, used, a, b, c, d, e
     local written, err, entries
     if is_common then
-      local value = reads and values[i] or ''
-      found, used, a, b, c, d, e = fast(key, value, asked)
+      local value, is_held = values and values[i] or '', false
+      if not holds then
+        found, used, a, b, c, d, e = fast(key, value, asked, 0)
+      end
+      if not found and drain and (holds or string.byte(value, -1) == 72) then
+        if not fast_held then
+-- HELD
+        end
+        is_denied, is_held = false, true
+        found, used, a, b, c = fast_held(value, asked)
+      end
       written = found and (not used or action == 'peek')
-      with_holds = with_holds or not found and string.byte(value, -1) == 72
-      if found and not written then
+      if is_held and found and not written then
+        written, err = replace(key, a, b, c)
+      elseif found and not written then
         written, err, entries = write(key, found, used, a, b, c, d, e)
       end
     end
@@ -89,38 +99,6 @@ do
   end
 end
 if not unknown then
-  return reply
-end
-
--- The same beside holds, for an algorithm that has a fast path of them.
-if holds or with_holds then
-  local fast, write, change
--- HELD
-  if fast then
-    local left = {}
-    values = values or call('MGET', unpack(KEYS))
-    for _, i in ipairs(unknown) do
-      local asked, value = asks[i], values[i] or ''
-      key, is_denied = KEYS[i], false
-      local found, written, used, a, b, c, d
-      if action == 'holds' then
-        found, written, errors[i] = change(key, value, asked)
-      elseif not errors[i] then
-        found, used, a, b, c, d = fast(key, value, asked)
-        written = found and (not used or action == 'peek')
-        if found and not written then
-          written, errors[i] = write(key, found, used, a, b, c, d)
-        end
-      end
-      reply[i + 1] = found and is_denied and with_verdict(found, asked) or found
-      if not written then
-        left[#left + 1] = i
-      end
-    end
-    unknown = left
-  end
-end
-if #unknown == 0 then
   return reply
 end
 

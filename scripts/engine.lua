@@ -60,20 +60,20 @@ end
 -- that is stored then, their time stands still until the clock has caught up.
 local is_behind, has_stepped_back
 
--- Loads the state, and applies the slots that have ended.
+-- Loads the state, and applies the slots that have ended. Returns the skew of the slots.
 local function open_key()
   load()
+  local skew = held and held.slots[1] and skew_at() or 0
   is_behind = held and held.slots[1] and clock + held.skew < held.at
   has_stepped_back = commits and found and step_back()
   stale = has_stepped_back
-  local time = clock + (held and held.slots[1] and skew_at() or 0) -- of the slots
   if held and not blocks and expire_holds() then
     load()
   end
   if is_behind and held then
     touch()
   end
-  return time
+  return skew
 end
 
 -- Loads the state, and computes how long the request has to wait, and by how much that is too long.
@@ -83,8 +83,7 @@ local function plan()
   end
   open_key()
   if not first_held then
-    local slots = held and #held.slots or 0
-    first_held = slots > 0 and packed_holds(slots) or ''
+    first_held = held and held.slots[1] and packed_holds() or ''
   end
   plan_loaded()
 end

@@ -1,11 +1,14 @@
 -- Fast: what the fast paths of the algorithms have in common. A fast path decides about the most
 -- common requests as the engine does, and leaves the others to it without a write.
--- fast   takes the key, its value if `reads` is true, and its runs. Returns the state from which
---        the replies are computed, and, if units are granted, what is used then and further values
---        for `write`; nothing if the engine must decide.
+-- fast   takes the key, its value if that is read, its runs, and the units that are held. Returns
+--        the state from which the replies are computed; what is used then, if units are granted;
+--        and further values for `write`. Returns nothing if the engine must decide.
 -- write  takes the key and what `fast` has returned, and stores what is used. Returns whether that
---        was done; if not, the error of the server, or none if the engine must decide.
--- reads  is false if the fast path reads the keys itself.
+--        was done; if not, the error of the server, or none if the engine must decide. Without a
+--        key, it stores nothing, and returns the state and when that expires; also if no units
+--        are used.
+-- drain  for how long a unit counts, once it is spent; all units together for the `longest` time.
+--        An algorithm without it has no fast path beside holds (held.lua).
 
 local is_denied -- whether a request of the key at work is denied
 
@@ -41,9 +44,14 @@ local function done(reply)
   return reply
 end
 
--- Stores a state. If none was found, it is not done if the key holds another type of value.
+-- Stores a state, and deletes the key of an empty one. If none was found, it is not done if the key
+-- holds another type of value. Without a key, returns the state, or else the one that was found.
 local function replace(key, found, state, expires)
-  if found ~= '' then
+  if not key then
+    return state or found, expires
+  elseif state == '' then
+    return done(try('DEL', key))
+  elseif found ~= '' then
     return done(try('SET', key, state, 'PXAT', expire_at(expires)))
   end
   return done(try('SET', key, state, 'PXAT', expire_at(expires), 'NX'))

@@ -22,10 +22,8 @@ local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
 local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-forms = 'TQ'
-if string.byte(params) == 84 and (new_period ~= 1 or overdraft > 0) then
-  is_common, holds = false, false
-end
+local shapes = string.byte(params) == 76
+forms, reads = 'TQ', reads and not shapes
+is_common = is_common and (shapes or new_period == 1 and overdraft == 0)
 -- ENGINE
 local size, size_text = 44, '44'
-local shapes = string.byte(params) == 76

@@ -1,6 +1,5 @@
 -- Fast path of the leaky bucket: a state in the long form with the same rate, and no request that
 -- waits for another limit. It decides as the engine does. state.lua stands before this text.
-reads = false
 local SIZE, unit, lump, full = 44, new_unit, new_lump, limit * new_unit
 local at, debt, last -- of the key at work; the debt in parts
 local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 10 reservations
@@ -72,26 +71,19 @@ local function behind(value, newest, entries)
 end
 
 -- Stores the state, and what stands behind it, if that changes.
-local function put(key, tail, expires, old)
-  call('SETRANGE', key, '0', encode(old) .. tail)
+local function store(key, tail, value, entries, expires, old)
   local empty_at = now + math.ceil(debt / lump)
+  if not tail and #value ~= SIZE then
+    call('SET', key, encode(exponent), 'PXAT', expire_at(round_up(empty_at, grain)))
+    return
+  end
+  local packed = {encode(old), tail}
+  for _, entry in ipairs(entries) do
+    packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
+  end
+  call('SETRANGE', key, '0', table.concat(packed))
   if empty_at > expires then
     call('PEXPIREAT', key, expire_at(round_up(empty_at, 2 ^ old)))
-  end
-end
-
-local function store(key, tail, value, entries, expires, old)
-  if tail then
-    local packed = {tail}
-    for i, entry in ipairs(entries) do
-      packed[i + 1] = struct.pack('<dd', entry[1], entry[2])
-    end
-    put(key, table.concat(packed), expires, old)
-  elseif #value == SIZE then
-    put(key, '', expires, old)
-  else
-    local empty_at = now + math.ceil(debt / lump)
-    call('SET', key, encode(exponent), 'PXAT', expire_at(round_up(empty_at, grain)))
   end
 end
 

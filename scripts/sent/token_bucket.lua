@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line c4c8d884f2744e336c4027007c1628f08df540c3
+-- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
+-- EVALSHA names the text below this line 04ca8224cedbf50d53a2ad75d61e95f0dfb0f632
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -30,8 +30,8 @@ local lifetime, grid = 0, 0
 if action == 'hold' then
   lifetime, grid = struct.unpack('<dd', ARGV[3])
 end
-local holds = action == 'hold' or action == 'holds'
-local is_common = action == 'check' or action == 'peek'
+local holds = lifetime > 0 or action == 'holds'
+local is_common, spends, reads = can_be_denied or holds, true, true
 local reply, unknown, asks, errors, pending = {now, nil}, nil, nil, nil, nil
 
 local is_denied
@@ -65,7 +65,11 @@ local function done(reply)
 end
 
 local function replace(key, found, state, expires)
-  if found ~= '' then
+  if not key then
+    return state or found, expires
+  elseif state == '' then
+    return done(try('DEL', key))
+  elseif found ~= '' then
     return done(try('SET', key, state, 'PXAT', expire_at(expires)))
   end
   return done(try('SET', key, state, 'PXAT', expire_at(expires), 'NX'))
@@ -74,10 +78,9 @@ local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
 local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
   struct.unpack('<ddddddd', params, 2)
 local grain = 2 ^ exponent
-forms = 'TQ'
-if string.byte(params) == 84 and (new_period ~= 1 or overdraft > 0) then
-  is_common, holds = false, false
-end
+local shapes = string.byte(params) == 76
+forms, reads = 'TQ', reads and not shapes
+is_common = is_common and (shapes or new_period == 1 and overdraft == 0)
 
 local function with_verdict(state, runs)
   local verdict = {}
@@ -87,39 +90,41 @@ local function with_verdict(state, runs)
   return {state, table.concat(verdict)}
 end
 
-local values, with_holds
 do
-  local fast, write, reads = nil, nil, true
+  local fast, write, drain, longest, fast_held
   if is_common then
-function fast(_, found, runs)
-  local before, expires = 0, 0
+drain, longest = new_unit / new_lump, most
+
+function fast(_, found, runs, held)
+  local before, expires, old = 0, 0, exponent
   if #found == 26 and string.byte(found) == 84 then
     local _, at, debt, unit, lump, stored = struct.unpack(SHORT, found)
-    if unit ~= new_unit or lump ~= new_lump or now < at then
+    if unit ~= new_unit or lump ~= new_lump or now < at or stored > 63 then
       return
     end
-    before = math.max(debt - (now - at) * lump, 0)
+    before, old = math.max(debt - (now - at) * lump, 0), stored
     if stored == exponent then
       expires = round_up(at + math.ceil(debt / lump), grain)
     end
   elseif found ~= '' then
     return
   end
-  local debt = use(before, limit * new_unit, new_unit, runs)
-  if debt then
-    return found, debt > before and debt, expires
+  local debt = use(before, (limit - held) * new_unit, new_unit, runs)
+  if debt and (debt <= limit * new_unit or debt < 2 ^ 53 and debt / new_lump < most) then
+    return found, debt > before and debt, expires, before, old
   end
 end
 
-function write(key, found, debt, expires)
-  if now + debt / new_lump <= expires then
+function write(key, found, debt, expires, before, old)
+  if key and now + debt / new_lump <= expires then
     return done(try('SETRANGE', key, '1', struct.pack('<I7I7', now, debt)))
   end
-  local state = struct.pack(SHORT, 84, now, debt, new_unit, new_lump, exponent)
-  return replace(key, found, state, round_up(now + math.ceil(debt / new_lump), grain))
+  local state = debt and struct.pack(SHORT, 84, now, debt, new_unit, new_lump, exponent)
+  expires = round_up(now + math.ceil((debt or before) / new_lump), debt and grain or 2 ^ old)
+  return replace(key, found, state, expires)
 end
   end
-  values = is_common and reads and call('MGET', unpack(KEYS))
+  local values = is_common and reads and call('MGET', unpack(KEYS))
   local position, asked, last = 1, nil, #items
   if blocks or action == 'release' then
     asked, last = {{count = 1, max_wait = 0}}, 0
@@ -144,11 +149,185 @@ end
     local found, used, a, b, c, d, e
     local written, err, entries
     if is_common then
-      local value = reads and values[i] or ''
-      found, used, a, b, c, d, e = fast(key, value, asked)
+      local value, is_held = values and values[i] or '', false
+      if not holds then
+        found, used, a, b, c, d, e = fast(key, value, asked, 0)
+      end
+      if not found and drain and (holds or string.byte(value, -1) == 72) then
+        if not fast_held then
+local add_units, change_slots
+
+local function read_slots(value)
+  local count, mark = string.byte(value, -2, -1)
+  local first = math.max(#value - 24 - 14 * (count or 0), 0)
+  local letter, counts = string.byte(value, first, first + 1)
+  if first == 0 or count == 0 or letter ~= 72 or mark ~= 72 or counts % 16 ~= count then
+    return first
+  end
+  local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', value, first)
+  local slots, joined = {nil, nil}, 0
+  for i = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack('<I7I7', value, position)
+    if units > 0 then
+      slots[#slots + 1], slots[#slots + 2] = ends, units
+      joined = i == (counts - count) / 16 and ends or joined
+    end
+  end
+  return first, slots, epoch, at, skew, joined
+end
+
+local function pack_slots(slots, epoch, at, skew, joined, count)
+  local size, last = #slots, 0
+  while last < size and slots[last + 1] <= joined do
+    last = last + 2
+  end
+  count = math.max(count or 0, size / 2)
+  for i = size + 1, 2 * count do
+    slots[i] = 0
+  end
+  slots[2 * count + 1], slots[2 * count + 2] = count, 72
+  local form = count == 1 and '<BBI7I7I7I7I7BB'
+    or '<BBI7I7I7' .. string.rep('I7', 2 * count) .. 'BB'
+  local bytes = struct.pack(form, 72, count + 8 * last, epoch, at, skew, unpack(slots))
+  for i = #slots, size + 1, -1 do
+    slots[i] = nil
+  end
+  return bytes
+end
+
+local function total_of(slots)
+  local sum = 0
+  for i = 2, #slots, 2 do
+    sum = sum + slots[i]
+  end
+  return math.min(sum, 2 ^ 53)
+end
+
+if action == 'hold' or action == 'holds' then
+  function add_units(slots, ends, units, joined)
+    local i = #slots + 1
+    while i > 1 and slots[i - 2] >= ends do
+      i = i - 2
+    end
+    if slots[i] == ends then
+      slots[i + 1] = slots[i + 1] + units
+      return joined
+    end
+    table.insert(slots, i, units)
+    table.insert(slots, i, ends)
+    if #slots <= 18 then
+      return joined
+    end
+    local nearest = 1
+    for j = 3, 17, 2 do
+      if slots[j + 2] - slots[j] < slots[nearest + 2] - slots[nearest] then
+        nearest = j
+      end
+    end
+    table.remove(slots, nearest)
+    units = table.remove(slots, nearest)
+    slots[nearest + 1] = slots[nearest + 1] + units
+    return math.max(joined, slots[nearest])
+  end
+end
+
+if action == 'holds' then
+  function change_slots(changes, slots, epoch, skew, joined)
+    local ENDED, LOST, EXPIRED, RENEWED = 1, 2, 3, 4
+    local results, is_changed, spent, time = {}, false, 0, now + skew
+    for i, change in ipairs(changes) do
+      local of, ends, units, used, lifetime, grid = unpack(change, 1, 6)
+      local is_known, result, renewed = slots[1] and of == epoch, EXPIRED, 0
+      if is_known and ends > time then
+        local left, last, rest, still = {nil, nil}, math.max(ends, joined), units, 0
+        for j = 1, #slots, 2 do
+          local taken = slots[j] >= ends and slots[j] <= last and math.min(slots[j + 1], rest) or 0
+          rest = rest - taken
+          if slots[j + 1] > taken then
+            left[#left + 1], left[#left + 2] = slots[j], slots[j + 1] - taken
+            still = slots[j] <= joined and slots[j] or still
+          end
+        end
+        slots, joined, is_changed = left, still, true
+      end
+      if ends <= time then
+        spent = spent + (lifetime > 0 and 0 or math.max(used - units, 0))
+      elseif lifetime > 0 then
+        if not slots[1] and not is_known then
+          epoch, skew, joined = now, 0, 0
+        end
+        lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+        renewed = math.ceil((now + skew + lifetime) / grid) * grid
+        result, is_changed, joined = RENEWED, true, add_units(slots, renewed, units, joined)
+      else
+        result, spent = is_known and ENDED or LOST, spent + used
+      end
+      results[i] = struct.pack('<ddd', result, epoch, renewed)
+    end
+    return table.concat(results), is_changed, spent, slots, epoch, skew, joined
+  end
+end
+
+function fast_held(value, asked)
+  local first, slots, epoch, at, skew, joined = #value + 1, {nil, nil}, 0, 0, 0, 0
+  if string.byte(value, -1) == 72 then
+    first, slots, epoch, at, skew, joined = read_slots(value)
+    if not slots or now + skew < at or #value ~= first + 24 + 7 * #slots
+      or slots[1] <= now + skew and (spends or action == 'holds') then
+      return
+    end
+    while slots[1] and slots[1] <= now + skew do
+      table.remove(slots, 1)
+      table.remove(slots, 1)
+    end
+  end
+  local held, results, is_changed, spent = -math.huge, nil, false, nil
+  if action == 'holds' then
+    results, is_changed, spent, slots, epoch, skew, joined =
+      change_slots(asked, slots, epoch, skew, joined)
+    asked = {{count = 1, cost = spent, max_wait = 0}}
+  else
+    held = total_of(slots)
+  end
+  local state, used, a, b, c, d = fast(key, string.sub(value, 1, first - 1), asked, held)
+  if not state then
+    return
+  end
+  if lifetime > 0 then
+    local units = 0
+    for _, run in ipairs(asked) do
+      units = units + run.admitted * run.cost
+    end
+    if units > 0 then
+      if not slots[1] then
+        epoch, skew, joined = now, 0, 0
+      end
+      joined = add_units(slots, math.ceil((now + skew + lifetime) / grid) * grid, units, joined)
+    end
+    used, is_changed = false, units > 0
+  end
+  results = results or string.sub(value, first) .. state
+  if not used and not is_changed then
+    return results
+  end
+  at = is_changed and now + skew or at
+  local new, expires = write(nil, state, used, a, b, c, d)
+  if slots[1] then
+    new = new .. pack_slots(slots, epoch, at, skew, joined)
+    expires = math.max(expires, slots[#slots - 1] - skew)
+      + math.min(total_of(slots) * drain + 1, longest)
+  end
+  return results, true, value, new, expires
+end
+        end
+        is_denied, is_held = false, true
+        found, used, a, b, c = fast_held(value, asked)
+      end
       written = found and (not used or action == 'peek')
-      with_holds = with_holds or not found and string.byte(value, -1) == 72
-      if found and not written then
+      if is_held and found and not written then
+        written, err = replace(key, a, b, c)
+      elseif found and not written then
         written, err, entries = write(key, found, used, a, b, c, d, e)
       end
     end
@@ -162,238 +341,6 @@ end
   end
 end
 if not unknown then
-  return reply
-end
-
-if holds or with_holds then
-  local fast, write, change
-
-local function open_held(value)
-  if value == '' then
-    return '', {}, 0, 0, 0, 0, 0
-  end
-  local count, mark = string.byte(value, -2, -1)
-  local first = #value - 24 - 14 * (count or 0)
-  local letter, counts = string.byte(value, math.max(first, 1), first + 1)
-  if first < 1 or letter ~= 72 or mark ~= 72 or counts % 16 ~= count then
-    return
-  end
-  local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', value, first)
-  if now + skew < at then
-    return
-  end
-  local slots, sum, joined, has_ended = {}, 0, 0, false
-  for i = 1, count do
-    local ends, units
-    ends, units, position = struct.unpack('<I7I7', value, position)
-    if units > 0 and ends > now + skew then
-      if sum == 0 then
-        slots = {ends, units}
-      else
-        slots[#slots + 1], slots[#slots + 2] = ends, units
-      end
-      sum = sum + units
-      joined = i == (counts - count) / 16 and ends or joined
-    else
-      has_ended = has_ended or units > 0
-    end
-  end
-  return string.sub(value, 1, first - 1), slots, sum, epoch, at, skew, joined, has_ended
-end
-
-local function with_held(state, slots, epoch, at, skew, joined)
-  local count, last = #slots / 2, 0
-  if count == 1 then
-    local ends, units = slots[1], slots[2]
-    last = ends <= joined and 1 or 0
-    return state .. struct.pack('<BBI7I7I7I7I7BB', 72, 1 + 16 * last, epoch, at, skew, ends, units,
-      1, 72)
-  end
-  while last < count and slots[2 * last + 1] <= joined do
-    last = last + 1
-  end
-  local form = '<BBI7I7I7' .. string.rep('I7', #slots) .. 'BB'
-  slots[#slots + 1], slots[#slots + 2] = count, 72
-  return state .. struct.pack(form, 72, count + 16 * last, epoch, at, skew, unpack(slots))
-end
-
-local function add(slots, ends, units)
-  local i, last = 1, #slots
-  if last == 0 or slots[last - 1] < ends then
-    slots[last + 1], slots[last + 2] = ends, units
-    return last < 18
-  end
-  while slots[i] and slots[i] < ends do
-    i = i + 2
-  end
-  if slots[i] == ends then
-    slots[i + 1] = slots[i + 1] + units
-  else
-    table.insert(slots, i, units)
-    table.insert(slots, i, ends)
-  end
-  return #slots <= 18
-end
-
-local function take(slots, ends, units, joined)
-  local left, last, still = {}, math.max(ends, joined), 0
-  for i = 1, #slots, 2 do
-    local of_slot = slots[i + 1]
-    if slots[i] >= ends and slots[i] <= last then
-      local taken = math.min(of_slot, units)
-      of_slot, units = of_slot - taken, units - taken
-    end
-    if of_slot > 0 then
-      left[#left + 1], left[#left + 2] = slots[i], of_slot
-      still = slots[i] <= joined and slots[i] or still
-    end
-  end
-  return left, still
-end
-
-local function change_slots(changes, slots, epoch, skew, joined)
-  local results, is_changed, spent, time = {}, false, 0, now + skew
-  for j, change in ipairs(changes) do
-    local of, ends, units, used, life, grid = unpack(change, 1, 6)
-    local is_known, result, renewed, over = #slots > 0 and of == epoch, 3, 0, 0
-    if ends <= time then
-      over = life > 0 and 0 or math.max(used - units, 0)
-    else
-      if is_known then
-        slots, joined = take(slots, ends, units, joined)
-        is_changed = true
-      end
-      if life > 0 then
-        if #slots == 0 and not is_known then
-          epoch, skew, joined = now, 0, 0
-        end
-        life = is_known and math.max(life, ends - time) or life
-        renewed = math.ceil((now + skew + life) / grid) * grid
-        result, is_changed = 4, true
-        if not add(slots, renewed, units) then
-          return
-        end
-      else
-        result, over = is_known and 1 or 2, used
-      end
-    end
-    spent = spent + over
-    results[j] = struct.pack('<ddd', result, epoch, renewed)
-  end
-  return table.concat(results), is_changed, spent, slots, epoch, skew, joined
-end
-local unit, lump = new_unit, new_lump
-local state, slots, sum, epoch, at, skew, joined
-
-local function read(found)
-  local last, has_ended = string.byte(found, -1), nil
-  if not last or last == 72 then
-    state, slots, sum, epoch, at, skew, joined, has_ended = open_held(found)
-  else
-    state, slots, sum, epoch, at, skew, joined = found, {}, 0, 0, 0, 0, 0
-  end
-  if not state or has_ended or last == 72 and #found ~= #state + 25 + 7 * #slots then
-    return
-  elseif state == '' then
-    return 0, grain
-  elseif #state == 26 and string.byte(state) == 84 then
-    local _, at, debt, other_unit, other_lump, exponent = struct.unpack(SHORT, state)
-    if other_unit == unit and other_lump == lump and now >= at and exponent < 64 then
-      return math.max(debt - (now - at) * lump, 0), 2 ^ exponent
-    end
-  end
-end
-
-local function store(key, found, before, grain, debt)
-  local expires = round_up(now + math.ceil((debt or before) / lump), grain)
-  state = debt and struct.pack(SHORT, 84, now, debt, unit, lump, exponent) or state
-  if #slots == 0 then
-    return replace(key, found, state, expires)
-  end
-  local held = 0
-  for i = 2, #slots, 2 do
-    held = held + slots[i] * unit
-  end
-  if held >= 2 ^ 53 then
-    return false
-  end
-  expires = math.max(expires, slots[#slots - 1] - skew) + math.min(math.ceil(held / lump), most)
-  return replace(key, found, with_held(state, slots, epoch, at, skew, joined), expires)
-end
-
-function fast(_, found, runs)
-  local before, other = read(found)
-  local used = before and use(before, limit * unit - sum * unit, unit, runs)
-  if not used then
-    return
-  end
-  found = string.sub(found, #state + 1) .. state
-  if used > before and lifetime > 0 then
-    if #slots == 0 then
-      epoch, skew, joined = now, 0, 0
-    end
-    at = now + skew
-    if not add(slots, math.ceil((at + lifetime) / grid) * grid, (used - before) / unit) then
-      return
-    end
-  end
-  return found, used > before and used, before, other
-end
-
-function write(key, found, used, before, other)
-  if lifetime > 0 then
-    return store(key, found, before, other)
-  end
-  return store(key, found, before, grain, used)
-end
-
-function change(key, found, changes)
-  local before, other = read(found)
-  if not before then
-    return
-  end
-  local results, is_changed, spent
-  results, is_changed, spent, slots, epoch, skew, joined =
-    change_slots(changes, slots, epoch, skew, joined)
-  local debt = before + (spent or 0) * unit
-  if not results or debt >= 2 ^ 53 or debt / lump >= most then
-    return
-  elseif not is_changed and spent == 0 then
-    return results, true
-  end
-  at = is_changed and now + skew or at
-  if spent > 0 then
-    return results, store(key, found, before, grain, debt)
-  elseif state == '' and #slots == 0 then
-    return results, done(try('DEL', key))
-  end
-  return results, store(key, found, before, other)
-end
-  if fast then
-    local left = {}
-    values = values or call('MGET', unpack(KEYS))
-    for _, i in ipairs(unknown) do
-      local asked, value = asks[i], values[i] or ''
-      key, is_denied = KEYS[i], false
-      local found, written, used, a, b, c, d
-      if action == 'holds' then
-        found, written, errors[i] = change(key, value, asked)
-      elseif not errors[i] then
-        found, used, a, b, c, d = fast(key, value, asked)
-        written = found and (not used or action == 'peek')
-        if found and not written then
-          written, errors[i] = write(key, found, used, a, b, c, d)
-        end
-      end
-      reply[i + 1] = found and is_denied and with_verdict(found, asked) or found
-      if not written then
-        left[#left + 1] = i
-      end
-    end
-    unknown = left
-  end
-end
-if #unknown == 0 then
   return reply
 end
 
@@ -429,7 +376,6 @@ end
 local function make_engine()
   local cost, max_wait
 local size, size_text = 44, '44'
-local shapes = string.byte(params) == 76
 local wait, too_long
 local initial, encode, step_back, advance, adopt, earliest, commit, reset_after, drain
 local decode, expiry, refund, fits_beside, size_of
@@ -475,17 +421,17 @@ local is_behind, has_stepped_back
 
 local function open_key()
   load()
+  local skew = held and held.slots[1] and skew_at() or 0
   is_behind = held and held.slots[1] and clock + held.skew < held.at
   has_stepped_back = commits and found and step_back()
   stale = has_stepped_back
-  local time = clock + (held and held.slots[1] and skew_at() or 0)
   if held and not blocks and expire_holds() then
     load()
   end
   if is_behind and held then
     touch()
   end
-  return time
+  return skew
 end
 
 local function plan()
@@ -494,8 +440,7 @@ local function plan()
   end
   open_key()
   if not first_held then
-    local slots = held and #held.slots or 0
-    first_held = slots > 0 and packed_holds(slots) or ''
+    first_held = held and held.slots[1] and packed_holds() or ''
   end
   plan_loaded()
 end
@@ -531,9 +476,9 @@ function put(state, expires)
   is_fresh = false
   if held then
     held.length = #state
-    if #held.slots > 0 then
-      state, expires = state .. packed_holds(#held.slots), held_until(expires)
-      held.count, held.changed = #held.slots, false
+    if held.slots[1] then
+      state, expires = state .. packed_holds(), held_until(expires)
+      held.count, held.changed = #held.slots / 2, false
     else
       held = nil
     end
@@ -552,7 +497,7 @@ function patch(from, bytes, expires)
   if held then
     from, expires = tonumber(from), expires and held_until(expires)
     if from + #bytes > held.length then
-      held.length, held.count = from + #bytes, math.max(held.count, #held.slots)
+      held.length, held.count = from + #bytes, math.max(held.count, #held.slots / 2)
       bytes, held.changed = bytes .. packed_holds(held.count), false
     end
   end
@@ -1066,52 +1011,138 @@ function make_holding()
   if hold then
     return
   end
-  local HEAD, SLOT, MAX_SLOTS = '<BBI7I7I7', '<I7I7', 9
-  local HELD_SIZE, SLOT_SIZE = 25, 14
+local add_units, change_slots
+
+local function read_slots(value)
+  local count, mark = string.byte(value, -2, -1)
+  local first = math.max(#value - 24 - 14 * (count or 0), 0)
+  local letter, counts = string.byte(value, first, first + 1)
+  if first == 0 or count == 0 or letter ~= 72 or mark ~= 72 or counts % 16 ~= count then
+    return first
+  end
+  local _, _, epoch, at, skew, position = struct.unpack('<BBI7I7I7', value, first)
+  local slots, joined = {nil, nil}, 0
+  for i = 1, count do
+    local ends, units
+    ends, units, position = struct.unpack('<I7I7', value, position)
+    if units > 0 then
+      slots[#slots + 1], slots[#slots + 2] = ends, units
+      joined = i == (counts - count) / 16 and ends or joined
+    end
+  end
+  return first, slots, epoch, at, skew, joined
+end
+
+local function pack_slots(slots, epoch, at, skew, joined, count)
+  local size, last = #slots, 0
+  while last < size and slots[last + 1] <= joined do
+    last = last + 2
+  end
+  count = math.max(count or 0, size / 2)
+  for i = size + 1, 2 * count do
+    slots[i] = 0
+  end
+  slots[2 * count + 1], slots[2 * count + 2] = count, 72
+  local form = count == 1 and '<BBI7I7I7I7I7BB'
+    or '<BBI7I7I7' .. string.rep('I7', 2 * count) .. 'BB'
+  local bytes = struct.pack(form, 72, count + 8 * last, epoch, at, skew, unpack(slots))
+  for i = #slots, size + 1, -1 do
+    slots[i] = nil
+  end
+  return bytes
+end
+
+local function total_of(slots)
+  local sum = 0
+  for i = 2, #slots, 2 do
+    sum = sum + slots[i]
+  end
+  return math.min(sum, 2 ^ 53)
+end
+
+if action == 'hold' or action == 'holds' then
+  function add_units(slots, ends, units, joined)
+    local i = #slots + 1
+    while i > 1 and slots[i - 2] >= ends do
+      i = i - 2
+    end
+    if slots[i] == ends then
+      slots[i + 1] = slots[i + 1] + units
+      return joined
+    end
+    table.insert(slots, i, units)
+    table.insert(slots, i, ends)
+    if #slots <= 18 then
+      return joined
+    end
+    local nearest = 1
+    for j = 3, 17, 2 do
+      if slots[j + 2] - slots[j] < slots[nearest + 2] - slots[nearest] then
+        nearest = j
+      end
+    end
+    table.remove(slots, nearest)
+    units = table.remove(slots, nearest)
+    slots[nearest + 1] = slots[nearest + 1] + units
+    return math.max(joined, slots[nearest])
+  end
+end
+
+if action == 'holds' then
+  function change_slots(changes, slots, epoch, skew, joined)
+    local ENDED, LOST, EXPIRED, RENEWED = 1, 2, 3, 4
+    local results, is_changed, spent, time = {}, false, 0, now + skew
+    for i, change in ipairs(changes) do
+      local of, ends, units, used, lifetime, grid = unpack(change, 1, 6)
+      local is_known, result, renewed = slots[1] and of == epoch, EXPIRED, 0
+      if is_known and ends > time then
+        local left, last, rest, still = {nil, nil}, math.max(ends, joined), units, 0
+        for j = 1, #slots, 2 do
+          local taken = slots[j] >= ends and slots[j] <= last and math.min(slots[j + 1], rest) or 0
+          rest = rest - taken
+          if slots[j + 1] > taken then
+            left[#left + 1], left[#left + 2] = slots[j], slots[j + 1] - taken
+            still = slots[j] <= joined and slots[j] or still
+          end
+        end
+        slots, joined, is_changed = left, still, true
+      end
+      if ends <= time then
+        spent = spent + (lifetime > 0 and 0 or math.max(used - units, 0))
+      elseif lifetime > 0 then
+        if not slots[1] and not is_known then
+          epoch, skew, joined = now, 0, 0
+        end
+        lifetime = is_known and math.max(lifetime, ends - time) or lifetime
+        renewed = math.ceil((now + skew + lifetime) / grid) * grid
+        result, is_changed, joined = RENEWED, true, add_units(slots, renewed, units, joined)
+      else
+        result, spent = is_known and ENDED or LOST, spent + used
+      end
+      results[i] = struct.pack('<ddd', result, epoch, renewed)
+    end
+    return table.concat(results), is_changed, spent, slots, epoch, skew, joined
+  end
+end
 
   function held_total()
-    local sum = 0
-    for _, slot in ipairs(held.slots) do
-      sum = sum + slot.units
-    end
-    return math.min(sum, 2 ^ 53)
+    return total_of(held.slots)
   end
 
   function packed_holds(count)
-    local slots = held.slots
-    local parts, joined = {}, 0
-    for i = 1, count do
-      local slot = slots[i]
-      joined = slot and slot.ends <= held.joined and i or joined
-      parts[i + 1] = struct.pack(SLOT, slot and slot.ends or 0, slot and slot.units or 0)
-    end
-    parts[1] = struct.pack(HEAD, 72, count + 16 * joined, held.epoch, held.at, held.skew)
-    return table.concat(parts) .. struct.pack('<BB', count, 72)
+    return pack_slots(held.slots, held.epoch, held.at, held.skew, held.joined, count)
   end
 
   function open_holds(tail, first)
-    local count = string.byte(tail, -2) or 0
-    local size = HELD_SIZE + SLOT_SIZE * count
-    local position, _, counts, epoch, at, skew = math.max(#tail - size + 1, 0)
-    if count < 1 or position == 0 or string.byte(tail, position) ~= 72
-      or string.byte(tail, position + 1) % 16 ~= count then
+    local position, slots, epoch, at, skew, joined = read_slots(tail)
+    if not slots then
       fail(key, first .. string.sub(tail, position, position))
     end
-    _, counts, epoch, at, skew, position = struct.unpack(HEAD, tail, position)
-    local slots = {}
-    for _ = 1, count do
-      local ends, units
-      ends, units, position = struct.unpack(SLOT, tail, position)
-      if units > 0 then
-        slots[#slots + 1] = {ends = ends, units = units}
-      end
-    end
     local is_all = #tail < 151
-    local before = (is_all and #tail or state_length()) - size
-    held = {slots = slots, epoch = epoch, at = at, skew = skew, count = count, length = before}
-    local last = slots[(counts - count) / 16]
-    held.joined = last and last.ends or 0
-    return is_all and string.sub(tail, 1, before)
+    local length = (is_all and 0 or state_length() - #tail) + position - 1
+    held = {slots = slots, epoch = epoch, at = at, skew = skew, joined = joined,
+      count = string.byte(tail, -2), length = length}
+    return is_all and string.sub(tail, 1, length)
   end
 
   function inside(from, to)
@@ -1129,62 +1160,25 @@ function make_holding()
     held.at, held.changed = clock + held.skew, true
   end
 
-  local function add_slot(ends, units)
-    local slots, i = held.slots, 1
-    while slots[i] and slots[i].ends < ends do
-      i = i + 1
-    end
-    if slots[i] and slots[i].ends == ends then
-      slots[i].units = slots[i].units + units
-    else
-      table.insert(slots, i, {ends = ends, units = units})
-    end
-    if #slots > MAX_SLOTS then
-      local nearest = 1
-      for j = 2, MAX_SLOTS do
-        if slots[j + 1].ends - slots[j].ends < slots[nearest + 1].ends - slots[nearest].ends then
-          nearest = j
-        end
-      end
-      local joined = table.remove(slots, nearest)
-      slots[nearest].units = slots[nearest].units + joined.units
-      held.joined = math.max(held.joined, slots[nearest].ends)
-    end
+  local function held_or_none()
+    local state = not held and whole()
+    return held or {slots = {}, epoch = 0, at = 0, skew = 0, joined = 0, count = 0,
+      length = state and #state or state_length()}
   end
 
-  function hold(units, lifetime, grid, is_known)
-    if not held then
-      local state = whole()
-      held = {slots = {}, count = 0, length = state and #state or state_length()}
-    end
-    if #held.slots == 0 and not is_known then
+  function hold(units, lifetime, grid)
+    held = held_or_none()
+    if not held.slots[1] then
       held.epoch, held.at, held.skew, held.joined = clock, clock, 0, 0
     end
     touch()
     local ends = math.ceil((held.at + lifetime) / grid) * grid
-    add_slot(ends, units)
-    return ends
-  end
-
-  local function take(ends, units)
-    touch()
-    local left, last, joined = {}, math.max(ends, held.joined), 0
-    for _, slot in ipairs(held.slots) do
-      if slot.ends >= ends and slot.ends <= last then
-        local taken = math.min(slot.units, units)
-        slot.units, units = slot.units - taken, units - taken
-      end
-      if slot.units > 0 then
-        left[#left + 1] = slot
-        joined = slot.ends <= held.joined and slot.ends or joined
-      end
-    end
-    held.slots, held.joined = left, joined
+    held.joined = add_units(held.slots, ends, units, held.joined)
   end
 
   function held_until(expires)
     local slots = held.slots
-    local last = slots[1] and slots[#slots].ends - skew_at() or 0
+    local last = slots[1] and slots[#slots - 1] - skew_at() or 0
     return math.max(expires or clock, last) + drain(held_total())
   end
 
@@ -1201,22 +1195,26 @@ function make_holding()
 
   function expire_holds()
     local time = clock + skew_at()
-    local first = held.slots[1]
-    if not first or first.ends > time then
+    local function next_end()
+      local first = held and held.slots[1]
+      return first and first <= time and table.remove(held.slots, 1)
+    end
+    local ends = next_end()
+    if not ends then
       return false
     end
     block = block or {ends = 0, state = call('GETRANGE', key, '0', '-1')}
     touch()
-    while first and first.ends <= time do
-      table.remove(held.slots, 1)
-      held.changed, held.joined = true, first.ends < held.joined and held.joined or 0
-      spend_at(first.ends - held.skew, first.units)
-      first = held and held.slots[1]
+    while ends do
+      local units = table.remove(held.slots, 1)
+      held.changed, held.joined = true, ends < held.joined and held.joined or 0
+      spend_at(ends - held.skew, units)
+      ends = next_end()
     end
     if held and held.changed then
       local state = get('0', '-1')
-      held.count, held.changed = #held.slots, false
-      block.state = state .. (#held.slots > 0 and packed_holds(#held.slots) or '')
+      held.count, held.changed = #held.slots / 2, false
+      block.state = state .. (held.slots[1] and packed_holds() or '')
     end
     forget()
     return true
@@ -1228,9 +1226,8 @@ function make_holding()
       put(state or get('0', '-1'), expires)
       return
     end
-    local count = math.max(held.count, #slots)
-    local bytes = packed_holds(count)
-    held.count, held.changed = count, false
+    held.count, held.changed = math.max(held.count, #slots / 2), false
+    local bytes = packed_holds(held.count)
     expires = held_until(expires)
     if block then
       block.state = string.sub(block.state, 1, held.length) .. bytes
@@ -1241,30 +1238,14 @@ function make_holding()
     call('PEXPIREAT', key, expire_at(expires))
   end
 
-  local ENDED, LOST, EXPIRED, RENEWED = 1, 2, 3, 4
-
-  local function change_hold(time, epoch, ends, units, used, lifetime, grid)
-    local has_expired = ends <= time
-    local is_known = held and #held.slots > 0 and held.epoch == epoch
-    if is_known and not has_expired then
-      take(ends, units)
-    end
-    if has_expired then
-      return EXPIRED, 0, lifetime > 0 and 0 or math.max(used - units, 0)
-    elseif lifetime > 0 then
-      lifetime = is_known and math.max(lifetime, ends - time) or lifetime
-      return RENEWED, hold(units, lifetime, grid, is_known), 0
-    end
-    return is_known and ENDED or LOST, 0, used
-  end
-
   function change_holds(changes)
-    local time = open_key()
-    local results, spent = {}, 0
-    for i, change in ipairs(changes) do
-      local result, ends, units = change_hold(time, unpack(change, 1, 6))
-      results[i] = struct.pack('<ddd', result, held and held.epoch or 0, ends)
-      spent = spent + units
+    local skew = open_key()
+    local changed, results, is_changed, spent = held_or_none(), nil, nil, nil
+    results, is_changed, spent, changed.slots, changed.epoch, changed.skew, changed.joined =
+      change_slots(changes, changed.slots, changed.epoch, skew, changed.joined)
+    if is_changed then
+      held = changed
+      held.at, held.changed = clock + held.skew, true
     end
     if spent > 0 then
       spend_at(now, spent)
@@ -1281,7 +1262,7 @@ function make_holding()
     if block then
       close_block()
     end
-    return table.concat(results)
+    return results
   end
 end
 local finish

@@ -1,7 +1,6 @@
 -- Fast path of the sliding log: checks that do not wait, and a log with the same window, by the
 -- same clock, and without reservations. It decides as the engine does, from the newest and the
 -- oldest entries. state.lua stands before this text.
-reads = false
 
 -- Reads the foot, and the newest entries. Returns the value from its first entry in it on; none if
 -- the engine must decide.

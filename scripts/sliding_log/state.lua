@@ -10,7 +10,7 @@
 --         at most the window
 -- `at` is the time of the log: that of the clock, and `skew`, which keeps it from following a clock
 -- that stepped back.
-forms = 'SZ'
+is_common, reads, forms = is_common and not holds, false, 'SZ'
 local limit, new_window, exponent = struct.unpack('<ddd', params, 2)
 local MAX_SUM, NARROW, WIDE = 2 ^ 52, 83, 90
 local NARROW_ENTRY, NARROW_SIZE = '<I7I4', 11

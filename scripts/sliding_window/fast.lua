@@ -1,5 +1,7 @@
 -- Fast path of the sliding window: checks that do not wait, and a state with the same sub-windows
 -- and without reservations. It decides as the engine does. state.lua stands before this text.
+longest = math.ceil((buckets + 1) * window / buckets)
+drain = longest
 
 local function count_at(found, i)
   return (struct.unpack(ONE_COUNT, found, STATE_SIZE + COUNT_SIZE * (i - 1) + 1))
@@ -47,8 +49,11 @@ local function weight(slot, oldest)
 end
 
 function write(key, found, sum, slot, by, granted)
+  if not sum then
+    return replace(key, found, nil, by > buckets and now or opening(slot - by + buckets + 1))
+  end
   local newest = by == 0 and count_at(found, 1) + granted or granted
-  if newest > granted and slot < buckets then -- the expiry stays
+  if key and newest > granted and slot < buckets then -- the expiry stays
     return done(try('SETRANGE', key, '16', struct.pack(NEWEST, now, now, sum, newest)))
   end
   local cycles = math.floor(slot / buckets) -- `start` moves by whole windows
@@ -64,7 +69,7 @@ function write(key, found, sum, slot, by, granted)
   return replace(key, found, state, opening(slot + buckets + 1))
 end
 
-function fast(_, found, runs)
+function fast(_, found, runs, held)
   local sum, slot, by = read(found)
   if not sum then
     return
@@ -74,8 +79,8 @@ function fast(_, found, runs)
     use_form(usual_form)
     parts, length, start, slot, by = buckets, window, now, 0, buckets + 1
   end
-  local used = use(inside, limit - weight(slot, oldest), 1, runs)
-  if used and (used <= MAX_NARROW or form == WIDE) then
+  local used = use(inside, limit - held - weight(slot, oldest), 1, runs)
+  if used and (used <= MAX_NARROW or form == WIDE and used < MAX_COUNT) then
     return found, used > inside and used, slot, by, used - inside
   end
 end

@@ -20,6 +20,7 @@ pub fn program() -> OsString {
 
 /// A server, which ends when this is dropped.
 pub struct RedisServer {
+    program: OsString,
     process: Option<Child>,
     folder: TempDir,
     settings: Vec<String>,
@@ -32,9 +33,13 @@ impl RedisServer {
 
     /// Starts a server with settings as on its command line, such as `["--port", "7000"]`.
     pub fn start_with(settings: &[&str]) -> Self {
+        Self::start_program(program(), settings)
+    }
+
+    pub fn start_program(program: OsString, settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the server");
         let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
-        let mut server = Self { process: None, folder, settings };
+        let mut server = Self { program, process: None, folder, settings };
         server.restart();
         server
     }
@@ -53,7 +58,7 @@ impl RedisServer {
 
     /// Restarts the server after `kill`, without its data unless its settings keep them.
     pub fn restart(&mut self) {
-        let process = Command::new(program())
+        let process = Command::new(&self.program)
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
             .arg(self.socket())
             .arg("--dir")
@@ -62,7 +67,10 @@ impl RedisServer {
             .stdout(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| {
-                panic!("{} must be installed (`make test` does it): {error}", program().display())
+                panic!(
+                    "{} must be installed (`make test` does it): {error}",
+                    self.program.display()
+                )
             });
         self.process = Some(process);
         let start = Instant::now();

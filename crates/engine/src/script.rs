@@ -13,6 +13,7 @@ pub use crate::script_text::{assert_written, write};
 
 const PRELUDE: &str = include_str!("../scripts/prelude.lua");
 const FAST: &str = include_str!("../scripts/fast.lua");
+const SLOTS: &str = include_str!("../scripts/slots.lua");
 const HELD: &str = include_str!("../scripts/held.lua");
 const ERRORS: &str = include_str!("../scripts/errors.lua");
 const EACH: &str = include_str!("../scripts/each.lua");
@@ -57,9 +58,8 @@ fn compose(text: &str, source: &ScriptSource) -> String {
     let (state, of_engine) = source.state.split_once("-- ENGINE\n").unwrap_or((source.state, ""));
     let model = [of_engine, source.model].concat();
     let text = text.replace("-- STATE\n", state).replace("-- MODEL\n", &model);
-    let (plain, held) = source.fast.split_once("-- HELD\n").unwrap_or((source.fast, ""));
-    let held = if held.is_empty() { String::new() } else { [HELD, held].concat() };
-    text.replace("-- PLAIN\n", plain).replace("-- HELD\n", &held)
+    let text = text.replace("-- PLAIN\n", source.fast).replace("-- HELD\n", HELD);
+    text.replace("-- SLOTS\n", SLOTS)
 }
 
 /// Takes each argument of a command in its order.
@@ -532,8 +532,7 @@ mod tests {
         let own = |file: &str| format!("{folder}/{file}.lua");
         let storage = if is_log { own("log") } else { "reservations.lua".into() };
         let own_fast = format!("{}/fast.lua", source.name);
-        let held = source.fast.contains("-- HELD\n").then(|| "held.lua".into());
-        let fast = ["fast.lua".into(), own_fast].into_iter().chain(held);
+        let fast = ["fast.lua".into(), own_fast, "held.lua".into(), "slots.lua".into()];
         let shared = ["holding.lua", "finish.lua"].map(String::from);
         let model = ["errors.lua".into(), "engine.lua".into(), "block.lua".into(), own("model")];
         iter::once(own("state")).chain(fast).chain(model).chain([storage]).chain(shared).collect()

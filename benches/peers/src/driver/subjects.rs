@@ -96,6 +96,16 @@ const OTHERS: &[Subject] = &[
         lacks: "limits nothing",
     },
     Subject {
+        id: "increx",
+        label: "`INCREX`",
+        kind: FIXED_WINDOW,
+        program: Program::Rust("incr"),
+        variant: "increx",
+        algorithm: "fixed window",
+        lacks: "only Redis 8.8 and Valkey 9.2 have it; no time to retry, no waiting, no several \
+                limits at once",
+    },
+    Subject {
         id: "tower-rate-limit-redis",
         label: "tower-rate-limit-redis 1.0",
         kind: TOKEN_BUCKET,
