@@ -15,22 +15,18 @@ mod names;
 #[cfg(feature = "redis")]
 #[cfg_attr(not(feature = "redisson"), allow(dead_code, reason = "runs commands of other formats"))]
 mod redis;
+mod request;
 #[cfg(feature = "redis")]
 mod tally;
 mod turns;
 
-#[cfg(feature = "redis")]
-use std::task::ready;
 use std::{
     fmt, future, mem,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
     time::{self, Duration},
 };
 
-#[cfg(feature = "redis")]
-use tokio::task::coop;
 use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
@@ -48,6 +44,7 @@ pub(crate) use self::{
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
+    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
 };
 pub use self::{
@@ -56,12 +53,11 @@ pub use self::{
     memory::{MemoryStore, WhenFull},
 };
 use crate::{
-    algorithm::{Action, Algorithm, EngineRequest, Params, Release, units},
-    decision::{Decision, Limit, Outcome, Policy},
-    error::{ConfigError, Error},
+    algorithm::{Action, Release},
+    decision::{Decision, Outcome},
+    error::Error,
     keys::Key,
     observe::{Event, Observer, Observers, log},
-    quota::Quota,
 };
 pub use crate::{
     decision::{KeyState, Source},
@@ -448,256 +444,6 @@ impl AnyStore {
         match self {
             Self::Memory(store) => store,
             Self::Dyn(store) => &**store,
-        }
-    }
-}
-
-/// The settings of a limiter, as a store needs them.
-#[derive(Debug)]
-pub struct Settings {
-    pub(crate) name: &'static str,
-    pub(crate) algorithm: Algorithm,
-    pub(crate) quota: Quota,
-    pub(crate) params: Params,
-    /// What decisions say of the settings.
-    pub(crate) limit: &'static Limit,
-    own_quota: Option<Quota>,
-    pub(crate) source: Source,
-}
-
-impl Settings {
-    /// Returns settings with parameters of the algorithm and the quota.
-    pub(crate) fn new(
-        name: &'static str,
-        algorithm: Algorithm,
-        quota: Quota,
-        params: Params,
-        source: Source,
-    ) -> Self {
-        let limit = Limit::of(name, quota);
-        let own_quota = limit.other(&quota).copied();
-        Self { name, algorithm, quota, params, limit, own_quota, source }
-    }
-
-    /// Returns settings of the same limiter with another algorithm and quota.
-    pub(crate) fn changed(&self, algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
-        let params = Params::new(algorithm, quota)?;
-        Ok(Self::new(self.name, algorithm, quota, params, self.source))
-    }
-
-    #[inline]
-    pub(crate) fn policy(&self, cost: u64) -> Policy<'_> {
-        let Self { limit, source, .. } = *self;
-        let (algorithm, own_quota) = (Some(self.params.kind()), self.own_quota.as_ref());
-        Policy { limit, algorithm, own_quota, cost, source }
-    }
-}
-
-/// A request to one limit, or to several, which admit it all or none.
-///
-/// It borrows: a decision in memory copies no key, and counts no reference to settings that all
-/// threads share.
-#[derive(Clone, Copy, Debug)]
-pub struct StoreRequest<'a> {
-    pub(crate) action: Action,
-    pub(crate) limits: &'a [LimitRequest<'a>],
-    pub(crate) reporting: Reporting,
-    /// Whether the decision says what is left of each of several limits, which takes an allocation.
-    pub(crate) counts: bool,
-}
-
-/// The answers to a request that are reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reporting {
-    /// None: the call is no request, such as the spending of what a vendor has counted.
-    Nothing,
-    Each,
-    /// The answer that ends the request. After a denial because of held units, it waits for them
-    /// and checks again.
-    Last,
-}
-
-impl Reporting {
-    /// Returns what is reported of a request that waits for held units, or does not.
-    #[inline]
-    pub(crate) fn of_waiting(waits_for_holds: bool) -> Self {
-        if waits_for_holds { Self::Last } else { Self::Each }
-    }
-
-    /// Returns whether a decision is reported.
-    pub(crate) fn includes(self, decision: &Decision) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Each => true,
-            Self::Last => !decision.waits_for_holds(),
-        }
-    }
-}
-
-/// The part of a request that concerns one limit.
-#[derive(Clone, Copy, Debug)]
-pub struct LimitRequest<'a> {
-    pub(crate) settings: &'a Arc<Settings>,
-    /// The observers of the limiter.
-    pub(crate) observers: &'a Observers,
-    pub(crate) key: &'a Key<'a>,
-    pub(crate) cost: u64,
-    /// In microseconds.
-    pub(crate) max_wait: u64,
-    /// The lifetime of the hold, if a check holds the units instead of spending them.
-    pub(crate) hold: Option<Duration>,
-}
-
-impl<'a> LimitRequest<'a> {
-    /// Returns whether both are counted in one place.
-    pub(crate) fn is_same_limit(&self, other: &LimitRequest<'_>) -> bool {
-        self.settings.name == other.settings.name && self.key == other.key
-    }
-
-    /// Returns whether the units have to be returned if the caller does not take the answer: the
-    /// request can get a reservation, or holds units.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_returned(&self) -> bool {
-        self.max_wait > 0 || self.hold.is_some()
-    }
-
-    /// Returns what the release of its units needs: settings, key and cost.
-    #[cfg(feature = "redis")]
-    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u64) {
-        (self.settings.clone(), self.key.clone().into_owned(), self.cost)
-    }
-
-    /// Calls a function that is not inlined with a copy of a request to this limit: the request
-    /// itself stays in registers.
-    #[inline(always)]
-    pub(crate) fn copied<R>(
-        &self,
-        request: &StoreRequest<'_>,
-        call: impl FnOnce(&StoreRequest<'_>, &LimitRequest<'_>) -> R,
-    ) -> R {
-        let limits = [*self];
-        call(&StoreRequest { limits: &limits, ..*request }, &limits[0])
-    }
-
-    #[inline]
-    pub(crate) fn policy(&self) -> Policy<'a> {
-        self.settings.policy(self.cost)
-    }
-}
-
-impl<'a> StoreRequest<'a> {
-    /// Returns a request to one limit or several, without the counts of each limit.
-    #[inline]
-    pub(crate) fn new(
-        action: Action,
-        limits: &'a [LimitRequest<'a>],
-        reporting: Reporting,
-    ) -> Self {
-        Self { action, limits, reporting, counts: false }
-    }
-
-    /// Returns the request to the engine.
-    #[inline(always)]
-    pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: i64, action: Action) -> EngineRequest {
-        EngineRequest {
-            action,
-            cost: units(limit.cost),
-            max_wait: limit.max_wait as i64,
-            now,
-            admission: None,
-            blocked: 0,
-        }
-    }
-}
-
-/// The answer of a store: immediate, if it can be.
-pub enum StoreFuture<T> {
-    /// The answer; `None` once it was taken.
-    Ready(Option<Result<T, Error>>),
-    /// A remembered answer; `None` once it was taken. It takes part in the cooperative budget of
-    /// tokio, so that a task that checks in a loop yields, as it would if Redis answered.
-    #[cfg(feature = "redis")]
-    Cached(Option<T>),
-    /// The answer will come.
-    Pending(Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>),
-}
-
-impl<T> StoreFuture<T> {
-    #[inline]
-    pub(crate) fn ready(result: Result<T, Error>) -> Self {
-        Self::Ready(Some(result))
-    }
-
-    pub(crate) fn pending(answer: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
-        Self::Pending(Box::pin(answer))
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn cached(answer: T) -> Self {
-        Self::Cached(Some(answer))
-    }
-
-    /// Returns the answer or the error, if it is there.
-    fn arrived(&self) -> Option<Result<&T, &Error>> {
-        match self {
-            Self::Ready(result) => result.as_ref().map(Result::as_ref),
-            #[cfg(feature = "redis")]
-            Self::Cached(answer) => answer.as_ref().map(Ok),
-            Self::Pending(_) => None,
-        }
-    }
-
-    /// Returns the answer, if it is immediate and not an error.
-    #[inline]
-    pub(crate) fn now(&self) -> Option<&T> {
-        match self {
-            Self::Ready(Some(Ok(answer))) => Some(answer),
-            _ => None,
-        }
-    }
-
-    /// Returns the answer, if it is immediate and not an error, else itself.
-    #[inline]
-    pub(crate) fn at_once(self) -> Result<T, Self> {
-        match self {
-            Self::Ready(Some(Ok(answer))) => Ok(answer),
-            later => Err(later),
-        }
-    }
-}
-
-impl<T> From<T> for StoreFuture<T> {
-    #[inline(always)]
-    fn from(answer: T) -> Self {
-        Self::Ready(Some(Ok(answer)))
-    }
-}
-
-const TAKEN: &str = "polled after completion";
-
-impl<T: Unpin> Future for StoreFuture<T> {
-    type Output = Result<T, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Self::Ready(result) => Poll::Ready(result.take().expect(TAKEN)),
-            #[cfg(feature = "redis")]
-            Self::Cached(answer) => {
-                ready!(coop::poll_proceed(cx)).made_progress();
-                Poll::Ready(Ok(answer.take().expect(TAKEN)))
-            }
-            Self::Pending(answer) => answer.as_mut().poll(cx),
-        }
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for StoreFuture<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready(result) => f.debug_tuple("Ready").field(result).finish(),
-            #[cfg(feature = "redis")]
-            Self::Cached(answer) => f.debug_tuple("Cached").field(answer).finish(),
-            Self::Pending(_) => f.write_str("Pending"),
         }
     }
 }

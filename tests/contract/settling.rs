@@ -312,10 +312,8 @@ impl Harness {
         }
         let length = limiter.quota().window().as_micros() as f64;
         let state = limiter.peek(self.key(limit)).await.unwrap();
+        // What is held counts in the window of its end: as if that were now.
         let mut reset = state.reset_after().as_micros() as f64;
-        if state.held() > 0 {
-            reset -= length; // what is held can be spent at the end of the window
-        }
         if self.is_real || reset == 0.0 {
             reset = (reset / length).ceil().max(1.0) * length;
         }

@@ -23,8 +23,8 @@ use crate::support::{
 /// A line of the script, and what stands in its place.
 type Edit = [&'static str; 2];
 
-const DOUBLED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', 2 * limit\n"];
-const HALVED: Edit = ["\nforms = 'TQ'\n", "\nforms, limit = 'TQ', limit / 2\n"];
+const DOUBLED: Edit = ["\nforms, reads =", "\nlimit = 2 * limit\nforms, reads ="];
+const HALVED: Edit = ["\nforms, reads =", "\nlimit = limit / 2\nforms, reads ="];
 
 const LIFETIME: Duration = Duration::from_secs(8);
 
@@ -48,6 +48,7 @@ impl Edited {
                 (b"EVALSHA", 1) => edited.arg("0".repeat(40)), // no server has it
                 (b"EVAL", 1) => {
                     let text = str::from_utf8(arg).unwrap();
+                    assert!(text.contains(self.edit[0]), "the script has no such line");
                     edited.arg(text.replace(self.edit[0], self.edit[1]))
                 }
                 _ => edited.arg(arg),

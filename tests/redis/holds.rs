@@ -543,9 +543,10 @@ async fn a_permit_whose_renewals_are_answered_late_does_not_expire() {
     let store = RedisStore::from_connection(gate.clone());
     // Shorter than the second after which a renewal without an answer is repeated.
     let places = shared_streams(&store).hold_lifetime(2 * LIFETIME);
-    let until_renewed = async || until("it is renewed", async || gate.kept() == 1).await;
     for _ in 0..20 {
         let permit = places.hold(SLOW, 1).await.unwrap().admitted().unwrap();
+        let is_renewed = async || gate.kept() == 1 || permit.is_expired();
+        let until_renewed = async || until("it is renewed", &is_renewed).await;
         for _ in 0..3 {
             gate.is_open.send_replace(false);
             until_renewed().await;

@@ -15,7 +15,7 @@ impl MemoryStore {
     #[inline(never)]
     pub(super) fn decide_combined(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let StoreRequest { action, limits, counts, .. } = *request;
-        let (mut slots, mut combined) = (PerLimit::new(), Combined::new());
+        let (mut slots, mut combined) = (PerLimit::new(), Combined::default());
         let is_new = loop {
             let mut transaction = Transaction::new(self);
             transaction.lock(request);

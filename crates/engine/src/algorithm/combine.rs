@@ -9,6 +9,7 @@ use super::request::{Action, Admission, EngineReply, EngineRequest};
 pub type PerLimit<T> = SmallVec<[T; 4]>;
 
 /// The decision about several limits.
+#[derive(Default)]
 pub struct Combined {
     pub replies: PerLimit<EngineReply>,
     /// The index of the limit that binds: the one that denies longest, or else has least remaining;
@@ -22,7 +23,7 @@ pub fn combine(
     requests: &[EngineRequest],
     mut step: impl FnMut(usize, &EngineRequest) -> EngineReply,
 ) -> Combined {
-    let mut combined = Combined::new();
+    let mut combined = Combined::default();
     let can_be_denied = requests.iter().any(|request| request.action.can_be_denied());
     // Nothing is undone: only the last limit decides before all have looked.
     let (limits, mut last) = (0..requests.len(), None);
@@ -41,11 +42,6 @@ pub fn combine(
 }
 
 impl Combined {
-    #[inline(always)]
-    pub fn new() -> Self {
-        Self { replies: PerLimit::new(), binding: 0 }
-    }
-
     /// Asks each limit, unless none `can_be_denied`. As long as no limit denies or waits, the next
     /// one may decide at once; `commit` undoes that if a later one does.
     #[inline(always)]
