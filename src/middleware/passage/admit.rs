@@ -108,6 +108,8 @@ impl<P: ProtocolBase> Shared<P> {
         if is_first && charge.resolve(max_wait) > 0 {
             return Asked::MayWait;
         }
+        // A reload in between must not let it reserve an instant.
+        let max_wait = if is_first { MaxWait::NONE } else { max_wait };
         let answer = charge.decide(Action::Check, max_wait);
         Asked::of(answer, &mut bill.outcome)
     }

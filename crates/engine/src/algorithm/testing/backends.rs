@@ -13,7 +13,6 @@ use super::super::{
 };
 use crate::script::{self, Arguments, CheckEach, Found, Limit, ScriptText};
 
-#[path = "../../../../../tests/support/server.rs"]
 #[allow(dead_code, unreachable_pub, missing_debug_implementations)]
 mod server;
 
