@@ -6,3 +6,5 @@ pub mod changes;
 pub mod contract;
 pub mod generators;
 mod hold_changes;
+#[allow(dead_code, missing_debug_implementations)]
+mod server;

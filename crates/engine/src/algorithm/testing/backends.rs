@@ -13,10 +13,7 @@ use super::super::{
 };
 use crate::script::{self, Arguments, CheckEach, Found, Limit, ScriptText};
 
-#[allow(dead_code, unreachable_pub, missing_debug_implementations)]
-mod server;
-
-pub use server::RedisServer;
+pub use super::server::RedisServer;
 
 pub trait Backend {
     fn decide(&mut self, params: &Params, request: EngineRequest) -> EngineReply;
