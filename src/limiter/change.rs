@@ -163,7 +163,7 @@ impl Limiter {
         duration: Duration,
     ) -> Result<KeyState, Error> {
         let key = key.into();
-        let micros = (micros(duration) as i64).min(LONGEST_BLOCK);
+        let micros = micros(duration).min(LONGEST_BLOCK);
         let state = self.change(Action::Block { duration: micros }, &key, 1).await?;
         self.report_change(&Event::Blocked { limiter: self.name(), key: &key, duration });
         Ok(state)

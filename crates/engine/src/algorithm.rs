@@ -552,6 +552,6 @@ impl FromStr for Algorithm {
 }
 
 /// Converts a duration into microseconds, rounded up.
-pub fn micros(duration: Duration) -> f64 {
-    duration.as_nanos().div_ceil(1_000) as f64
+pub fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,4 @@
-//! The format of a limit in a file: its fields, and quotas and algorithms as texts. It knows no
-//! file format.
+//! The fields of a limit, with quotas and algorithms as texts, for any file format.
 
 mod de;
 mod ser;

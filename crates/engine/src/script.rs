@@ -86,7 +86,7 @@ pub struct Limit {
     pub cost: u64,
     /// In microseconds.
     pub max_wait: u64,
-    /// That of the hold of its units; `None` if they are spent at once.
+    /// The lifetime of the hold of its units; `None` if they are spent at once.
     pub lifetime: Option<Lifetime>,
 }
 
@@ -130,7 +130,7 @@ pub fn decide(action: Action, limits: &[Limit], write: Arguments<'_>) -> &'stati
 /// Checks of one limiter for one call, or holds, each decided by itself.
 pub struct CheckEach {
     params: Params,
-    /// That of all holds; `None` for checks.
+    /// The lifetime of all holds; `None` for checks.
     lifetime: Option<Lifetime>,
     keys: Vec<String>,
     items: Items,

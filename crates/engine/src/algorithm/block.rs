@@ -1,9 +1,10 @@
 //! Block: a key that is denied until an instant, whatever its count. Also reads the state that a
 //! script has found, which can begin with a block. Its Lua twin in `scripts/` has the same name.
 
-use super::{hold, state_bytes::Reader};
 use super::{
+    hold,
     request::{Action, EngineReply, EngineRequest},
+    state_bytes::Reader,
     table::{Params, State},
 };
 use crate::quota::LONGEST_REFILL;

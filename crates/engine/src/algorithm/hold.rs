@@ -5,10 +5,10 @@
 //! The units are counted by the slot of time in which their holds expire, so that a key has few
 //! counters however many holds it has.
 
-use super::state_bytes::Reader;
 use super::{
     arithmetic::{EXACT, ceil_div},
     core::Core,
+    state_bytes::Reader,
 };
 
 /// The most slots of a key. One lifetime needs no more, as its grid is at least an eighth of it.
@@ -19,7 +19,7 @@ const NEVER: i64 = i64::MAX;
 
 /// The units of a key that are held.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Held {
+pub(crate) enum Held {
     #[default]
     None,
     /// In memory, where holds do not expire: also the core of a key whose units are only held.
@@ -29,7 +29,7 @@ pub enum Held {
 
 /// The units that are held, by the instants at which their holds expire.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Slots {
+pub(crate) struct Slots {
     /// The instant at which the first of the units was held. A hold with another epoch has lost
     /// its units, because the state was lost: these are others.
     pub(super) epoch: i64,
@@ -45,7 +45,7 @@ pub struct Slots {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slot {
+pub(crate) struct Slot {
     pub(super) ends: i64,
     pub(super) units: i64,
 }
@@ -238,14 +238,11 @@ impl Slots {
 
     /// Removes the first slot, if it has ended. Returns its units, and the instant by the clock.
     pub(super) fn expire(&mut self, now: i64) -> Option<(i64, i64)> {
-        if self.has_ended(now) { self.expire_next(now) } else { None }
-    }
-
-    /// Removes the first slot, even if it has not ended. Returns the same.
-    pub(super) fn expire_next(&mut self, now: i64) -> Option<(i64, i64)> {
+        if !self.has_ended(now) {
+            return None;
+        }
         self.touch(now);
-        let Slot { ends, units } = *self.slots.first()?;
-        self.slots.remove(0);
+        let Slot { ends, units } = self.slots.remove(0);
         if ends == self.joined {
             self.joined = 0;
         }

@@ -200,9 +200,9 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides about a request with a plain action and a state that lies in a core. `None`
-            /// if no core represents the state after the decision, or the clock stepped back:
-            /// nothing is changed then.
+            /// Decides about a state that lies in a core, by a plain action, or for a limit on
+            /// concurrency by a hold or a peek. `None` if no core represents the state after the
+            /// decision, or the clock stepped back: nothing is changed then.
             #[inline(always)]
             pub fn step_core(
                 &self,
