@@ -7,7 +7,7 @@
 // Files are opened by the application.
 
 #[cfg(feature = "serde")]
-mod de;
+mod format;
 #[cfg(feature = "serde")]
 mod limiters;
 #[cfg(feature = "serde")]
