@@ -424,7 +424,7 @@ impl From<Vec<u8>> for Text {
 
 /// The bytes of a hash that a key contains. A client that forges values would have to try about
 /// 2^64 of them until two have the same key.
-const LENGTH: usize = 16;
+const HASH_BYTES: usize = 16;
 
 /// The secret of a keyed hash, prepared for values.
 #[derive(Clone)]
@@ -441,7 +441,7 @@ impl Secret {
     pub(crate) fn hash(&self, value: &[u8]) -> String {
         let mut hmac = self.0.clone();
         hmac.update(value);
-        hex(&hmac.finalize()[..LENGTH])
+        hex(&hmac.finalize()[..HASH_BYTES])
     }
 }
 

@@ -33,8 +33,7 @@ pub use self::{
     charge::Charge,
     check::Check,
     failure_policy::FailurePolicy,
-    handle::Limiter,
-    handle::{AnyLimiter, IntoLimiter},
+    handle::{AnyLimiter, IntoLimiter, Limiter},
     hold::Hold,
     learn::VendorState,
     permit::Permit,
@@ -50,4 +49,7 @@ pub(crate) use self::{
     waiter::{DEFAULT_MAX_LATENESS, Waiter},
 };
 #[allow(unused_imports, reason = "only optional features use them")]
-pub(crate) use self::{handle::ChargeTarget, handle::check_name, report::report_released};
+pub(crate) use self::{
+    handle::{ChargeTarget, check_name},
+    report::report_released,
+};

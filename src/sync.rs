@@ -1,10 +1,13 @@
-//! Locks, and calls of foreign code.
+//! Locks, calls of foreign code, and polls.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, MutexGuard, PoisonError},
     task::Waker,
 };
+
+/// The panic of a future that is polled again.
+pub(crate) const POLLED: &str = "polled after completion";
 
 /// Returns what is in a mutex that is never locked: it only makes its owner `Sync`.
 pub(crate) fn get_mut<T: ?Sized>(mutex: &mut Mutex<T>) -> &mut T {

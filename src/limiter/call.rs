@@ -8,10 +8,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{charge::Charge, handle::AnyLimiter, handle::Limiter};
-use crate::{decision::Outcome, error::Error, store::StoreFuture};
+use super::{
+    charge::Charge,
+    handle::{AnyLimiter, Limiter},
+};
+use crate::{decision::Outcome, error::Error, store::StoreFuture, sync::POLLED};
 
-const POLLED: &str = "polled after completion";
 pub(super) const BEGUN: &str = "a call is set before it is polled";
 
 /// The rest of a call. Boxed, so that the future of a check in memory is small.

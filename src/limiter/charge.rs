@@ -7,10 +7,8 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
-    handle::Limiter,
-    handle::{AnyLimiter, IntoLimiter},
-    version::Current,
-    version::MaxWait,
+    handle::{AnyLimiter, IntoLimiter, Limiter},
+    version::{Current, MaxWait},
 };
 use crate::{
     algorithm::{Action, PerLimit},

@@ -691,9 +691,6 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// A hundred years, in microseconds.
-const LONGEST_WAIT: u64 = 36_525 * 86_400 * 1_000_000;
-
 /// A limiter in a foreign format. It reserves no instants, and shares no charge with other
 /// limiters.
 pub trait ChargeTarget: fmt::Debug + Send + Sync {
@@ -789,8 +786,8 @@ impl AnyLimiter {
         }
     }
 
-    /// Decides about a request, whose units are held if the limiter only holds units, else spent. A
-    /// request that has not been asked about before is not decided about if it may wait.
+    /// Decides about a request, whose units are held if the limiter only holds units, else spent. On
+    /// the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
     // One copy: the future of each layer would have its own.
     #[inline(never)]
     pub(crate) fn admit(
@@ -866,7 +863,7 @@ impl AnyLimiter {
     pub(crate) fn resolve(&self, max_wait: MaxWait) -> u64 {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.resolve(max_wait),
-            AnyKind::Foreign(_) => max_wait.resolve(0, LONGEST_WAIT),
+            AnyKind::Foreign(_) => max_wait.resolve(0, quota::LONGEST_REFILL),
         }
     }
 
@@ -904,6 +901,7 @@ impl Asked {
 
     #[inline(always)]
     fn decided(decided: Outcome, outcome: &mut Option<Outcome>) -> Self {
+        debug_assert!(outcome.is_none());
         // Not assigned: the drop of the value before, which is none, takes a copy.
         mem::forget(outcome.replace(decided));
         Self::Decided

@@ -8,8 +8,7 @@ use smallvec::SmallVec;
 use super::{
     admission::{Admission, Guard},
     charge::Charge,
-    handle::AnyLimiter,
-    handle::{KeptHold, Limiter},
+    handle::{AnyLimiter, KeptHold, Limiter},
 };
 use crate::{
     algorithm::{HoldReceipt, Kind},

@@ -26,6 +26,7 @@ use crate::{
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
     store::{Booking, Released, Reporting, StoreFuture, after},
+    sync::POLLED,
 };
 
 /// The default lateness up to which a waiting request proceeds without a second check. A timer of
@@ -259,7 +260,7 @@ impl Waiter {
                     // its wait twice.
                     self.check_again();
                 }
-                Phase::Done => panic!("polled after completion"),
+                Phase::Done => panic!("{POLLED}"),
             }
         }
     }
@@ -498,7 +499,7 @@ impl Waiter {
                         return Poll::Ready(last);
                     }
                 }
-                _ => panic!("polled after completion"),
+                _ => panic!("{POLLED}"),
             }
         };
         let decision = outcome.decision.clone();

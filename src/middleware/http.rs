@@ -232,7 +232,8 @@ impl Http {
         mut holds: Box<RequestHolds>,
         bill: &Bill,
     ) -> Response<ResponseBody<B>> {
-        // Behind the holds: if a closure panics, what the request holds ends after its body.
+        // Declared after `holds`, so dropped before it: if a closure panics, what the request holds
+        // ends after its body.
         let (head, body) = response.into_parts();
         let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
         if !is_charged {

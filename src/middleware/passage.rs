@@ -25,7 +25,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use self::price::{Price, Step, TAKEN};
+use self::price::{Price, Step};
 pub(crate) use self::{
     admit::Shared,
     price::{IntoMatch, Pricing, matcher},
@@ -38,6 +38,7 @@ use crate::{
         http::Http,
         protocol::{Protocol, ProtocolBase, Rejected},
     },
+    sync::POLLED,
 };
 
 /// A service with limited requests. See [`RateLimitLayer`](crate::RateLimitLayer).
@@ -157,7 +158,7 @@ pin_project! {
 }
 
 fn take<T>(option: &mut Option<T>) -> T {
-    option.take().expect(TAKEN)
+    option.take().expect(POLLED)
 }
 
 impl<S, P, Req> Future for ResponseFuture<S, P, Req>
@@ -180,7 +181,7 @@ where
             if let Err(reason) = verdict
                 && let Some(rejection) = shared.rejection(reason, bill)
             {
-                let found = head.as_ref().expect(TAKEN);
+                let found = head.as_ref().expect(POLLED);
                 let rejected = shared.protocol.reject(rejection, found, bill.charge());
                 this.stage.set(Stage::Done);
                 let mut response = match rejected {
@@ -207,7 +208,7 @@ where
                 }
             }
             shared.begin(bill);
-            shared.protocol.annotate(head.as_mut().expect(TAKEN), bill);
+            shared.protocol.annotate(head.as_mut().expect(POLLED), bill);
             let future = this.inner.call(P::join(take(head), take(rest)));
             this.stage.set(Stage::Calling { future });
         }
@@ -236,7 +237,7 @@ where
                 Poll::Ready(Ok(take(response)))
             }
             StageProj::Rejecting { response } => Pin::new(response).poll(cx).map(Ok),
-            _ => panic!("{TAKEN}"),
+            _ => panic!("{POLLED}"),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The reserved instants of the requests of a process that wait for them. If a request gives up,
 //! those behind it go one instant earlier each, and the last instant is given back to the store. So
 //! no instant passes unused while a request waits for a later one. Until the store releases it, the
-//! next request of the process can take it, and gives back its own, later one.
+//! next request of the process can take it, and gives back its own, later one: an instant that the
+//! store keeps is for the next request alone.
 //!
 //! Requests of the same limits, keys and costs share their instants. Only the first request follows
 //! the first instant; each other one has a timer for its own. So a request that is not polled
@@ -28,9 +29,9 @@ use crate::{
 
 /// An instant that has passed for longer is of no use to another request.
 const LATENESS: Duration = Duration::from_millis(10);
-/// The most instants of a group that a store keeps. Of more of them, each but the last one would
-/// leave nothing to others until those behind it are released.
-const FEW: usize = 4;
+/// The most offers of a group whose reservations the store may keep. With more offers, it releases
+/// the reservation of each that ends, because each but the last one would be kept.
+const MAX_KEPT: usize = 4;
 
 /// The reserved instants of the requests over one store.
 #[derive(Debug, Default)]
@@ -83,7 +84,7 @@ impl Offer {
     /// Ends the offer. Returns false if another request has taken the instant.
     pub(crate) fn end(&self) -> bool {
         let left = self.bookings.change(self.group, |group| {
-            let is_of_many = group.offered.len() > FEW;
+            let is_of_many = group.offered.len() > MAX_KEPT;
             (group.offered.remove(&self.key).map(|_| is_of_many), None)
         });
         if let Some(is_of_many) = left.flatten() {
@@ -93,11 +94,12 @@ impl Offer {
         self.has_ended.load(Relaxed)
     }
 
-    /// Returns whether the store is to keep the reservation while its release leaves nothing to
-    /// others.
+    /// Returns whether the store keeps the reservation as long as its release frees no units for
+    /// other requests, because reservations stand behind it.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn is_for_others(&self) -> bool {
-        self.is_of_one_limit && !self.is_of_many.load(Relaxed)
+        let is_of_use = self.key.0 > Instant::now();
+        is_of_use && self.is_of_one_limit && !self.is_of_many.load(Relaxed)
     }
 
     /// Offers an instant that the store has kept once more. Returns false if it has passed.
@@ -303,13 +305,19 @@ impl Bookings {
         self.offer(group, last)
     }
 
-    /// Offers an instant, unless it has passed.
-    fn offer(self: &Arc<Self>, group: u64, (key, receipts): Reserved) -> Offer {
-        let has_passed = key.0 < Instant::now();
-        if !has_passed {
-            let groups = &mut lock(&self.state).groups;
-            groups.entry(group).or_default().offered.insert(key, receipts.clone());
-        }
+    /// Offers an instant, unless it has passed. Its number is new: an earlier offer of it can still
+    /// be under way.
+    fn offer(self: &Arc<Self>, group: u64, ((due, _), receipts): Reserved) -> Offer {
+        let has_passed = due < Instant::now();
+        let key = {
+            let state = &mut *lock(&self.state);
+            state.next_number += 1;
+            let key = (due, state.next_number);
+            if !has_passed {
+                state.groups.entry(group).or_default().offered.insert(key, receipts.clone());
+            }
+            key
+        };
         let (bookings, has_ended) = (self.clone(), AtomicBool::new(has_passed));
         let (is_of_one_limit, is_of_many) = (false, AtomicBool::default());
         Offer { bookings, group, key, receipts, has_ended, is_of_one_limit, is_of_many }

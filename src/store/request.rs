@@ -21,6 +21,7 @@ use crate::{
     keys::Key,
     observe::Observers,
     quota::Quota,
+    sync::POLLED,
 };
 
 /// The settings of a limiter, as a store needs them.
@@ -169,7 +170,12 @@ impl<'a> StoreRequest<'a> {
 
     /// Returns the request to the engine.
     #[inline(always)]
-    pub(crate) fn at(&self, limit: &LimitRequest<'_>, now: i64, action: Action) -> EngineRequest {
+    pub(crate) fn to_engine(
+        self,
+        limit: &LimitRequest<'_>,
+        now: i64,
+        action: Action,
+    ) -> EngineRequest {
         EngineRequest {
             action,
             cost: units(limit.cost),
@@ -244,18 +250,16 @@ impl<T> From<T> for StoreFuture<T> {
     }
 }
 
-const TAKEN: &str = "polled after completion";
-
 impl<T: Unpin> Future for StoreFuture<T> {
     type Output = Result<T, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Ready(result) => Poll::Ready(result.take().expect(TAKEN)),
+            Self::Ready(result) => Poll::Ready(result.take().expect(POLLED)),
             #[cfg(feature = "redis")]
             Self::Cached(answer) => {
                 ready!(coop::poll_proceed(cx)).made_progress();
-                Poll::Ready(Ok(answer.take().expect(TAKEN)))
+                Poll::Ready(Ok(answer.take().expect(POLLED)))
             }
             Self::Pending(answer) => answer.as_mut().poll(cx),
         }

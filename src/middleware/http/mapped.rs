@@ -22,6 +22,7 @@ use super::{
 use crate::{
     middleware::rejection::{Rejection, RequestError},
     observe::log::{self, Throttle},
+    sync::POLLED,
 };
 
 /// The longest body of a rejection. It is in memory as a whole.
@@ -127,7 +128,7 @@ impl<B> Future for Mapped<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let body = ready!(self.body.as_mut().poll(cx));
-        let head = self.head.take().expect("polled after completion");
+        let head = self.head.take().expect(POLLED);
         let response = match body {
             Ok(body) => Response::from_parts(head, body),
             Err(error) => {

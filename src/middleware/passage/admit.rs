@@ -3,7 +3,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use super::price::{Bill, Price, Step, TAKEN};
+use super::price::{Bill, Price, Step};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
@@ -20,6 +20,7 @@ use crate::{
         log::{self, Throttle},
     },
     store::StoreFuture,
+    sync::POLLED,
     time::random_fraction,
 };
 
@@ -74,23 +75,22 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Returns the charge of a bill, which is made now if it was not needed before.
     pub(super) fn charge<'a>(&self, bill: &'a mut Bill) -> &'a mut Charge {
-        let charge = match (self.limiter(), mem::replace(&mut bill.price, Price::Exempt)) {
-            (Some(limiter), Price::Units(key, cost)) => Charge::of_units(limiter, key, cost),
-            (_, Price::Charge(charge)) => charge,
-            (..) => Charge::exempt(),
-        };
-        bill.price = Price::Charge(charge);
+        bill.price = Price::Charge(self.take_charge(bill));
         let Price::Charge(charge) = &mut bill.price else { unreachable!("it is a charge") };
         charge
     }
 
     /// Takes the charge of a bill for a request that waits.
     fn take_charge(&self, bill: &mut Bill) -> Charge {
-        mem::replace(self.charge(bill), Charge::exempt())
+        match (self.limiter(), mem::replace(&mut bill.price, Price::Exempt)) {
+            (Some(limiter), Price::Units(key, cost)) => Charge::of_units(limiter, key, cost),
+            (_, Price::Charge(charge)) => charge,
+            (..) => Charge::exempt(),
+        }
     }
 
     /// Asks the limiters for a decision, and writes an outcome that is there at once into the bill.
-    /// A request that has not been asked about before is not decided about if it may wait.
+    /// On the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
     #[inline]
     fn ask(&self, max_wait: MaxWait, is_first: bool, bill: &mut Bill) -> Asked {
         match (self.limiter(), &bill.price) {
@@ -124,11 +124,11 @@ impl<P: ProtocolBase> Shared<P> {
     ) -> Option<Result<(), Reason>> {
         let Step::Arrived = step else { return None };
         let pricing = self.protocol.pricing();
-        let found = head.as_ref().expect(TAKEN);
+        let found = head.as_ref().expect(POLLED);
         let verdict = match pricing.price(found, bill) {
             Ok(true) => self.admit(found, bill),
             Ok(false) => {
-                let found = head.take().expect(TAKEN);
+                let found = head.take().expect(POLLED);
                 *step = Step::Pricing(pricing.look_up(found));
                 return None;
             }

@@ -15,8 +15,6 @@ use crate::{
     },
 };
 
-pub(super) const TAKEN: &str = "polled after completion";
-
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
      charge for requests without a key from the rule";
 

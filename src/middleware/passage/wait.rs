@@ -5,13 +5,14 @@ use std::task::{Context, Poll, ready};
 
 use super::{
     admit::{Reason, Shared, Verdict, reason},
-    price::{Bill, Price, Step, TAKEN},
+    price::{Bill, Price, Step},
 };
 use crate::{
     decision::{Decision, Outcome},
     error::Error,
     limiter::{Recovery, Waiter},
     middleware::{protocol::ProtocolBase, rejection::Rejection},
+    sync::POLLED,
 };
 
 impl<P: ProtocolBase> Shared<P> {
@@ -37,7 +38,7 @@ impl<P: ProtocolBase> Shared<P> {
                 }
                 Step::Waiting(waiter) => {
                     let decided = ready!(waiter.poll(cx));
-                    self.admit_after_wait(head.as_ref().expect(TAKEN), waiter, decided, bill)
+                    self.admit_after_wait(head.as_ref().expect(POLLED), waiter, decided, bill)
                 }
             };
             match verdict {

@@ -154,7 +154,7 @@ impl Shard {
         now: i64,
     ) -> EngineRequest {
         let action = if limit.hold.is_some() { self.hold(now) } else { request.action };
-        request.at(limit, now, action)
+        request.to_engine(limit, now, action)
     }
 
     /// Returns the action of a hold, with an epoch of its own.

@@ -12,6 +12,7 @@ use crate::{
 };
 
 impl MemoryStore {
+    /// Decides about several limits together: the request takes units of all of them, or of none.
     #[inline(never)]
     pub(super) fn decide_combined(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let StoreRequest { action, limits, counts, .. } = *request;
@@ -80,8 +81,16 @@ struct LockedKey<'a> {
     /// The index of its shard, at last among the locked shards.
     shard: usize,
     place: KeyPlace,
-    /// The core before the decision, once there is one: another limit may undo it.
-    decided: Option<Core>,
+    decided: Decided,
+}
+
+/// Whether a key has been decided about while the keys were looked up.
+enum Decided {
+    No,
+    /// The core before the decision: another limit may undo it.
+    From(Core),
+    /// The decision about the last key, which no other limit undoes.
+    Last,
 }
 
 /// Where the entry of a key is.
@@ -93,19 +102,19 @@ enum KeyPlace {
 }
 
 impl LockedKey<'_> {
-    /// Looks, or decides if it `may_decide`, and that can be undone or is the last decision. A
-    /// check notes a denial by this limit itself.
+    /// Decides if it `may_decide`, and the decision can be undone or is the last one. Else it only
+    /// looks, and a check notes a denial by this limit itself.
     #[inline(always)]
     fn look(&mut self, shards: &mut [TakenShard<'_>], may_decide: bool) -> EngineReply {
         let Self { limit: LimitRequest { settings, .. }, request, is_last, .. } = *self;
         let (entry, decided) = self.entry(shards);
         if may_decide {
             if let Some((reply, core)) = entry.try_in_core(settings, &request) {
-                *decided = Some(core);
+                *decided = Decided::From(core);
                 return reply;
             }
             if is_last {
-                *decided = Some(Core::default()); // no other limit undoes it
+                *decided = Decided::Last;
                 return entry.decide(settings, &EngineRequest { ..request });
             }
         }
@@ -123,13 +132,13 @@ impl LockedKey<'_> {
         reply: &mut EngineReply,
     ) {
         let is_same = (reply.admitted, reply.wait) == (admission.admitted, admission.wait);
-        if is_same && self.decided.is_some() {
+        if is_same && !matches!(self.decided, Decided::No) {
             return;
         }
         let (settings, mut request) = (self.limit.settings, self.request);
         request.admission = request.action.can_be_denied().then_some(admission);
         let (entry, decided) = self.entry(shards);
-        if let Some(core) = *decided {
+        if let Decided::From(core) = *decided {
             entry.undo(core);
         }
         *reply = entry.decide(settings, &request);
@@ -139,7 +148,7 @@ impl LockedKey<'_> {
     fn entry<'k>(
         &'k mut self,
         shards: &'k mut [TakenShard<'_>],
-    ) -> (&'k mut Entry, &'k mut Option<Core>) {
+    ) -> (&'k mut Entry, &'k mut Decided) {
         let entry = match &mut self.place {
             KeyPlace::Bucket(bucket) => shards[self.shard].1.entry(*bucket),
             KeyPlace::Missing(entry) => entry,
@@ -160,11 +169,11 @@ impl<'a> Transaction<'a> {
         let Self { store, now, keys, missing, shards } = self;
         let (MemoryStore(inner), mut wanted) = (*store, 0_u64);
         for (index, limit) in request.limits.iter().enumerate() {
-            let (is_last, decided) = (index + 1 == request.limits.len(), None);
+            let (is_last, decided) = (index + 1 == request.limits.len(), Decided::No);
             let hash = store.hash(limit.settings, limit.key.as_bytes());
             let (shard, place) = (store.shard_index(hash), KeyPlace::Bucket(0));
             wanted |= 1 << shard;
-            let request = request.at(limit, 0, request.action);
+            let request = request.to_engine(limit, 0, request.action);
             keys.push(LockedKey { limit, request, is_last, hash, shard, place, decided });
         }
         let mut latest = inner.clock.now();
