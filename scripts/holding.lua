@@ -142,7 +142,7 @@ function make_holding()
     call('PEXPIREAT', key, expire_at(expires))
   end
 
-  -- Ends and renews holds of the key. Returns the results; see `change` in slots.lua.
+  -- Ends and renews holds of the key. Returns the results; see `change_slots` in slots.lua.
   function change_holds(changes)
     local skew = open_key()
     local changed, results, is_changed, spent = held_or_none(), nil, nil, nil

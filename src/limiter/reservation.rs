@@ -161,7 +161,9 @@ impl Reservation {
     ) -> Self {
         let Outcome { decision, receipts } = &mut outcome;
         let mut due = after_decision(decision, decision.delay());
-        if let Some(bookings) = charge.bookings().filter(|_| !decision.delay().is_zero()) {
+        // An instant on offer can lie in the block.
+        let can_exchange = !decision.delay().is_zero() && !decision.is_blocked();
+        if let Some(bookings) = charge.bookings().filter(|_| can_exchange) {
             let (group, reserved) = (charge.booking_group(&bookings), due);
             let own = mem::replace(receipts, Receipts::NONE);
             let (taken, own) = bookings.exchange(group, reserved, own);

@@ -393,8 +393,9 @@ async fn reservations_of_late_answers_are_released_exactly_once() {
                 tasks.spawn(async move {
                     let waits = charge.check().max_wait(MAX_WAIT);
                     if i % 2 == 0 {
+                        // On a busy machine, its deadline can be over before it is dropped.
                         let dropped = timeout(Duration::from_millis(20), waits).await;
-                        assert!(dropped.is_err());
+                        assert!(!matches!(dropped, Ok(Ok(_))));
                     } else {
                         assert!(waits.await.is_err());
                     }

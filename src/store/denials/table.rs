@@ -1,19 +1,15 @@
 //! A table of what is remembered about keys, of at most `MAX` entries: a full one forgets what is
-//! over, or else any entry. It knows no decisions. Its times are nanoseconds since the memory was
-//! made.
+//! over and, if that is too little, every second of the others. It knows no decisions. Its times are
+//! nanoseconds since the memory was made.
+
+use std::mem;
 
 use hashbrown::HashTable;
 
 use super::name::{LimiterKey, OwnedLimiterKey};
 
-/// The time for which a full table is not searched for entries that are over: otherwise each
-/// insertion into it would look at all of them.
-const SEARCH_PAUSE: u64 = 1_000_000_000;
-
 pub(super) struct Table<T, const MAX: usize> {
     entries: HashTable<Remembered<T>>,
-    /// When it was searched last.
-    searched: u64,
 }
 
 pub(super) struct Remembered<T> {
@@ -24,7 +20,7 @@ pub(super) struct Remembered<T> {
 
 impl<T, const MAX: usize> Default for Table<T, MAX> {
     fn default() -> Self {
-        Self { entries: HashTable::new(), searched: 0 }
+        Self { entries: HashTable::new() }
     }
 }
 
@@ -47,15 +43,28 @@ impl<T, const MAX: usize> Table<T, MAX> {
     /// Remembers a value until an instant, in place of the one with its name.
     pub(super) fn insert(&mut self, name: &OwnedLimiterKey, value: T, end: u64, now: u64) {
         self.remove(name.borrowed());
-        let Self { entries, searched } = self;
-        if entries.len() == MAX && now >= *searched + SEARCH_PAUSE {
-            entries.retain(|entry| entry.end > now);
-            *searched = now;
-        }
-        if entries.len() == MAX {
-            drop(entries.extract_if(|_| true).next());
+        if self.entries.len() == self.entries.capacity() {
+            self.make_room(now);
         }
         let entry = Remembered { name: name.clone(), end, value };
-        entries.insert_unique(name.hash, entry, |entry| entry.name.hash);
+        self.entries.insert_unique(name.hash, entry, |entry| entry.name.hash);
+    }
+
+    /// Makes a table of twice the size, or of the largest one with at least a quarter of it free:
+    /// the old one can be full of what was removed, by which it would grow without bounds.
+    #[cold]
+    fn make_room(&mut self, now: u64) {
+        let mut old = mem::take(&mut self.entries);
+        old.retain(|entry| entry.end > now);
+        self.entries = HashTable::with_capacity((2 * old.len()).clamp(8, MAX));
+        let step = if old.len() > MAX / 4 * 3 { 2 } else { 1 };
+        for entry in old.into_iter().step_by(step) {
+            self.entries.insert_unique(entry.name.hash, entry, |entry| entry.name.hash);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn allocation_size(&self) -> usize {
+        self.entries.allocation_size()
     }
 }

@@ -123,7 +123,14 @@ impl Backend {
         let change = self.denials.begin_return(settings, key);
         let key = self.key(settings, key);
         let release = Release { instant: Some(instant as i64), units: count(units) };
-        self.client.execute_later(release::job(&settings.params, &key, release, None, change));
+        self.client.execute_later(release::job(
+            &settings.params,
+            &key,
+            release,
+            None,
+            change,
+            || (),
+        ));
         true
     }
 

@@ -1,5 +1,5 @@
 //! A batch: checks of one limiter that go to Redis in one call, or holds, and the callers that wait
-//! for their decisions. `front.rs` decides when a batch is sent, and when a caller times out.
+//! for their decisions. `front.rs` decides when a batch is sent.
 
 use std::{
     mem,

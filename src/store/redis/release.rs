@@ -25,28 +25,31 @@ use crate::{
 pub(crate) type ReleaseFuture = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
 /// Returns a job that releases units of a key, unless another request takes them before. One call
-/// can carry many of them. `held` is dropped when it was executed, or was given up.
+/// can carry many of them. `held` is dropped when it was executed, or was given up; `returned` is
+/// called when a release that Redis has kept at first returns the units.
 pub(super) fn job(
     params: &Params,
     key: &str,
     release: Release,
     offer: Option<Arc<Offer>>,
     held: impl Any + Send,
+    returned: impl Fn() + Send + Sync + 'static,
 ) -> Job {
     let (head, script) = wire::command(1, |arguments| script::release(key, params, arguments));
-    let item = ReleaseItem { release, offer, held: Mutex::new(Some(held)) };
+    let item = ReleaseItem { release, offer, held: Mutex::new(Some(held)), returned };
     Job::Batch(Batch::new(head, &script.text, item))
 }
 
-struct ReleaseItem<H> {
+struct ReleaseItem<H, R> {
     release: Release,
     /// Lets other requests take the reservation until the release is sent.
     offer: Option<Arc<Offer>>,
     /// Dropped when the release was executed for the first time, or was given up.
     held: Mutex<Option<H>>,
+    returned: R,
 }
 
-impl<H: Send> Item for ReleaseItem<H> {
+impl<H: Send, R: Fn() + Send + Sync> Item for ReleaseItem<H, R> {
     fn write(&self) -> Vec<u8> {
         let Self { release, offer, .. } = self;
         match offer {
@@ -57,9 +60,15 @@ impl<H: Send> Item for ReleaseItem<H> {
 
     fn executed(&self, reply: &Value) -> bool {
         let held = lock(&self.held).take();
+        let is_first = held.is_some();
         drop(held);
-        let is_kept = wire::is_kept(reply);
-        is_kept && self.offer.as_ref().is_some_and(|offer| offer.begin_again())
+        if wire::is_kept(reply) {
+            return self.offer.as_ref().is_some_and(|offer| offer.begin_again());
+        }
+        if !is_first {
+            (self.returned)();
+        }
+        false
     }
 }
 

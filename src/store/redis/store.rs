@@ -619,11 +619,16 @@ impl Store for RedisStore {
         release: Release,
         offer: Option<Arc<Offer>>,
     ) -> Option<Released> {
-        let change = self.backend.denials.begin_return(settings, key);
-        let key = self.backend.key(settings, key);
+        let begin = {
+            let (denials, settings) = (self.backend.denials.clone(), settings.clone());
+            let key = key.clone().into_owned();
+            move || denials.begin_return(&settings, &key)
+        };
         // Dropped with the job.
         let (held, dropped) = oneshot::channel::<()>();
-        let job = release::job(&settings.params, &key, release, offer, (change, held));
+        let (held, returned) = ((begin(), held), move || drop(begin()));
+        let key = self.backend.key(settings, key);
+        let job = release::job(&settings.params, &key, release, offer, held, returned);
         self.backend.client.execute_later(job);
         Some(Box::pin(async move { drop(dropped.await) }))
     }

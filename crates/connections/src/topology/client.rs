@@ -26,7 +26,7 @@ const GATHER: Duration = Duration::from_millis(20);
 /// workers of a dead node make 80 calls per second, and then none.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The shortest pause before items are sent again that were executed and are not done. It is as
-/// long as their age, so that an item is sent 16 times at most.
+/// long as the age of the newest of them.
 const AGAIN: Duration = Duration::from_millis(80);
 
 /// The servers of a store, and the connections to them.
