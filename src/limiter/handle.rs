@@ -786,8 +786,8 @@ impl AnyLimiter {
         }
     }
 
-    /// Decides about a request, whose units are held if the limiter only holds units, else spent. On
-    /// the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
+    /// Decides about a request, whose units are held if the limiter only holds units, else spent.
+    /// On the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
     // One copy: the future of each layer would have its own.
     #[inline(never)]
     pub(crate) fn admit(

@@ -50,8 +50,8 @@ use crate::{algorithm::Action, decision::Decision, keys::Key, sync::lock};
 /// Each shard has a lock. The shards are as many as the keys of a batch, so that the threads of a
 /// flood seldom meet: 8 M denials per second of 256 keys on one thread need no more.
 const SHARDS: usize = 64;
-/// The entries of a shard fill a table of 1,024 buckets to 7/8, the most that hashbrown takes: up to
-/// 57,344 keys in all, in up to 23 MB (a test counts them).
+/// The entries of a shard fill a table of 1,024 buckets to 7/8, the most that hashbrown takes: up
+/// to 57,344 keys in all, in up to 23 MB (a test counts them).
 const MAX_DENIALS: usize = 896;
 /// An instant can be as far away as this.
 const LONGEST_TTL: Duration = Duration::from_secs(100 * 365 * 86_400);

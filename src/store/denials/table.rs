@@ -1,6 +1,6 @@
 //! A table of what is remembered about keys, of at most `MAX` entries: a full one forgets what is
-//! over and, if that is too little, every second of the others. It knows no decisions. Its times are
-//! nanoseconds since the memory was made.
+//! over and, if that is too little, every second of the others. It knows no decisions. Its times
+//! are nanoseconds since the memory was made.
 
 use std::mem;
 

@@ -78,7 +78,7 @@ fn decide<M: Model>(
         Report { remaining: after.full(), replenish: 0 }
     };
     if !counts {
-        // Beside holds, `over` does not bound `reset`: when the holds end, their units are counted by
+        // Beside holds, `over` does not bound `reset`: when they end, their units are counted by
         // these parameters, with those of the state.
         reset = if held > 0 { reset } else { reset.min(over) };
         replenish = replenish.min(over);
