@@ -12,7 +12,9 @@ use std::{
 use super::event::Event;
 #[cfg(feature = "serde")]
 use crate::error::ConfigError;
-use crate::{algorithm::Algorithm, decision::Decision, keys::Key, quota::Quota, sync::lock};
+use crate::{
+    algorithm::Algorithm, decision::Decision, error::Error, keys::Key, quota::Quota, sync::lock,
+};
 
 /// The time for which there is at most one event about a misconfigured service.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -113,8 +115,17 @@ pub(crate) fn suspected(mistake: &str) {
     print_unrecorded(format_args!("{mistake}"));
 }
 
+/// Reports that what a response has used is of no limiter of the request: at most one event in
+/// [`PERIOD`], with the number of requests since the last one.
+pub(crate) fn unsettled(throttle: &Throttle, error: &Error) {
+    let Some(requests) = throttle.next(PERIOD) else { return };
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: "tower_ratelimit", requests, "the estimate of a request counts: {error}");
+    print_unrecorded(format_args!("the estimate of a request counts: {error}"));
+}
+
 /// Prints what no subscriber gets, so that a new user finds the mistake: responses do not name it.
-fn print_unrecorded(text: fmt::Arguments<'_>) {
+pub(crate) fn print_unrecorded(text: fmt::Arguments<'_>) {
     #[cfg(feature = "tracing")]
     if !tracing::dispatcher::get_default(|it| it.is::<tracing::subscriber::NoSubscriber>()) {
         return;

@@ -113,8 +113,9 @@ fn memory(rest: &str) -> Result<MemoryStore, StoreError> {
         ("" | "//", _) => Ok(MemoryStore::new()),
         (_, Some(Ok(max_keys))) if max_keys > 0 => Ok(MemoryStore::with_max_keys(max_keys)),
         _ => Err(StoreError::config(format!(
-            "cannot use the URL memory:{rest}: write memory: or memory:?max_keys=N, with N from 1 \
-             on"
+            "cannot use the URL {:?} of a store: a store in memory has one parameter, `max_keys`, \
+             from 1 on; write memory: or memory:?max_keys=N",
+            format!("memory:{rest}")
         ))),
     }
 }
@@ -131,12 +132,19 @@ fn redis(url: &str) -> Result<AnyStore, StoreError> {
 
 // The URL is not repeated, because it can contain a password.
 #[cfg(not(feature = "redis"))]
-fn redis(_url: &str) -> Result<AnyStore, StoreError> {
-    Err(StoreError::config(
-        "cannot use the URL of a store: the feature `redis` is not enabled; enable it, or write \
-         memory:"
-            .to_owned(),
-    ))
+fn redis(url: &str) -> Result<AnyStore, StoreError> {
+    let is_of_redis = ["redis", "unix:"].iter().any(|scheme| url.starts_with(scheme));
+    let why = match is_of_redis {
+        true => {
+            "the feature `redis` is not enabled; run `cargo add tower-ratelimit --features redis`, \
+             or write memory:"
+        }
+        false => {
+            "it has no scheme of a store; write memory:, or with the feature `redis` \
+             redis://HOST:PORT"
+        }
+    };
+    Err(StoreError::config(format!("cannot use the URL of a store: {why}")))
 }
 
 #[cfg(test)]
@@ -152,9 +160,12 @@ mod tests {
             unreachable!()
         };
         assert!(format!("{store:?}").contains("max_keys: 7"));
-        for url in ["memory:?max_keys=0", "memory:?max_keys=x", "memory:?keys=1", "memory:x"] {
+        for url in ["memory:?max_keys=0", "memory:?max_keys=x", "memory:?keys=1", "memory:\n"] {
             let error = connect(url).await.unwrap_err().to_string();
-            assert!(error.contains("memory:?max_keys=N"), "{url}: {error}");
+            assert!(
+                error.contains("memory:?max_keys=N") && !error.contains('\n'),
+                "{url}: {error}"
+            );
         }
     }
 
@@ -172,8 +183,14 @@ mod tests {
     #[cfg(not(feature = "redis"))]
     #[tokio::test]
     async fn a_url_of_redis_names_the_feature() {
-        let error = connect("redis://:zz@127.0.0.1").await.unwrap_err().to_string();
-        assert!(error.contains("`redis` is not enabled") && !error.contains("zz"), "{error}");
+        for (url, part) in [
+            ("redis://:zz@127.0.0.1", "`redis` is not enabled"),
+            ("zz:6379", "no scheme of a store"),
+            (" ", "no scheme of a store"),
+        ] {
+            let error = connect(url).await.unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains("zz"), "{error}");
+        }
     }
 
     #[cfg(feature = "redis")]

@@ -19,8 +19,9 @@ use tower_ratelimit::{
     Algorithm, Charge, FailurePolicy, Limiter, MemoryStore, Quota, RateLimitLayer,
     config::Limits,
     key::{self, ClientIp, KeyExtractor, ProxyHeader},
-    layer::{MissingKey, RequestError},
+    layer::{MissingKey, RequestError, Usage},
     observe::{self, Event, Observer, TopDenied},
+    store,
 };
 
 use crate::support::{
@@ -513,24 +514,69 @@ async fn a_misconfigured_service_is_one_error_in_the_log() {
     assert_eq!(errors.load(Relaxed), 20);
 }
 
+/// Runs a test of this file in a process of its own, without a subscriber. Returns what this crate
+/// has printed there; `None` in that process.
+fn lines_of_another_process(test: &str) -> Option<Vec<String>> {
+    const CHILD: &str = "SENDS_REQUESTS_WITHOUT_A_SUBSCRIBER";
+    if env::var_os(CHILD).is_some() {
+        return None;
+    }
+    let test = format!("observe::{test}");
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output = child.args(["--exact", &test, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    Some(text.lines().filter(|line| line.contains("tower-ratelimit:")).map(String::from).collect())
+}
+
 /// A new user has no subscriber yet, and the response does not name the mistake.
 #[tokio::test]
 async fn without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr() {
-    const CHILD: &str = "SENDS_REQUESTS_WITHOUT_A_SUBSCRIBER";
-    if env::var_os(CHILD).is_some() {
+    let this = "without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr";
+    let Some(lines) = lines_of_another_process(this) else {
         let layer = RateLimitLayer::per_ip(HOUR);
         for _ in 0..20 {
             send(&layer, get(&[])).await;
         }
         return;
-    }
-    let this = "observe::without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr";
-    let mut child = Command::new(env::current_exe().unwrap());
-    let output = child.args(["--exact", this, "--nocapture"]).env(CHILD, "1").output().unwrap();
-    let text = String::from_utf8(output.stderr).unwrap();
-    let lines: Vec<_> = text.lines().filter(|line| line.contains("tower-ratelimit:")).collect();
-    let [line] = lines[..] else { panic!("{text}") };
+    };
+    let [line] = &lines[..] else { panic!("{lines:?}") };
     assert!(line.contains("the service is misconfigured") && line.contains("with_connect_info"));
+}
+
+#[tokio::test]
+async fn without_a_subscriber_a_store_that_cannot_decide_is_one_line_on_stderr() {
+    let this = "without_a_subscriber_a_store_that_cannot_decide_is_one_line_on_stderr";
+    let Some(lines) = lines_of_another_process(this) else {
+        let store = store::lazy("redis://127.0.0.1:1/").unwrap(); // no server listens there
+        let api = Limiter::new("api", store, Algorithm::token_bucket(), HOUR);
+        for _ in 0..20 {
+            api.check("alice").await.unwrap_err();
+        }
+        return;
+    };
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert!(line.contains("decisions failed: ") && line.contains("127.0.0.1:1"), "{line}");
+}
+
+#[tokio::test]
+async fn a_usage_that_names_no_limiter_of_the_request_is_one_warning() {
+    let (log, _guard) = Log::start(tracing::Level::INFO);
+    let store = MemoryStore::new();
+    let tokens = Limiter::new("tokens", store, Algorithm::token_bucket(), Quota::per_hour(100));
+    let rule = {
+        let tokens = tokens.clone();
+        move |_: &Parts| Ok(Charge::new(&tokens, "alice").estimate(10))
+    };
+    let layer = RateLimitLayer::by_rule(rule).settle_by(|_| Some(Usage::of("token", 3)));
+    for _ in 0..3 {
+        assert_eq!(send(&layer, get(&[])).await, StatusCode::OK);
+    }
+    assert_eq!(tokens.peek("alice").await.unwrap().remaining(), 70);
+    let text = log.text();
+    let [event] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let parts = ["WARN tower_ratelimit: the estimate of a request counts", "\"token\""];
+    assert!(parts.iter().all(|part| event.contains(part)), "{event}");
 }
 
 /// Sends requests from these peers in turn, and returns the warnings.

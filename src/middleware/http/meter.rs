@@ -5,7 +5,11 @@ use std::{borrow::Cow, sync::Arc};
 
 use http::{HeaderMap, response};
 
-use crate::middleware::passage::RequestHolds;
+use crate::{
+    error::Error,
+    middleware::passage::RequestHolds,
+    observe::log::{self, Throttle},
+};
 
 /// Determines from a response what its request has used, for
 /// [`RateLimitLayer::settle_by`](crate::RateLimitLayer::settle_by). Each response has its own
@@ -160,7 +164,7 @@ impl Usage {
     }
 
     /// Adds the usage of `used` units of another limiter. A name that the request holds no units of
-    /// is ignored. If a name is repeated, the first number counts.
+    /// is ignored, unless there is no other: then the log names it. If a name is repeated, the first number counts.
     ///
     /// # Examples
     ///
@@ -176,11 +180,18 @@ impl Usage {
         self
     }
 
-    /// Settles what the request holds of these limiters.
+    /// Settles what the request holds of these limiters. That is none if all names are wrong.
     pub(crate) fn settle(&self, holds: &mut RequestHolds) {
+        static MISTAKES: Throttle = Throttle::new();
+        let (mut wrong, mut is_known) = (None, false);
         for (limiter, used) in &self.0 {
-            // An error: the service has settled it, or the request does not hold it.
-            drop(holds.settle(limiter, *used));
+            match holds.settle(limiter, *used) {
+                Err(error @ Error::NotHeld { .. }) => wrong = Some(error),
+                Ok(()) | Err(_) => is_known = true, // or the service has settled it
+            }
+        }
+        if let Some(error) = wrong.filter(|_| !is_known && holds.is_open()) {
+            log::unsettled(&MISTAKES, &error);
         }
     }
 }
