@@ -120,7 +120,11 @@ pub(crate) fn suspected(mistake: &str) {
 pub(crate) fn unsettled(throttle: &Throttle, error: &Error) {
     let Some(requests) = throttle.next(PERIOD) else { return };
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: "tower_ratelimit", requests, "the estimate of a request counts: {error}");
+    tracing::warn!(
+        target: "tower_ratelimit",
+        requests,
+        "the estimate of a request counts: {error}"
+    );
     print_unrecorded(format_args!("the estimate of a request counts: {error}"));
 }
 

@@ -164,7 +164,8 @@ impl Usage {
     }
 
     /// Adds the usage of `used` units of another limiter. A name that the request holds no units of
-    /// is ignored, unless there is no other: then the log names it. If a name is repeated, the first number counts.
+    /// is ignored, unless there is no other: then the log names it. If a name is repeated, the
+    /// first number counts.
     ///
     /// # Examples
     ///
