@@ -7,12 +7,12 @@ use tower_ratelimit::{Algorithm, Limiter, Quota, Reservation};
 use crate::support::{self, clock, server::RedisServer};
 
 const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// Reserves an instant. Returns the minutes until then, too.
 async fn reserve(limiter: &Limiter) -> (u64, Reservation) {
-    let reserved = limiter.reserve("key", 1, HOUR).await.unwrap();
-    let reservation = reserved.admitted().expect("an hour is enough");
+    let reserved = limiter.reserve("key", 1, DAY).await.unwrap();
+    let reservation = reserved.admitted().expect("a day is enough");
     // Without the time of the call.
     (reservation.delay().as_secs().div_ceil(60), reservation)
 }
