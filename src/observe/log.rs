@@ -129,7 +129,7 @@ pub(crate) fn unsettled(throttle: &Throttle, error: &Error) {
 }
 
 /// Prints what no subscriber gets, so that a new user finds the mistake: responses do not name it.
-pub(crate) fn print_unrecorded(text: fmt::Arguments<'_>) {
+fn print_unrecorded(text: fmt::Arguments<'_>) {
     #[cfg(feature = "tracing")]
     if !tracing::dispatcher::get_default(|it| it.is::<tracing::subscriber::NoSubscriber>()) {
         return;

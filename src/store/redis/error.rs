@@ -41,6 +41,7 @@ impl ExplainedError {
     }
 
     /// Returns the text of the innermost cause.
+    #[cfg(any(feature = "tracing", test))]
     pub(super) fn reason(&self) -> String {
         self.source().map_or_else(|| self.to_string(), ToString::to_string)
     }
@@ -54,6 +55,7 @@ impl ExplainedError {
     }
 
     /// Returns what an event says: the reply of the server, or the error and its cause.
+    #[cfg(feature = "tracing")]
     pub(super) fn summary(&self) -> String {
         match self.error.is_error_reply() {
             true => Escaped(&self.reason()).to_string(),

@@ -8,7 +8,6 @@ use super::{
     connections::Event,
     error::{Account, ExplainedError},
 };
-use crate::observe::log::print_unrecorded;
 #[cfg(feature = "tracing")]
 use crate::store::Status;
 
@@ -27,7 +26,6 @@ pub(super) fn decisions_failed(limiter: &str, requests: u64, error: &ExplainedEr
         "decisions failed: {}",
         error.summary()
     );
-    print_unrecorded(format_args!("decisions failed: {}", error.summary()));
 }
 
 /// Reports that Redis has decided otherwise than this process has computed. Only logs of the level

@@ -143,12 +143,13 @@ impl Monitor {
         let lacks_permission = error.redis().is_some_and(lacks_permission);
         let is_circuit_open = error.is_circuit_open();
         let error = ExplainedError::new(error, account);
-        if !is_circuit_open && let Some(requests) = self.failed_decisions.next(FAILED_AFTER) {
-            events::decisions_failed(limiter, requests, &error);
-        }
-        let pings = cfg!(feature = "tracing") && lacks_permission;
-        if pings && self.pings.next(PING_AFTER).is_some() {
-            self.ping_in_background(client);
+        if cfg!(feature = "tracing") {
+            if !is_circuit_open && let Some(requests) = self.failed_decisions.next(FAILED_AFTER) {
+                events::decisions_failed(limiter, requests, &error);
+            }
+            if lacks_permission && self.pings.next(PING_AFTER).is_some() {
+                self.ping_in_background(client);
+            }
         }
         error.into_store_error()
     }
