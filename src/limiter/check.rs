@@ -343,6 +343,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
         };
         let key = key.into();
         limiter.decide_then(
+            &limiter.current(),
             Action::Check,
             &key,
             units,

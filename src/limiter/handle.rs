@@ -538,27 +538,14 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
     ) -> StoreFuture<Outcome> {
-        self.decide_then(action, key, cost, max_wait, StoreFuture::from, |answer| answer)
+        let version = &self.current();
+        self.decide_then(version, action, key, cost, max_wait, StoreFuture::from, |answer| answer)
     }
 
-    /// Decides as [`decide`](Self::decide) does, with the closures of [`AnyStore::decide_then`].
-    #[inline(always)]
-    pub(super) fn decide_then<R>(
-        &self,
-        action: Action,
-        key: &Key<'_>,
-        cost: u64,
-        max_wait: MaxWait,
-        done: impl FnOnce(Outcome) -> R,
-        later: impl FnOnce(StoreFuture<Outcome>) -> R,
-    ) -> R {
-        self.decide_by(&self.current(), action, key, cost, max_wait, done, later)
-    }
-
-    /// Decides by a version of the settings.
+    /// Decides by a version of the settings, with the closures of [`AnyStore::decide_then`].
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    fn decide_by<R>(
+    pub(super) fn decide_then<R>(
         &self,
         version: &Version,
         action: Action,
@@ -596,7 +583,7 @@ impl Limiter {
             Asked::decided(decided, outcome);
             None
         };
-        match self.decide_by(version, action, key, cost, max_wait, done, Some) {
+        match self.decide_then(version, action, key, cost, max_wait, done, Some) {
             Some(answer) => Asked::of(answer, outcome),
             None => Asked::Decided,
         }

@@ -232,7 +232,15 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
             let key = key.into();
             if !waits {
                 let (action, max_wait) = (Action::HOLD, MaxWait::NONE);
-                return match limiter.decide_then(action, &key, units, max_wait, Ok, Err) {
+                return match limiter.decide_then(
+                    &limiter.current(),
+                    action,
+                    &key,
+                    units,
+                    max_wait,
+                    Ok,
+                    Err,
+                ) {
                     Ok(outcome) => Poll::Ready(Ok(Permit::admission(outcome, |outcome| {
                         Holds::of_one(limiter, key, units, outcome)
                     }))),

@@ -17,7 +17,7 @@ use crate::{algorithm::Kind, decision::Receipt};
 const GROUP: u64 = 1;
 const STEP: Duration = Duration::from_millis(100);
 
-/// Runs with paused time, which nothing but the test moves.
+/// Runs with paused time, which only the test moves.
 fn paused<F: Future>(test: F) -> F::Output {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(test)
