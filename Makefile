@@ -7,7 +7,7 @@
 test: redis-server curl msrv-toolchain
 	cargo test --workspace --all-features
 
-# Writes the list of the public items, tests/public-api/list.txt, with which a test compares them.
+# Writes the list of the public items, tests/public-api.txt, with which a test compares them.
 public-api: msrv-toolchain
 	WRITE_LIST=1 cargo test -p public-api-list the_list_has_the_public_items
 
@@ -105,30 +105,35 @@ msrv-toolchain:
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
-# What is published, each from its package.
-INNER = tower-ratelimit-connections tower-ratelimit-engine tower-ratelimit-redisson
-PACKAGES = $(addprefix -p ,tower-ratelimit $(INNER))
+# What is published.
+INNER = connections engine redisson
+PACKAGES = -p tower-ratelimit $(INNER:%=-p tower-ratelimit-%)
 
 # Runs a command in the crate as it is published, outside of the checkout, with the inner crates as they
-# are published. By the times in the archives, which are constant, Cargo would not notice changes: `-m`
-# sets the current time.
+# are published, each in its folder. By the times in the archives, which are constant, Cargo would not
+# notice changes: `-m` sets the current time.
 define in-package
-folder=$$(mktemp -d) && for crate in tower-ratelimit $(INNER); do \
-    tar -xzmf target/package/$$crate-$(VERSION).crate -C $$folder || exit 1; done && \
-  cd $$folder/tower-ratelimit-$(VERSION) && $(1) --target-dir $(CURDIR)/target/package-tests \
-    $(foreach crate,$(INNER),--config "patch.crates-io.$(crate).path='../$(crate)-$(VERSION)'") && \
-  rm -r $$folder
+cargo package $(PACKAGES) --target-dir target --no-verify --allow-dirty && folder=$$(mktemp -d) && \
+  unpack() { mkdir -p $$2 && \
+    tar -xzmf target/package/tower-ratelimit$$1-$(VERSION).crate -C $$2 --strip-components 1; } && \
+  unpack "" $$folder && \
+  for crate in $(INNER); do unpack -$$crate $$folder/crates/$$crate || exit 1; done && \
+  cd $$folder && $(1) && rm -r $$folder
 endef
 
+IN_PACKAGE = --config $(CURDIR)/.cargo/config.toml --target-dir $(CURDIR)/target
+PATCHED = $(foreach crate,$(INNER),--config "patch.crates-io.tower-ratelimit-$(crate).path='crates/$(crate)'")
+
+# The examples of the inner crates use `tower-ratelimit`, which they do not depend on: without them.
 package: redis-server
-	cargo package $(PACKAGES) --target-dir target
-	$(call in-package,cargo test --all-features)
+	$(call in-package,cargo test --no-fail-fast --all-features $(IN_PACKAGE) $(PATCHED) && \
+	  for crate in $(INNER); do \
+	    (cd crates/$$crate && cargo test --no-fail-fast --all-features --lib $(IN_PACKAGE)) || exit 1; done)
 
 # Each feature by itself, with cargo-hack. In the workspace, it would add the features that the examples
 # use.
 features:
-	cargo package $(PACKAGES) --target-dir target --no-verify --allow-dirty
-	$(call in-package,cargo hack check --lib --each-feature)
+	$(call in-package,cargo hack check --lib --each-feature $(IN_PACKAGE) $(PATCHED))
 
 # For ten minutes and a minute, or SECONDS=60 for each.
 soak: redis-server

@@ -213,10 +213,10 @@ const NO_SETTINGS: [&str; 12] = [
     "redisson::RateLimiter::for_key",
 ];
 
-/// Returns the functions of `tests/public-api/list.txt`: their paths without type parameters, and
+/// Returns the functions of `tests/public-api.txt`: their paths without type parameters, and
 /// whether they look like a setting.
 fn public_functions() -> Vec<(String, bool)> {
-    let list = fs::read_to_string(root().join("tests/public-api/list.txt")).unwrap();
+    let list = fs::read_to_string(root().join("tests/public-api.txt")).unwrap();
     let lines = list.lines().filter_map(|line| line.split_once("pub ")?.1.split_once("fn "));
     let functions = lines.filter_map(|(_, function)| {
         let (head, arguments) = function.split_once('(')?;
@@ -279,7 +279,7 @@ fn each_setting_has_a_row_with_a_page_that_names_it() {
 /// As `layer::MissingKey::Reject`, and behind it `::Exempt`.
 #[test]
 fn each_value_of_a_setting_is_public() {
-    let list = fs::read_to_string(root().join("tests/public-api/list.txt")).unwrap();
+    let list = fs::read_to_string(root().join("tests/public-api.txt")).unwrap();
     let page = fs::read_to_string(root().join("docs/settings.md")).unwrap();
     let mut values = 0;
     for row in page.lines().filter(|line| line.starts_with("| `")) {

@@ -10,7 +10,6 @@ mod endpoint;
 mod error;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../../tests/support/sentinel/fake.rs"]
 pub(super) mod fake;
 mod header;
 mod line;
