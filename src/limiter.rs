@@ -50,6 +50,6 @@ pub(crate) use self::{
 };
 #[allow(unused_imports, reason = "only optional features use them")]
 pub(crate) use self::{
-    handle::{ChargeTarget, check_name},
+    handle::{ForeignLimiter, check_name},
     report::report_released,
 };

@@ -492,8 +492,7 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// - [`RateLimiterError::Rate`] if the rate is not 1 to 2^53,
-    ///   [`Interval`](RateLimiterError::Interval) if the interval is not 1 ms to 100 years, and
+    /// - [`RateLimiterError::Rate`] if the rate is not 1 to 2^53 permits in 1 ms to 100 years, and
     ///   [`KeepAlive`](RateLimiterError::KeepAlive) if the keep-alive time is below the interval.
     /// - [`Error::Store`] if Redis does not reply within the store's
     ///   [deadline](crate::store::RedisConfig::deadline). The rate may have been set nevertheless.
@@ -584,11 +583,9 @@ impl RateLimiter {
 
     async fn change_rate(&self, mode: &str, config: RateLimiterConfig) -> Result<bool, Error> {
         let RateLimiterConfig { is_per_client, rate, interval, keep_alive } = config;
-        if !(1..=MAX_RATE).contains(&rate) {
-            return Err(RateLimiterError::Rate { rate }.into());
-        }
-        if interval < Duration::from_millis(1) || interval > MAX_INTERVAL {
-            return Err(RateLimiterError::Interval { interval }.into());
+        let is_interval = (Duration::from_millis(1)..=MAX_INTERVAL).contains(&interval);
+        if !(1..=MAX_RATE).contains(&rate) || !is_interval {
+            return Err(RateLimiterError::Rate { rate, interval }.into());
         }
         // The time of a template applies to the limiters of its keys; the template must not expire.
         let keep_alive = self.keep_alive.or(keep_alive).filter(|_| !self.is_template());

@@ -48,15 +48,11 @@ pub enum RateLimiterError {
         /// The name in Redis.
         name: Box<str>,
     },
-    /// The rate is not 1 to 2^53 permits.
+    /// The rate is not 1 to 2^53 permits in 1 ms to 100 years.
     #[non_exhaustive]
     Rate {
-        /// The rate.
+        /// The number of permits.
         rate: u64,
-    },
-    /// The interval is not 1 ms to 100 years.
-    #[non_exhaustive]
-    Interval {
         /// The interval.
         interval: Duration,
     },
@@ -90,10 +86,7 @@ impl RateLimiterError {
     pub fn limiter(&self) -> Option<&str> {
         match self {
             Self::NoRate { limiter, .. } | Self::Unsupported { limiter } => Some(limiter),
-            Self::Slots { .. }
-            | Self::Rate { .. }
-            | Self::Interval { .. }
-            | Self::KeepAlive { .. } => None,
+            Self::Slots { .. } | Self::Rate { .. } | Self::KeepAlive { .. } => None,
         }
     }
 }
@@ -123,10 +116,11 @@ impl fmt::Display for RateLimiterError {
                 "limiter name {name:?}: its keys would be in several slots of a cluster; use a \
                  name without braces, or with text in the first pair, such as \"api:{{42}}\""
             ),
-            Self::Rate { rate } => write!(f, "rate {rate}: use 1 to 2^53 permits"),
-            Self::Interval { interval } => {
-                write!(f, "interval {interval:?}: use 1 ms to 100 years")
-            }
+            Self::Rate { rate, interval } => write!(
+                f,
+                "invalid rate of {rate} permits in {interval:?}: a limiter cannot count it; use 1 \
+                 to 2^53 permits in 1 ms to 100 years"
+            ),
             Self::KeepAlive { keep_alive, interval } => write!(
                 f,
                 "keep-alive {keep_alive:?}: the limiter would forget permits taken in its interval \

@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
-    handle::{AnyLimiter, IntoLimiter, Limiter},
+    handle::{AnyLimiter, ForeignLimiter, IntoLimiter, Limiter},
     version::{Current, MaxWait},
 };
 use crate::{
@@ -459,11 +459,9 @@ impl Charge {
     /// # }
     /// ```
     pub async fn refund(&self) -> Result<Option<KeyState>, Error> {
-        if let Some(part) = self.only_part()
-            && let Some(target) = part.limiter.as_foreign()
-        {
-            if part.cost() > 0 {
-                target.refund(&part.key, part.cost()).await?;
+        if let Some((limiter, key, cost)) = self.foreign() {
+            if cost > 0 {
+                limiter.refund(key, cost).await?;
             }
             return Ok(None);
         }
@@ -489,6 +487,12 @@ impl Charge {
     pub(super) fn single(&self) -> Option<(&Limiter, &Key<'static>)> {
         let part = self.only_part()?;
         Some((part.limiter.own().ok()?, &part.key))
+    }
+
+    /// Returns the limiter in a foreign format, the key and the cost, if it is the only one.
+    pub(super) fn foreign(&self) -> Option<(&dyn ForeignLimiter, &Key<'static>, u64)> {
+        let part = self.only_part()?;
+        Some((part.limiter.as_foreign()?, &part.key, part.cost()))
     }
 
     /// Returns the charge to limiters with a fraction of the quotas over stores in memory; `None`

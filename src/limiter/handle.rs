@@ -1,7 +1,7 @@
 //! `Limiter`: a name, a quota and an algorithm over a store, which it asks for decisions. The
 //! public calls are in `check.rs`, `acquire.rs`, `reservation.rs`, `hold.rs` and `change.rs`.
 //! `AnyLimiter` is a `Limiter`, or one in a foreign format, which the rest of the crate reaches
-//! through `ChargeTarget` alone.
+//! through `ForeignLimiter` alone.
 
 use std::{fmt, mem, sync::Arc, time::Duration};
 
@@ -21,8 +21,8 @@ use crate::{
     observe::{Event, LimiterObservers, log},
     quota::{self, Quota},
     store::{
-        AnyStore, BackgroundTask, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines,
-        Name, Offer, Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
+        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer,
+        Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -680,9 +680,13 @@ pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
 
 /// A limiter in a foreign format. It reserves no instants, and shares no charge with other
 /// limiters.
-pub trait ChargeTarget: fmt::Debug + Send + Sync {
+pub trait ForeignLimiter: fmt::Debug + Send + Sync {
     /// Returns the name, as clients see it.
     fn name(&self) -> &str;
+
+    fn store(&self) -> &dyn Store;
+
+    fn observers(&self) -> &LimiterObservers;
 
     fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome>;
 
@@ -695,12 +699,8 @@ pub trait ChargeTarget: fmt::Debug + Send + Sync {
     /// Returns units of the key, of whatever request.
     fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()>;
 
-    fn spawn_background(&self, task: BackgroundTask);
-
-    fn observers(&self) -> &LimiterObservers;
-
-    /// Returns the lines of requests that wait, and the line of the key.
-    fn line(&self, key: &Key<'_>) -> (Arc<Lines>, u64);
+    /// Returns the line in which requests of the key wait.
+    fn line(&self, key: &Key<'_>) -> u64;
 }
 
 /// A limiter that can be charged: a [`Limiter`], or a `redisson::RateLimiter` (feature `redisson`).
@@ -710,27 +710,34 @@ pub struct AnyLimiter(AnyKind);
 #[derive(Clone, Debug)]
 enum AnyKind {
     Own(Limiter),
-    Foreign(Arc<dyn ChargeTarget>),
+    Foreign(Arc<dyn ForeignLimiter>),
 }
 
 impl AnyLimiter {
     #[doc(hidden)]
-    pub fn foreign(target: impl ChargeTarget + 'static) -> Self {
-        Self(AnyKind::Foreign(Arc::new(target)))
+    pub fn foreign(limiter: impl ForeignLimiter + 'static) -> Self {
+        Self(AnyKind::Foreign(Arc::new(limiter)))
     }
 
     /// Returns the name, as clients see it.
     pub(crate) fn name(&self) -> &str {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.name(),
-            AnyKind::Foreign(target) => target.name(),
+            AnyKind::Foreign(limiter) => limiter.name(),
         }
     }
 
     pub(crate) fn observers(&self) -> &LimiterObservers {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.observers(),
-            AnyKind::Foreign(target) => target.observers(),
+            AnyKind::Foreign(limiter) => limiter.observers(),
+        }
+    }
+
+    pub(super) fn store(&self) -> &dyn Store {
+        match &self.0 {
+            AnyKind::Own(limiter) => limiter.store().as_dyn(),
+            AnyKind::Foreign(limiter) => limiter.store(),
         }
     }
 
@@ -747,10 +754,10 @@ impl AnyLimiter {
         }
     }
 
-    pub(super) fn as_foreign(&self) -> Option<&dyn ChargeTarget> {
+    pub(super) fn as_foreign(&self) -> Option<&dyn ForeignLimiter> {
         match &self.0 {
             AnyKind::Own(_) => None,
-            AnyKind::Foreign(target) => Some(&**target),
+            AnyKind::Foreign(limiter) => Some(&**limiter),
         }
     }
 
@@ -765,11 +772,7 @@ impl AnyLimiter {
     ) -> StoreFuture<Outcome> {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.decide(action, key, cost, max_wait),
-            AnyKind::Foreign(target) if action.holds() => {
-                let limiter = target.name().to_owned().into();
-                StoreFuture::ready(Err(Error::CannotHold { limiter }))
-            }
-            AnyKind::Foreign(target) => target.decide(action, key, cost),
+            AnyKind::Foreign(limiter) => limiter.decide(action, key, cost),
         }
     }
 
@@ -788,8 +791,8 @@ impl AnyLimiter {
         let limiter = match &self.0 {
             AnyKind::Own(limiter) => limiter,
             AnyKind::Foreign(_) if is_first && self.resolve(max_wait) > 0 => return Asked::MayWait,
-            AnyKind::Foreign(target) => {
-                return Asked::of(target.decide(Action::Check, key, cost), outcome);
+            AnyKind::Foreign(limiter) => {
+                return Asked::of(limiter.decide(Action::Check, key, cost), outcome);
             }
         };
         let version = &*limiter.current();
@@ -815,8 +818,8 @@ impl AnyLimiter {
     ) -> Option<Released> {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.release_in_background(key, receipt, units, offer),
-            AnyKind::Foreign(target) => {
-                target.release_in_background(key, receipt, units);
+            AnyKind::Foreign(limiter) => {
+                limiter.release_in_background(key, receipt, units);
                 None
             }
         }
@@ -825,7 +828,7 @@ impl AnyLimiter {
     /// Returns whether a request of this process may wait to check again, for whatever key.
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
-        self.own().map_or(true, |limiter| !limiter.lines().is_empty())
+        !self.store().names().lines().is_empty()
     }
 
     /// Returns whether each answer is there at once.
@@ -857,13 +860,6 @@ impl AnyLimiter {
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
         self.own().map_or(DEFAULT_MAX_PER_KEY, Limiter::default_max_waiting)
-    }
-
-    pub(crate) fn spawn_background(&self, task: BackgroundTask) {
-        match &self.0 {
-            AnyKind::Own(limiter) => limiter.store().as_dyn().spawn_background(task),
-            AnyKind::Foreign(target) => target.spawn_background(task),
-        }
     }
 }
 

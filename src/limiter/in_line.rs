@@ -43,8 +43,7 @@ pub(crate) struct InLine {
 impl Charge {
     /// Returns the lines of the process in which its requests stand.
     pub(crate) fn lines(&self) -> Option<Arc<Lines>> {
-        let own = || Some(self.own_parts().next()?.0.lines().clone());
-        own().or_else(|| Some(self.foreign_line()?.0))
+        Some(self.limiters().next()?.store().names().lines().clone())
     }
 
     /// Returns the reserved instants of the process.
@@ -59,17 +58,10 @@ impl Charge {
 
     /// Asks for the denial of a request that leaves undecided.
     pub(crate) fn denial(&self) -> StoreFuture<Outcome> {
-        let foreign = || Some((self.limiters().next()?.as_foreign()?, self.keys().next()?));
-        match foreign().zip(self.costs().next()) {
-            Some(((target, key), cost)) => target.denial(key, cost),
+        match self.foreign() {
+            Some((limiter, key, cost)) => limiter.denial(key, cost),
             None => self.decide(Action::Peek, MaxWait::NONE),
         }
-    }
-
-    /// Returns the line of a limiter in a foreign format, which shares no charge.
-    fn foreign_line(&self) -> Option<(Arc<Lines>, u64)> {
-        let target = self.limiters().next()?.as_foreign()?;
-        Some(target.line(self.keys().next()?))
     }
 
     /// Returns the hash of limits, quotas, keys and costs: requests with equal ones can share
@@ -83,11 +75,9 @@ impl Charge {
 
     /// Returns the limits as lines need them; `None` if the charge is invalid.
     fn line_limits(&self, lines: &Lines) -> Option<Vec<LineLimit>> {
-        if let Some((_, line)) = self.foreign_line() {
-            let cost = self.costs().next()?;
-            let (group, is_spent) = (line, !self.holds_units());
-            let limiter = lines.hash(self.limiters().next()?.name());
-            let (max_units, pace) = (MAX, None);
+        if let Some((limiter, key, cost)) = self.foreign() {
+            let (line, limiter) = (limiter.line(key), lines.hash(limiter.name()));
+            let (group, is_spent, max_units, pace) = (line, true, MAX, None);
             let limit = LineLimit { line, limiter, cost, is_spent, group, max_units, pace };
             return Some(vec![limit]);
         }
@@ -106,7 +96,7 @@ impl Charge {
         let is_new = |(index, limit): (usize, &LineLimit)| {
             limits[..index].iter().all(|other| other.line != limit.line)
         };
-        limits.iter().enumerate().all(is_new).then_some(limits)
+        (!limits.is_empty() && limits.iter().enumerate().all(is_new)).then_some(limits)
     }
 }
 

@@ -58,7 +58,7 @@ impl Charge {
     /// `slot`.
     fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
         let Some(limiter) = self.limiters().next().cloned() else { return };
-        limiter.spawn_background(Box::pin(async move {
+        limiter.store().spawn_background(Box::pin(async move {
             if let Ok(Outcome { decision, receipts }) = answer.await {
                 match decision.remaining_delay() {
                     Duration::ZERO => self.release_in_background(&receipts),

@@ -271,9 +271,8 @@ mod tests {
     use super::*;
     use crate::{
         RedisStore,
-        limiter::{AnyLimiter, ChargeTarget},
+        limiter::{AnyLimiter, ForeignLimiter},
         observe::LimiterObservers,
-        store::{BackgroundTask, Lines},
         sync::lock,
     };
 
@@ -342,9 +341,17 @@ mod tests {
     #[derive(Debug)]
     struct Target(Arc<Log>);
 
-    impl ChargeTarget for Target {
+    impl ForeignLimiter for Target {
         fn name(&self) -> &str {
             self.0.limiter.name()
+        }
+
+        fn store(&self) -> &dyn Store {
+            &self.0.limiter.store
+        }
+
+        fn observers(&self) -> &LimiterObservers {
+            self.0.limiter.observers()
         }
 
         fn decide(&self, _: Action, _: &Key<'_>, _: u64) -> StoreFuture<Outcome> {
@@ -366,15 +373,7 @@ mod tests {
             StoreFuture::ready(Ok(()))
         }
 
-        fn spawn_background(&self, task: BackgroundTask) {
-            tokio::spawn(task);
-        }
-
-        fn observers(&self) -> &LimiterObservers {
-            self.0.limiter.observers()
-        }
-
-        fn line(&self, key: &Key<'_>) -> (Arc<Lines>, u64) {
+        fn line(&self, key: &Key<'_>) -> u64 {
             self.0.limiter.line(key)
         }
     }
@@ -468,7 +467,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_name_and_each_client_has_a_line() {
         let limiter = limiter();
-        let line = |limiter: &RateLimiter, key: &str| limiter.line(&Key::from(key)).1;
+        let line = |limiter: &RateLimiter, key: &str| limiter.line(&Key::from(key));
         let same = RateLimiter::new(limiter.store.clone(), "LIMITER_NAME");
         assert_eq!(line(&limiter, ""), line(&same, "any"));
         assert_ne!(line(&limiter, ""), line(&limiter.clone().client_id("other"), ""));

@@ -1,6 +1,4 @@
-//! The limiter as the target of a charge: the path from a layer to Redisson's limiter.
-
-use std::sync::Arc;
+//! The limiter as a charge and a layer reach it.
 
 use tower_ratelimit_redisson::random;
 
@@ -10,20 +8,31 @@ use crate::{
     decision::{Outcome, Receipt},
     error::{Error, RateLimiterError},
     keys::Key,
-    limiter::{AnyLimiter, ChargeTarget, IntoLimiter, report_released},
+    limiter::{AnyLimiter, ForeignLimiter, IntoLimiter, report_released},
     observe::LimiterObservers,
-    store::{BackgroundTask, Lines, Store, StoreFuture},
+    store::{Store, StoreFuture},
 };
 
-impl ChargeTarget for RateLimiter {
+impl ForeignLimiter for RateLimiter {
     fn name(&self) -> &str {
         self.label
+    }
+
+    fn store(&self) -> &dyn Store {
+        &self.store
+    }
+
+    fn observers(&self) -> &LimiterObservers {
+        &self.observers
     }
 
     fn decide(&self, action: Action, key: &Key<'_>, cost: u64) -> StoreFuture<Outcome> {
         if action != Action::Check {
             let limiter = self.label.into();
-            return StoreFuture::ready(Err(RateLimiterError::Unsupported { limiter }.into()));
+            return StoreFuture::ready(Err(match action.holds() {
+                true => Error::CannotHold { limiter },
+                false => RateLimiterError::Unsupported { limiter }.into(),
+            }));
         }
         let (limiter, deadline) = (self.for_key(key), self.store.start_deadline());
         StoreFuture::pending(async move { limiter?.attempt(deadline, cost, random()).await })
@@ -48,29 +57,18 @@ impl ChargeTarget for RateLimiter {
         })
     }
 
-    fn observers(&self) -> &LimiterObservers {
-        &self.observers
-    }
-
-    fn spawn_background(&self, task: BackgroundTask) {
-        self.store.spawn_background(task);
-    }
-
-    fn line(&self, key: &Key<'_>) -> (Arc<Lines>, u64) {
-        let lines = self.store.names().lines().clone();
+    fn line(&self, key: &Key<'_>) -> u64 {
         let limiter = self.for_key(key);
         let keys = limiter.as_ref().map_or(&self.keys, |limiter| &limiter.keys);
         // Another client can have permits when this one has none.
-        let line = lines.hash(("redisson", &keys.name, &keys.client_id));
-        (lines, line)
+        self.store.names().lines().hash(("redisson", &keys.name, &keys.client_id))
     }
 }
 
 impl RateLimiter {
     /// Calls the first of the calls that wait for permits of this limiter.
     pub(super) fn call_line(&self) {
-        let (lines, line) = self.line(&self.key());
-        lines.returned(line);
+        self.store.names().lines().returned(self.line(&self.key()));
     }
 
     /// Calls the first of each line with the label of this limiter: a rate applies to all clients,
