@@ -1,29 +1,14 @@
-//! Reads and writes limits by name. The format of one limit is that of the engine.
+//! Reads limits by name. The engine has the format of one limit.
 
 use std::fmt;
 
 use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
+    Deserialize, Deserializer,
     de::{Error, MapAccess, Visitor},
 };
-use tower_ratelimit_engine::limit;
 
-use super::limits::{Limit, Limits};
+use super::limits::Limits;
 use crate::{error::ConfigError, limiter::check_name};
-
-impl<'de> Deserialize<'de> for Limit {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let limit::Limit { algorithm, quota } = Deserialize::deserialize(deserializer)?;
-        Ok(Self { algorithm, quota })
-    }
-}
-
-impl Serialize for Limit {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { algorithm, quota } = *self;
-        limit::Limit { algorithm, quota }.serialize(serializer)
-    }
-}
 
 impl<'de> Deserialize<'de> for Limits {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

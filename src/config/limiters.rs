@@ -113,7 +113,7 @@ impl Limit {
 
     /// Changes the settings of a limiter. Returns the old and the new ones, if they differ.
     fn set(&self, limiter: &Limiter) -> Option<[Arc<Settings>; 2]> {
-        limiter.set(self.algorithm, self.quota).expect("a limit is valid")
+        limiter.set(self.algorithm(), self.quota()).expect("a limit is valid")
     }
 }
 

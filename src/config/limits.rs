@@ -3,10 +3,10 @@
 
 use std::{
     collections::{BTreeMap, btree_map},
-    iter,
+    fmt, iter,
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tower_ratelimit_engine::limit;
 
 use crate::{
@@ -241,11 +241,9 @@ impl<'a> IntoIterator for &'a Limits {
 /// # let _ = (api, login);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Limit {
-    pub(super) algorithm: Algorithm,
-    pub(super) quota: Quota,
-}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Limit(limit::Limit);
 
 impl Limit {
     /// Combines an algorithm and a quota.
@@ -264,8 +262,7 @@ impl Limit {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn try_new(algorithm: Algorithm, quota: Quota) -> Result<Self, QuotaError> {
-        limit::Limit::try_new(algorithm, quota)?;
-        Ok(Self { algorithm, quota })
+        limit::Limit::try_new(algorithm, quota).map(Self)
     }
 
     /// Makes a limiter of the given name.
@@ -288,7 +285,7 @@ impl Limit {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn limiter(&self, name: &str, store: impl Store) -> Result<Limiter, ConfigError> {
-        Limiter::try_new(name, store, self.algorithm, self.quota)
+        Limiter::try_new(name, store, self.algorithm(), self.quota())
     }
 
     /// Returns the algorithm.
@@ -307,7 +304,7 @@ impl Limit {
     /// ```
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        self.0.algorithm
     }
 
     /// Returns the quota.
@@ -326,6 +323,12 @@ impl Limit {
     /// ```
     #[must_use]
     pub fn quota(&self) -> Quota {
-        self.quota
+        self.0.quota
+    }
+}
+
+impl fmt::Debug for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }

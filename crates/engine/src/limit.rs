@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// An algorithm and a quota that fits it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     pub algorithm: Algorithm,
     pub quota: Quota,
