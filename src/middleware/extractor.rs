@@ -33,33 +33,25 @@
 //! # Ok(())
 //! # }
 //! ```
-// Each is in a file of its own; `value.rs` reads the values of requests. The key itself, and its
+// `value.rs` reads the values of requests. The key itself, and its
 // escaping, are below the middleware, in `keys.rs`.
 
-mod bearer;
 mod client_ip;
-mod cookie;
 mod forwarded;
 mod global;
-mod header;
 mod into_key;
-mod query;
 #[cfg(feature = "axum")]
 mod route;
 mod value;
 
 #[cfg(feature = "axum")]
 pub use self::route::Route;
-pub use self::{
-    bearer::bearer,
-    client_ip::{ClientIp, PeerIp, ProxyHeader},
-    cookie::cookie,
-    global::Global,
-    header::header,
-    query::query,
-    value::Value,
-};
 pub(crate) use self::{client_ip::watched, into_key::IntoKey};
+pub use self::{
+    client_ip::{ClientIp, PeerIp, ProxyHeader},
+    global::Global,
+    value::{Value, bearer, cookie, header, query},
+};
 pub use crate::keys::Key;
 use crate::middleware::rejection::RequestError;
 

@@ -156,7 +156,8 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
             && let Some(headers) = self.headers.for_denial(decision)
             && let Some(body) = problem::denied(decision)
         {
-            let mut response = problem::of_denial(headers, ResponseBody::rejection(body));
+            let (status, body) = (StatusCode::TOO_MANY_REQUESTS, ResponseBody::rejection(body));
+            let mut response = problem::of(status, headers, body);
             self.annotate_rejection(response.extensions_mut(), rejection);
             return Rejected::Now(response);
         }
@@ -176,9 +177,10 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         // The status of a gRPC response is in other headers.
         let missing = if is_grpc { HeaderMap::new() } else { headers.clone() };
         let response = respond(headers);
-        let mut mapped = map.call(&rejection, head, response, missing, self.error_details);
-        self.annotate_rejection(mapped.extensions_mut(), rejection);
-        Rejected::Later(mapped)
+        let mut extensions = Extensions::new();
+        self.annotate_rejection(&mut extensions, rejection.clone());
+        let details = self.error_details;
+        Rejected::Later(map.call(&rejection, head, response, missing, extensions, details))
     }
 }
 

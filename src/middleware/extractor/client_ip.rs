@@ -174,8 +174,7 @@ impl ClientIp {
         header: ProxyHeader,
         trusted: impl IntoIterator<Item = T>,
     ) -> Result<Self, ConfigError> {
-        let trusted = Networks::of_proxies(trusted)?;
-        Ok(Self { header, trusted, ipv6_prefix: IPV6_PREFIX, peer_addr: None })
+        Ok(Self { header, trusted: Networks::of_proxies(trusted)?, ..PeerIp })
     }
 
     /// Sets how many bits of an IPv6 address identify a client. The default is 64, the smallest
@@ -223,37 +222,6 @@ impl ClientIp {
 
     fn address(&self, head: &Parts) -> Result<IpAddr, RequestError> {
         self.client(of_peer(head, self.peer_addr)?, &head.headers)
-    }
-
-    /// Returns why requests of several clients have the address of the proxy.
-    fn find_mistake(&self, head: &Parts) -> Option<String> {
-        if self.trusted.is_empty() {
-            return proxy_in_front(head);
-        }
-        let peer = of_peer(head, self.peer_addr).ok()?.to_canonical();
-        if !self.trusted.contains(peer) {
-            let header = proxy_header(&head.headers)?;
-            return Some(format!(
-                "the header {header}, but a peer outside of the trusted networks; if it is a \
-                 proxy, add its network to `key::ClientIp`"
-            ));
-        }
-        if self.client(peer, &head.headers).ok()? != peer {
-            return None;
-        }
-        let header = match &self.header {
-            ProxyHeader::XForwardedFor => "x-forwarded-for",
-            ProxyHeader::Forwarded => "forwarded",
-            ProxyHeader::Single(name) => name.as_str(),
-        };
-        Some(format!(
-            "the trusted proxy names no client in the header {header}; give `key::ClientIp` the \
-             header that it writes, or, if these are its health checks, exempt their route"
-        ))
-    }
-
-    fn key_of(&self, address: IpAddr) -> Key<'static> {
-        network(address, self.ipv6_prefix)
     }
 
     fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, RequestError> {
@@ -319,7 +287,15 @@ impl ClientIp {
     /// ```
     #[must_use]
     pub fn key(&self, address: impl Into<IpAddr>) -> Key<'static> {
-        self.key_of(address.into())
+        match client(address.into()) {
+            IpAddr::V4(address) => Key::from(address),
+            IpAddr::V6(address) => {
+                let prefix = self.ipv6_prefix;
+                let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+                let network = Ipv6Addr::from_bits(address.to_bits() & mask);
+                written(format_args!("ip={network}/{prefix}"))
+            }
+        }
     }
 
     /// Returns a closure that finds the requests of clients in these networks, for
@@ -354,7 +330,10 @@ impl ClientIp {
         self,
         networks: impl IntoIterator<Item = T>,
     ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
-        self.matcher(Networks::literal(networks))
+        match self.try_within(networks) {
+            Ok(matches) => matches,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Does the same as [`within`](ClientIp::within), for networks that are not literals.
@@ -385,32 +364,54 @@ impl ClientIp {
         impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static,
         ConfigError,
     > {
-        Ok(self.matcher(Networks::new(networks)?))
-    }
-
-    fn matcher(
-        self,
-        networks: Networks,
-    ) -> impl Fn(&Parts) -> Result<bool, RequestError> + Clone + Send + Sync + 'static {
-        move |head: &Parts| {
+        let networks = Networks::new(networks)?;
+        Ok(move |head: &Parts| {
             let address = self.address(head)?.to_canonical();
             let client = client(address);
             Ok(networks.contains(address) || networks.contains(client))
-        }
+        })
     }
 }
 
 impl KeyExtractor<Parts> for ClientIp {
     fn extract(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        Ok(self.key_of(self.address(head)?))
+        Ok(self.key(self.address(head)?))
     }
 
     fn can_mistake(&self) -> bool {
         true
     }
 
+    /// Returns why requests of several clients have the address of the proxy.
     fn mistake(&self, head: &Parts) -> Option<String> {
-        self.find_mistake(head)
+        let of_proxy = || PROXY_HEADERS.into_iter().find(|&name| head.headers.contains_key(name));
+        if self.trusted.is_empty() {
+            let header = of_proxy()?;
+            return Some(format!(
+                "the header {header}, which proxies write; if the service is behind a proxy, use \
+                 `key::ClientIp` in place of `key::PeerIp`"
+            ));
+        }
+        let peer = of_peer(head, self.peer_addr).ok()?.to_canonical();
+        if !self.trusted.contains(peer) {
+            let header = of_proxy()?;
+            return Some(format!(
+                "the header {header}, but a peer outside of the trusted networks; if it is a \
+                 proxy, add its network to `key::ClientIp`"
+            ));
+        }
+        if self.client(peer, &head.headers).ok()? != peer {
+            return None;
+        }
+        let header = match &self.header {
+            ProxyHeader::XForwardedFor => "x-forwarded-for",
+            ProxyHeader::Forwarded => "forwarded",
+            ProxyHeader::Single(name) => name.as_str(),
+        };
+        Some(format!(
+            "the trusted proxy names no client in the header {header}; give `key::ClientIp` the \
+             header that it writes, or, if these are its health checks, exempt their route"
+        ))
     }
 }
 
@@ -469,21 +470,6 @@ fn of_peer(head: &Parts, peer_addr: Option<PeerAddr>) -> Result<IpAddr, RequestE
     address.map(|address| address.ip()).ok_or_else(|| RequestError::misconfigured(missing))
 }
 
-/// Returns the mistake of a service that takes the peer for the client, if the request comes from a
-/// proxy.
-fn proxy_in_front(head: &Parts) -> Option<String> {
-    let header = proxy_header(&head.headers)?;
-    Some(format!(
-        "the header {header}, which proxies write; if the service is behind a proxy, use \
-         `key::ClientIp` in place of `key::PeerIp`"
-    ))
-}
-
-/// Returns the name of a header by which a proxy reports the client.
-fn proxy_header(headers: &HeaderMap) -> Option<&'static str> {
-    PROXY_HEADERS.into_iter().find(|&name| headers.contains_key(name))
-}
-
 fn default_peer_addr(extensions: &Extensions) -> Option<SocketAddr> {
     let address = extensions.get::<SocketAddr>().copied();
     #[cfg(feature = "axum")]
@@ -494,19 +480,6 @@ fn default_peer_addr(extensions: &Extensions) -> Option<SocketAddr> {
         info.or(mock)
     });
     address
-}
-
-/// Returns the key of an IPv4 client, or of the first `prefix` bits of the address of an IPv6
-/// client.
-fn network(address: IpAddr, prefix: u8) -> Key<'static> {
-    match client(address) {
-        IpAddr::V4(address) => Key::from(address),
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-            let network = Ipv6Addr::from_bits(address.to_bits() & mask);
-            written(format_args!("ip={network}/{prefix}"))
-        }
-    }
 }
 
 /// Returns the IPv4 address of a client that the IPv6 address represents, or the address itself.
@@ -587,15 +560,6 @@ impl Networks {
             Some(IpNet::V4(_)) => Err(ConfigError::AllTrusted { version: "IPv4" }),
             Some(IpNet::V6(_)) => Err(ConfigError::AllTrusted { version: "IPv6" }),
             None => Ok(networks),
-        }
-    }
-
-    /// Does the same as [`new`](Networks::new), for literals.
-    #[track_caller]
-    fn literal<T: AsRef<str>>(networks: impl IntoIterator<Item = T>) -> Self {
-        match Self::new(networks) {
-            Ok(networks) => networks,
-            Err(error) => panic!("{error}"),
         }
     }
 

@@ -1,6 +1,6 @@
-//! `Value`: a value of requests as a key, and the places of values in a request.
+//! The value of a header, a query parameter or a cookie, or a bearer token, as a key.
 
-use std::{borrow::Cow, collections::HashSet, fmt, sync::Arc};
+use std::{borrow::Cow, collections::HashSet, sync::Arc};
 
 use http::{
     HeaderName, HeaderValue,
@@ -12,9 +12,116 @@ use percent_encoding::percent_decode;
 use super::{Key, KeyExtractor};
 use crate::{keys::Scope, middleware::rejection::RequestError};
 
+/// The value of a header, such as an API key.
+///
+/// An empty value is a missing key, and a header that occurs twice is an invalid request. Spaces
+/// around the value are ignored. The key is `header:name=value`, so services that read different
+/// headers never share a key.
+///
+/// Clients can forge headers: use one as a key only if it is authenticated first. Otherwise every
+/// forged value gets a full quota. If the value is a secret, such as an API key, keep it out of the
+/// store with [`hashed`](Value::hashed).
+///
+/// # Panics
+///
+/// If the name is not a valid header name. A [`HeaderName`] always is.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::key;
+///
+/// let api_key = key::header("x-api-key");
+/// # let _ = api_key;
+/// ```
+#[must_use]
+#[track_caller]
+pub fn header(name: impl AsRef<str>) -> Value {
+    let name = name.as_ref();
+    let Ok(name) = HeaderName::try_from(name) else {
+        panic!("{name:?} is not a valid header name")
+    };
+    Value::new(format!("header {name}"), &format!("header:{name}"), Place::Header(name))
+}
+
+/// The value of a query parameter, such as `api_key` in `/search?q=rust&api_key=k1`. The name is
+/// not encoded.
+///
+/// An empty value is a missing key, and a parameter that occurs twice is an invalid request. The
+/// value is decoded: `%20` and `+` are spaces. The key is `query:name=value`; keep the value out of
+/// the store with [`hashed`](Value::hashed).
+///
+/// Clients can forge parameters: use one as a key only if it is authenticated first.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::key;
+///
+/// let api_key = key::query("api_key");
+/// # let _ = api_key;
+/// ```
+#[must_use]
+pub fn query(name: &str) -> Value {
+    Value::new(format!("parameter {name}"), &format!("query:{name}"), Place::Query(name.into()))
+}
+
+/// The value of a cookie, such as a session. The name is compared with regard to case.
+///
+/// An empty value is a missing key. A cookie that occurs twice is an invalid request, because the
+/// service may read the other one. Spaces around the name and the value, quotes around the value
+/// and percent-encoding make no difference, as services accept a cookie in each of these forms. The
+/// key is `cookie:name=value`, of the decoded value without quotes; keep the value out of the store
+/// with [`hashed`](Value::hashed).
+///
+/// Clients can forge cookies: check the session before the limit, or every forged value gets a full
+/// quota.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::key;
+///
+/// let secret = "the same random text on all replicas"; // from the configuration
+/// let session = key::cookie("session").hashed(secret);
+/// # let _ = session;
+/// ```
+#[must_use]
+pub fn cookie(name: &str) -> Value {
+    Value::new(format!("cookie {name}"), &format!("cookie:{name}"), Place::Cookie(name.into()))
+}
+
+/// The bearer token of the header `Authorization` (RFC 6750): `Bearer TOKEN`.
+///
+/// Without the header, and with another scheme such as `Basic`, the key is missing. A header that
+/// occurs twice is an invalid request. The key is `bearer=TOKEN`; keep the token out of the store
+/// with [`hashed`](Value::hashed).
+///
+/// Clients can forge tokens: check them before the limit, or every forged token gets a full quota.
+///
+/// # Examples
+///
+/// ```
+/// use http::StatusCode;
+/// use tower_ratelimit::{
+///     Algorithm, Limiter, MemoryStore, Quota, RateLimitLayer, key, layer::MissingKey,
+/// };
+///
+/// # let quota = Quota::per_second(10);
+/// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::token_bucket(), quota);
+/// let secret = "the same random text on all replicas"; // from the configuration
+/// let layer = RateLimitLayer::new(limiter, key::bearer().hashed(secret))
+///     .missing_key(MissingKey::reject_with(StatusCode::UNAUTHORIZED));
+/// # let _ = layer;
+/// ```
+#[must_use]
+pub fn bearer() -> Value {
+    let name = "the bearer token in header authorization";
+    Value::new(name.to_owned(), "bearer", Place::Bearer)
+}
+
 /// The extractor of a value that requests contain, such as an API key: made by
-/// [`header`](super::header()), [`query`](super::query()), [`cookie`](super::cookie()) or
-/// [`bearer`](super::bearer()).
+/// [`header`](header()), [`query`](query()), [`cookie`](cookie()) or [`bearer`](bearer()).
 ///
 /// # Examples
 ///
@@ -38,8 +145,8 @@ pub struct Value {
 }
 
 impl Value {
-    pub(super) fn new(name: impl fmt::Display, scope: &str, place: Place) -> Self {
-        Self { name: name.to_string().into(), scope: Scope::new(scope), place }
+    fn new(name: String, scope: &str, place: Place) -> Self {
+        Self { name: name.into(), scope: Scope::new(scope), place }
     }
 
     /// Returns the key of a value, for [`Limiter::peek`](crate::Limiter::peek),
@@ -139,7 +246,7 @@ impl KeyExtractor<Parts> for Value {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+enum Place {
     Header(HeaderName),
     /// A parameter, by its decoded name.
     Query(Box<str>),
@@ -174,7 +281,7 @@ impl Place {
             Self::Cookie(name) => {
                 // HTTP/2 can split the cookies into several headers.
                 let pairs = in_headers(&COOKIE).flat_map(|line| line.split(|&byte| byte == b';'));
-                only(pairs.filter_map(|pair| cookie(pair, name.as_bytes())))
+                only(pairs.filter_map(|pair| cookie_value(pair, name.as_bytes())))
             }
             Self::Bearer => {
                 let tokens = in_headers(&AUTHORIZATION).map(|value| token(value).unwrap_or(b""));
@@ -201,7 +308,7 @@ pub(super) fn trimmed(value: &HeaderValue) -> &[u8] {
 
 /// Returns the value of a cookie, if it has this name. Services accept several forms of one cookie,
 /// which must have one key: spaces around the name and the value, quotes, and percent-encoding.
-fn cookie<'a>(pair: &'a [u8], name: &[u8]) -> Option<Cow<'a, [u8]>> {
+fn cookie_value<'a>(pair: &'a [u8], name: &[u8]) -> Option<Cow<'a, [u8]>> {
     let (found, value) = pair.split_at(pair.iter().position(|&byte| byte == b'=')?);
     let found = found.trim_ascii();
     if found != name && Cow::from(percent_decode(found)) != name {

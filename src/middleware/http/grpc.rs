@@ -11,7 +11,7 @@ use http::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use super::{body::RejectionBody, headers::RATELIMIT_POLICY};
+use super::{body::RejectionBody, headers::RATELIMIT_POLICY, problem};
 use crate::middleware::rejection::Rejection;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -73,13 +73,6 @@ pub(super) fn timeout(head: &Parts) -> Option<Duration> {
 
 /// Makes the response to a gRPC request: trailers as headers, and no body.
 pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<RejectionBody> {
-    add_status(&mut headers, rejection);
-    let mut response = Response::new(RejectionBody::default());
-    *response.headers_mut() = headers;
-    response
-}
-
-fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
     let code = match rejection {
         Rejection::Denied(_) | Rejection::CostAboveQuota { .. } => RESOURCE_EXHAUSTED,
         Rejection::Store(_) => UNAVAILABLE,
@@ -119,6 +112,7 @@ fn add_status(headers: &mut HeaderMap, rejection: &Rejection) {
         let details = base64(&status);
         headers.insert(DETAILS, HeaderValue::try_from(details).expect("printable ASCII"));
     }
+    problem::of(StatusCode::OK, headers, RejectionBody::default())
 }
 
 /// Encodes bytes as base64 (RFC 4648), without padding.

@@ -20,18 +20,17 @@ use crate::{
 };
 
 /// The owner of what a request holds, in the body of its response. The drop settles what the meter
-/// reports, and ends the rest as used. Boxed, because most responses have none.
-pub(crate) enum BodyGuard {
-    Unmetered(Box<RequestHolds>),
-    Metered(Box<MeteredHolds>),
+/// reports, and ends the rest as used.
+pub(crate) struct BodyGuard {
+    holds: Box<RequestHolds>,
+    /// `None` also if the meter has panicked: it is not called again.
+    metered: Option<Box<Metered>>,
 }
 
-/// What a request holds, and the meter of its response.
-pub(crate) struct MeteredHolds {
-    holds: Box<RequestHolds>,
-    /// `None` if it panicked. The mutex, which is never locked, makes the body `Sync`: a meter need
-    /// not be.
-    meter: Option<Mutex<Box<dyn Meter>>>,
+/// The meter of a response, and what it has seen of the body.
+struct Metered {
+    /// The mutex, which is never locked, makes the body `Sync`: a meter need not be.
+    meter: Mutex<Box<dyn Meter>>,
     /// The data that is not seen yet, if the head contains its length. A server drops a body of
     /// this length without asking for its end.
     left: Option<u64>,
@@ -51,12 +50,15 @@ impl BodyGuard {
         let is_tunnel = head.status == StatusCode::SWITCHING_PROTOCOLS
             || holds.expects == Expects::Tunnel && head.status.is_success();
         let goes_on = holds.is_open() && !is_tunnel;
-        let guard = match meter {
-            Some(meter) => {
-                Self::Metered(Box::new(MeteredHolds::new(holds, meter, head, is_tunnel)))
-            }
-            None => Self::Unmetered(holds),
-        };
+        let metered = meter.map(|meter| {
+            let has_no_body = holds.expects == Expects::NoBody
+                || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
+            let length = head.headers.get(CONTENT_LENGTH);
+            let left = length.and_then(|length| length.to_str().ok()?.parse().ok());
+            let is_complete = AtomicBool::new(is_tunnel || has_no_body || left == Some(0));
+            Box::new(Metered { meter: Mutex::new(meter), left, is_complete })
+        });
+        let guard = Self { holds, metered };
         goes_on.then_some(guard)
     }
 
@@ -74,85 +76,48 @@ impl BodyGuard {
             Some(Ok(frame)) => frame.is_trailers() || body.is_end_stream(),
             Some(Err(_)) | None => true,
         };
-        if let Self::Metered(metered) = self {
-            metered.see(polled, is_last, body);
+        if let Some(mut metered) = self.metered.take() {
+            let meter = get_mut(&mut metered.meter);
+            if let Some(Ok(frame)) = polled {
+                if let Some(trailers) = frame.trailers_ref() {
+                    meter.trailers(trailers);
+                } else if let Some(data) = frame.data_ref().map(AsRef::as_ref) {
+                    metered.left = metered.left.map(|left| left.saturating_sub(data.len() as u64));
+                    meter.data(data);
+                }
+            }
+            *metered.is_complete.get_mut() = match is_last {
+                true => !matches!(polled, Some(Err(_))),
+                // Trailers can follow, but a server need not ask for them.
+                false => metered.left == Some(0) || body.size_hint().exact() == Some(0),
+            };
+            self.metered = Some(metered);
         }
         if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Remembers that the body has reported its end.
     pub(super) fn see_end(&self) {
-        if let Self::Metered(metered) = self {
+        if let Some(metered) = &self.metered {
             metered.is_complete.store(true, Relaxed);
         }
     }
 }
 
-impl MeteredHolds {
-    fn new(
-        holds: Box<RequestHolds>,
-        meter: Box<dyn Meter>,
-        head: &response::Parts,
-        is_tunnel: bool,
-    ) -> Self {
-        let has_no_body = holds.expects == Expects::NoBody
-            || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
-        let length = head.headers.get(CONTENT_LENGTH);
-        let left = length.and_then(|length| length.to_str().ok()?.parse().ok());
-        let is_complete = is_tunnel || has_no_body || left == Some(0);
-        let meter = Some(Mutex::new(meter));
-        Self { holds, meter, left, is_complete: AtomicBool::new(is_complete) }
-    }
-
-    fn see<B: Body>(
-        &mut self,
-        polled: &Option<Result<Frame<B::Data>, B::Error>>,
-        is_last: bool,
-        body: &B,
-    ) where
-        B::Data: AsRef<[u8]>,
-    {
-        if let Some(Ok(frame)) = polled {
-            if let Some(trailers) = frame.trailers_ref() {
-                self.with_meter(|meter| meter.trailers(trailers));
-            } else if let Some(data) = frame.data_ref().map(AsRef::as_ref) {
-                self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
-                self.with_meter(|meter| meter.data(data));
-            }
-        }
-        *self.is_complete.get_mut() = match is_last {
-            true => !matches!(polled, Some(Err(_))),
-            // Trailers can follow, but a server need not ask for them.
-            false => self.left == Some(0) || body.size_hint().exact() == Some(0),
-        };
-    }
-
-    /// Calls the meter. A meter that panics is not called again.
-    fn with_meter<T>(&mut self, call: impl FnOnce(&mut dyn Meter) -> T) -> Option<T> {
-        let mut meter = self.meter.take()?;
-        let result = call(&mut **get_mut(&mut meter));
-        self.meter = Some(meter);
-        Some(result)
-    }
-}
-
-impl Drop for MeteredHolds {
+impl Drop for BodyGuard {
     fn drop(&mut self) {
-        if !self.holds.is_open() {
-            return;
+        if let Some(mut metered) = self.metered.take()
+            && self.holds.is_open()
+        {
+            let is_complete = *metered.is_complete.get_mut();
+            let usage = get_mut(&mut metered.meter).usage(is_complete);
+            usage.iter().for_each(|usage| usage.settle(&mut self.holds));
         }
-        let is_complete = *self.is_complete.get_mut();
-        let usage = self.with_meter(|meter| meter.usage(is_complete)).flatten();
-        usage.iter().for_each(|usage| usage.settle(&mut self.holds));
     }
 }
 
 impl fmt::Debug for BodyGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let holds = match self {
-            Self::Unmetered(holds) => holds,
-            Self::Metered(metered) => &metered.holds,
-        };
-        f.debug_struct("BodyGuard").field("holds", holds).finish_non_exhaustive()
+        f.debug_struct("BodyGuard").field("holds", &self.holds).finish_non_exhaustive()
     }
 }

@@ -107,30 +107,22 @@ impl Headers {
     /// Writes the headers of a dialect. A new dialect needs a variant above and an arm here.
     fn write(self, headers: &mut HeaderMap, report: &Report<'_>) {
         match self {
-            Self::Draft11 => {
+            Self::Draft11 | Self::Draft11All => {
                 report.append_policies(headers);
                 report.append_binding(headers);
+                if self == Self::Draft11All {
+                    report.append_others(headers);
+                }
             }
-            Self::Draft11All => {
-                report.append_policies(headers);
-                report.append_binding(headers);
-                report.append_others(headers);
+            Self::Draft06 => insert_triple(headers, &TRIPLE, Duration::ZERO, report),
+            Self::XRateLimit => insert_triple(headers, &X_TRIPLE, Duration::ZERO, report),
+            Self::XRateLimitEpoch => {
+                let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+                insert_triple(headers, &X_TRIPLE, now, report);
             }
-            Self::Draft06 => insert_triple(headers, &TRIPLE, Reset::Delta, report),
-            Self::XRateLimit => insert_triple(headers, &X_TRIPLE, Reset::Delta, report),
-            Self::XRateLimitEpoch => insert_triple(headers, &X_TRIPLE, Reset::Epoch, report),
             Self::RetryAfter => {} // the rejection writes it
         }
     }
-}
-
-/// The unit of the header for the reset, for which there is no standard.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reset {
-    /// Seconds since 1970-01-01 UTC.
-    Epoch,
-    /// Seconds from now.
-    Delta,
 }
 
 /// The state of a quota after a request, for the dialects.
@@ -378,8 +370,9 @@ fn number(number: u64) -> HeaderValue {
     HeaderValue::from_str(digits.format(number)).expect("digits are ASCII")
 }
 
-/// Inserts the three headers, unless an inner layer has at most as much remaining.
-fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: &Report<'_>) {
+/// Inserts the three headers, unless an inner layer has at most as much remaining. The reset counts
+/// in seconds from now, or since 1970-01-01 UTC if `now` does: there is no standard.
+fn insert_triple(headers: &mut HeaderMap, names: &Triple, now: Duration, report: &Report<'_>) {
     let Some(decision) = report.decision else { return };
     let [limit_name, remaining_name, reset_name] = names;
     let other = headers.get(remaining_name).and_then(|other| other.to_str().ok()?.parse().ok());
@@ -389,10 +382,7 @@ fn insert_triple(headers: &mut HeaderMap, names: &Triple, reset: Reset, report: 
     if other.is_some_and(|other: u64| other <= own) {
         return;
     }
-    let mut time = decision.reset_after().saturating_sub(decision.delay());
-    if reset == Reset::Epoch {
-        time += SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    }
+    let time = now + decision.reset_after().saturating_sub(decision.delay());
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     let quota = decision.quota();
     headers.insert(limit_name, number(own.max(quota.limit().max(quota.burst_size()))));

@@ -7,7 +7,7 @@ use std::{
     marker::PhantomData,
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -22,7 +22,6 @@ use super::{
 use crate::{
     middleware::rejection::{Rejection, RequestError},
     observe::log::{self, Throttle},
-    sync::POLLED,
 };
 
 /// The longest body of a rejection. It is in memory as a whole.
@@ -92,6 +91,7 @@ impl MapRejection {
         head: &Parts,
         response: Response<RejectionBody>,
         headers: HeaderMap,
+        extensions: Extensions,
         details: bool,
     ) -> Mapped<B> {
         let (mut head, body) = (self.map)(rejection, head, response.map(ResponseBody::rejection));
@@ -103,51 +103,42 @@ impl MapRejection {
             }
         }
         forbid_storing(&mut head.headers);
+        head.extensions.extend(extensions);
         let mistakes = self.mistakes.clone();
-        Mapped { head: Some(head), body, mistakes, details, service: PhantomData }
+        let response = async move {
+            let error = match body.await {
+                Ok(body) => return Response::from_parts(head, body),
+                Err(error) => error,
+            };
+            log::misconfigured(&mistakes, &error.to_string());
+            let mut headers = HeaderMap::new();
+            forbid_storing(&mut headers);
+            let rejection = Rejection::Request(error);
+            let rejection = if details { rejection.detailed() } else { rejection };
+            let mut response = problem::response(headers, &rejection);
+            *response.extensions_mut() = head.extensions;
+            response
+        };
+        Mapped { response: Box::pin(response), service: PhantomData }
     }
 }
 
 /// The response of a closure, once its body is complete.
 pub struct Mapped<B> {
-    head: Option<response::Parts>,
-    body: Collected,
-    mistakes: Arc<Throttle>,
-    details: bool,
+    response: Pin<Box<dyn Future<Output = Response<RejectionBody>> + Send>>,
     service: PhantomData<fn() -> B>,
-}
-
-impl<B> Mapped<B> {
-    pub(super) fn extensions_mut(&mut self) -> &mut Extensions {
-        &mut self.head.as_mut().expect("it was not polled").extensions
-    }
 }
 
 impl<B> Future for Mapped<B> {
     type Output = Response<ResponseBody<B>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let body = ready!(self.body.as_mut().poll(cx));
-        let head = self.head.take().expect(POLLED);
-        let response = match body {
-            Ok(body) => Response::from_parts(head, body),
-            Err(error) => {
-                log::misconfigured(&self.mistakes, &error.to_string());
-                let mut headers = HeaderMap::new();
-                forbid_storing(&mut headers);
-                let rejection = Rejection::Request(error);
-                let rejection = if self.details { rejection.detailed() } else { rejection };
-                let mut response = problem::response(headers, &rejection);
-                *response.extensions_mut() = head.extensions;
-                response
-            }
-        };
-        Poll::Ready(response.map(ResponseBody::rejection))
+        self.response.as_mut().poll(cx).map(|response| response.map(ResponseBody::rejection))
     }
 }
 
 impl<B> fmt::Debug for Mapped<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped").field("head", &self.head).finish_non_exhaustive()
+        f.debug_struct("Mapped").finish_non_exhaustive()
     }
 }

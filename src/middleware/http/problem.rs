@@ -28,16 +28,13 @@ const DENIED: [&str; 3] = [
 pub(super) fn response(mut headers: HeaderMap, rejection: &Rejection) -> Response<RejectionBody> {
     headers.insert(CONTENT_TYPE, PROBLEM_JSON);
     let (status, body) = problem(rejection);
-    let mut response = Response::new(body.into());
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    response
+    of(status, headers, body.into())
 }
 
-/// Makes the response to a denied request of headers that are complete.
-pub(super) fn of_denial<B>(headers: HeaderMap, body: B) -> Response<B> {
+/// Makes a response of headers that are complete.
+pub(super) fn of<B>(status: StatusCode, headers: HeaderMap, body: B) -> Response<B> {
     let mut response = Response::new(body);
-    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
 }
