@@ -143,6 +143,7 @@ impl<'a> Key<'a> {
     /// assert_eq!(Key::from("alice").as_str(), "alice");
     /// ```
     #[must_use]
+    #[allow(clippy::missing_panics_doc, reason = "a key is ASCII")]
     pub fn as_str(&self) -> &str {
         str::from_utf8(self.as_bytes()).expect("a key is ASCII")
     }

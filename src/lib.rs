@@ -152,6 +152,7 @@
      NiA4aDgnLz48cGF0aCBkPSdNOCAyMy41aDQ4JyBzdHJva2U9JyNmZmYnIHN0cm9rZS13aWR0aD0nMicgc3Ryb2tl\
      LWRhc2hhcnJheT0nNCAzJy8+PC9zdmc+")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(clippy::missing_panics_doc)]
 // The crate docs link to items of all features.
 #![cfg_attr(
     not(all(feature = "axum", feature = "metrics", feature = "redisson", feature = "serde")),

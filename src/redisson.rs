@@ -456,6 +456,7 @@ impl RateLimiter {
     /// # }
     /// ```
     #[must_use]
+    #[allow(clippy::missing_panics_doc, reason = "the name is valid")]
     pub fn client_id(self, client_id: &str) -> Self {
         let keys = keys_of(&self.keys.name, client_id).expect("the name is valid");
         Self { keys: Arc::new(keys), ..self }

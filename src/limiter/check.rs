@@ -317,6 +317,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     /// # Ok(())
     /// # }
     /// ```
+    #[allow(clippy::missing_panics_doc, reason = "it has not begun")]
     pub async fn peek(mut self) -> Result<KeyState, Error> {
         let (action, max_wait) = (Action::Peek, MaxWait::DEFAULT);
         let answer = match self.call.take_charge() {
