@@ -226,8 +226,8 @@ impl RedisStore {
         })?;
         if config.deadline.is_zero() {
             return Err(StoreError::config(
-                "cannot use a deadline of 0: every decision would fail; set for example 50 ms, in a \
-                 URL by `deadline=50ms`"
+                "cannot use a deadline of 0: every decision would fail; set for example 50 ms, in \
+                 a URL by `deadline=50ms`"
                     .to_owned(),
             ));
         }
