@@ -1,7 +1,8 @@
 -- Each: decides about requests to keys of one limiter, each by itself. Texts replace STATE, the
 -- parameters of the algorithm; PLAIN, its fast path; and MODEL, its model to finish.lua. FAST is
--- fast.lua, HELD is held.lua, and ERRORS errors.lua. What stands behind ENGINE in
--- state.lua goes in front of the model.
+-- fast.lua, HELD is held.lua, and ERRORS errors.lua. QUEUE is leaky_bucket/fast.lua, by which a
+-- token bucket decides about requests that wait; other texts have none. What stands behind ENGINE
+-- in state.lua goes in front of the model.
 -- The fast paths decide about the keys that they know, and leave the others to the engine. The
 -- functions of each part are made where the first key needs them: those of the engine alone would
 -- take longer than most decisions.
@@ -24,7 +25,7 @@ local holds = lifetime > 0 or action == 'holds'
 -- for the fast path; states replace this.
 local is_common, spends, reads = can_be_denied or holds, true, true
 -- `unknown` has the indexes of the keys that are not decided. By these, `asks` has what is asked,
--- `errors` the error of the server if it rejected a write, and `pending` the entries of a leaky
+-- `errors` the error of the server if it rejected a write, and `pending` the entries of a
 -- bucket, if only these are not stored yet.
 local reply, unknown, asks, errors, pending = {now, nil}, nil, nil, nil, nil
 -- FAST
@@ -41,7 +42,7 @@ local function with_verdict(state, runs)
 end
 
 do
-  local fast, write, drain, longest, fast_held
+  local fast, write, drain, longest, fast_held, fast_queue, write_queue
   if is_common then
 -- PLAIN
   end
@@ -71,11 +72,20 @@ do
     local found, used, a, b, c, d, e
     local written, err, entries
     if is_common then
-      local value, is_held = values and values[i] or '', false
+      local value, is_held, write = values and values[i] or '', false, write
+      waits = false
       if not holds then
         found, used, a, b, c, d, e = fast(key, value, asked, 0)
       end
-      if not found and drain and (holds or string.byte(value, -1) == 72) then
+      if waits then
+        if not fast_queue then
+          local fast, write
+-- QUEUE
+          fast_queue, write_queue = fast, write
+        end
+        is_denied, write = false, write_queue
+        found, used, a, b, c, d, e = fast_queue(key, value, asked)
+      elseif not found and drain and (holds or string.byte(value, -1) == 72) then
         if not fast_held then
 -- HELD
         end
@@ -104,7 +114,7 @@ end
 
 -- ERRORS
 -- Makes the functions of the engine. Returns one that decides about a key: it takes what is asked,
--- the error of its write, entries of a leaky bucket to store, and the state if only these are left.
+-- the error of its write, entries of a bucket to store, and the state if only these are left.
 -- It returns the state, none for a release, and whether a request is denied. A function can use no
 -- more than 60 variables of those around it.
 local function make_engine()

@@ -39,6 +39,8 @@ pub use self::redis::Credentials;
 pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redis")]
 pub use self::redis::{KeyScan, RedisConfig, RedisStore};
+#[cfg(feature = "redis")]
+pub(crate) use self::request::KeptLimit;
 pub(crate) use self::{
     bookings::{Booking, Bookings, Offer},
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},

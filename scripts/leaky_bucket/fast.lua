@@ -1,28 +1,35 @@
--- Fast path of the leaky bucket: a state in the long form with the same rate, and no request that
--- waits for another limit. It decides as the engine does. state.lua stands before this text.
+-- Fast path of the leaky bucket, and of requests to a token bucket of which some wait: a state at
+-- the same rate, and no request that waits for another limit. It decides as the engine does.
+-- state.lua stands before this text.
 local SIZE, unit, lump, full = 44, new_unit, new_lump, limit * new_unit
 local at, debt, last -- of the key at work; the debt in parts
 local PAGE, page_end = 256, '255' -- the bytes that are read: the state, and up to 10 reservations
 
--- Reads the state. Returns its bytes, with reservations if they follow it, and the exponent of its
--- expiry; none if the engine must decide.
-local function read(key)
-  local value = try('GETRANGE', key, '0', page_end)
-  if value == '' then
-    at, debt, last = now, 0, 0
-    return value, exponent
-  elseif type(value) == 'table' or #value < SIZE or string.byte(value) ~= 81 then
+-- Reads the state, from the value if that was read. Returns its bytes, with reservations if they
+-- follow it; none if the engine must decide.
+local function read(key, value)
+  value = reads and string.sub(value, 1, PAGE) or try('GETRANGE', key, '0', page_end)
+  if type(value) == 'table' then
     return
   end
-  local _, lumps, parts, other_unit, other_lump, excess, found
-  _, at, lumps, parts, last, other_unit, other_lump, excess, found = struct.unpack(LONG, value)
+  local letter, _ = string.byte(value)
+  local lumps, parts, excess, other_unit, other_lump, found = 0, 0, 0, unit, lump, exponent
+  at, last = now, 0
+  if letter == 81 and #value >= SIZE then
+    _, at, lumps, parts, last, other_unit, other_lump, excess, found = struct.unpack(LONG, value)
+  elseif letter == 84 and #value == 26 then
+    _, at, parts, other_unit, other_lump, found = struct.unpack(SHORT, value)
+  elseif value ~= '' then
+    return
+  end
   debt = lumps * lump + parts
-  if other_unit == unit and other_lump == lump and excess == 0 and now >= at and debt < 2 ^ 53 then
-    return value, found
+  if other_unit == unit and other_lump == lump and excess == 0 and found == exponent
+    and now >= at and debt < 2 ^ 53 then
+    return value
   end
 end
 
-local function encode(exponent)
+local function encode()
   local lumps = math.floor(debt / lump)
   local parts = debt - lumps * lump
   return struct.pack(LONG, 81, at, lumps, parts, last, unit, lump, 0, exponent)
@@ -31,86 +38,108 @@ end
 -- Returns the instant of the newest reservation; none if no request waits. Returns, too, whether
 -- something else stands behind the state.
 local function newest_reservation(key, value)
+  if #value <= SIZE then
+    return
+  end
   local is_other = #value < PAGE and math.max(#value - 2 * SIZE, 1) % 16 > 0
   if #value == PAGE then
     value = call('GETRANGE', key, '-16', '-1')
   end
-  if #value >= 16 and #value ~= SIZE then
-    local instant, cost = struct.unpack('<dd', value, #value - 15)
-    return instant > now and instant, is_other or not (cost >= 1 and cost <= 2 ^ 53)
-  end
+  local instant, cost = struct.unpack('<dd', value, #value - 15)
+  return instant > now and instant, is_other or not (cost >= 1 and cost <= 2 ^ 53)
 end
 
 -- Grants the requests of a run for which there is room. Adds those that wait to `entries`.
 local function grant(run, entries)
-  local each = run.cost * unit
-  local room = math.min(full - each, run.max_wait * lump) - debt
-  local granted = room >= 0 and math.min(math.floor(room / each) + 1, run.count) or 0
-  for _ = 1, granted do
-    local instant, newest = now + math.ceil(debt / lump), entries[#entries]
+  local each, granted = run.cost * unit, 0
+  local rest = shapes and 0 or full - each -- of the debt, when a request proceeds
+  while granted < run.count do
+    local wait = math.max(math.ceil((debt - rest) / lump), not shapes and last - now or 0, 0)
+    if wait > run.max_wait or shapes and debt + each > full then
+      is_denied = true
+      break
+    end
+    local instant, newest = now + wait, entries[#entries]
     if newest and newest[1] == instant then
       newest[2] = newest[2] + run.cost
-    elseif debt > 0 then
-      entries.before = entries.before or encode(exponent)
+    elseif wait > 0 then
+      entries.before = entries.before or encode()
       entries[#entries + 1] = {instant, run.cost}
     end
-    last, debt = instant > now and instant or 0, debt + each
+    if not shapes then
+      debt = math.max(debt, wait * lump)
+    end
+    last, debt, granted = wait > 0 and instant or 0, debt + each, granted + 1
   end
-  run.admitted, is_denied = granted, is_denied or granted < run.count
+  run.admitted = granted
 end
 
--- Returns what stands behind the new state and before its new reservations, if all of that was read
--- and stays.
-local function behind(value, newest, entries)
-  if #value == SIZE then
-    return entries.before
-  elseif newest and #value < PAGE and entries[1][1] > newest then
-    local middle = 2 * SIZE + math.floor((#value - 2 * SIZE) / 32) * 16
-    return struct.unpack('<d', value, middle + 1) > now and string.sub(value, SIZE + 1)
-  end
+-- Returns the length of the value, if half of its reservations are not over.
+local function length_of(key, value)
+  local is_longer = #value == PAGE
+  local length = is_longer and call('STRLEN', key) or #value
+  local middle = 2 * SIZE + math.floor((length - 2 * SIZE) / 32) * 16
+  local entry = is_longer and call('GETRANGE', key, middle, middle + 7)
+    or string.sub(value, middle + 1, middle + 8)
+  return struct.unpack('<d', entry) > now and length
 end
 
--- Stores the state, and what stands behind it, if that changes.
-local function store(key, tail, value, entries, expires, old)
+-- Stores the state and the new reservations. Returns these if the engine must store them.
+local function store(key, value, newest, entries, expires)
+  local first, head, packed = entries[1], encode(), {}
+  for i, entry in ipairs(entries) do
+    packed[i] = struct.pack('<dd', entry[1], entry[2])
+  end
+  local new = table.concat(packed)
+  if first and newest then
+    local length = first[1] > newest and length_of(key, value)
+    if not length then
+      return {head, entries.before, entries}
+    elseif length < PAGE then
+      head = head .. string.sub(value, SIZE + 1) .. new
+    else
+      call('SETRANGE', key, length, new)
+    end
+  elseif first then
+    head = head .. entries.before .. new
+  end
   local empty_at = now + math.ceil(debt / lump)
-  if not tail and #value ~= SIZE then
-    call('SET', key, encode(exponent), 'PXAT', expire_at(round_up(empty_at, grain)))
+  if value == '' or #value > SIZE and not newest then
+    call('SET', key, head, 'PXAT', expire_at(round_up(empty_at, grain)))
     return
   end
-  local packed = {encode(old), tail}
-  for _, entry in ipairs(entries) do
-    packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
-  end
-  call('SETRANGE', key, '0', table.concat(packed))
+  call('SETRANGE', key, '0', head)
   if empty_at > expires then
-    call('PEXPIREAT', key, expire_at(round_up(empty_at, 2 ^ old)))
+    call('PEXPIREAT', key, expire_at(round_up(empty_at, grain)))
   end
 end
 
-function write(key, _, _, value, newest, entries, expires, old)
-  local tail = entries[1] and behind(value, newest, entries)
-  if entries[1] and not tail then -- the engine stores them
-    return false, nil, {encode(exponent), entries.before, entries}
+function write(key, _, _, value, newest, entries, expires)
+  local ok, left = pcall(store, key, value, newest, entries, expires)
+  if ok then
+    return not left, nil, left
   end
-  return pcall(store, key, tail, value, entries, expires, old)
+  return false, left
 end
 
-function fast(key, _, runs)
-  local value, old = read(key)
+function fast(key, value, runs)
+  value = read(key, value)
   if not value then
     return
   end
-  local expires = round_up(at + math.ceil(debt / lump), 2 ^ old)
   local newest, is_other = newest_reservation(key, value)
   if is_other then
     return
   end
+  local expires = round_up(at + math.ceil(debt / lump), grain)
   local before, entries = math.max(debt - (now - at) * lump, 0), {}
   at, debt = now, before
   for _, run in ipairs(runs) do
     grant(run, entries)
   end
-  if debt == before or not newest or entries[1] and entries[1][1] >= newest then
-    return string.sub(value, 1, SIZE), debt > before, value, newest, entries, expires, old
+  local first, is_bounded = entries[1], debt < 2 ^ 53 and debt / lump < most
+  if debt == before or is_bounded and (first and first[1] >= (newest or 0)
+    or not first and not newest and shapes) then
+    return string.sub(value, 1, SIZE), debt > before, value, newest, entries, expires
   end
 end

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 04ca8224cedbf50d53a2ad75d61e95f0dfb0f632
+-- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
+-- EVALSHA names the text below this line e63a940c7591077ba5752fe9498f04d1336d8738
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -35,6 +35,7 @@ local is_common, spends, reads = can_be_denied or holds, true, true
 local reply, unknown, asks, errors, pending = {now, nil}, nil, nil, nil, nil
 
 local is_denied
+local waits
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -91,7 +92,7 @@ local function with_verdict(state, runs)
 end
 
 do
-  local fast, write, drain, longest, fast_held
+  local fast, write, drain, longest, fast_held, fast_queue, write_queue
   if is_common then
 drain, longest = new_unit / new_lump, most
 
@@ -107,12 +108,14 @@ function fast(_, found, runs, held)
       expires = round_up(at + math.ceil(debt / lump), grain)
     end
   elseif found ~= '' then
+    waits = string.byte(found) == 81 and #found > 88
     return
   end
   local debt = use(before, (limit - held) * new_unit, new_unit, runs)
   if debt and (debt <= limit * new_unit or debt < 2 ^ 53 and debt / new_lump < most) then
     return found, debt > before and debt, expires, before, old
   end
+  waits = not debt and found ~= ''
 end
 
 function write(key, found, debt, expires, before, old)
@@ -149,11 +152,154 @@ end
     local found, used, a, b, c, d, e
     local written, err, entries
     if is_common then
-      local value, is_held = values and values[i] or '', false
+      local value, is_held, write = values and values[i] or '', false, write
+      waits = false
       if not holds then
         found, used, a, b, c, d, e = fast(key, value, asked, 0)
       end
-      if not found and drain and (holds or string.byte(value, -1) == 72) then
+      if waits then
+        if not fast_queue then
+          local fast, write
+local SIZE, unit, lump, full = 44, new_unit, new_lump, limit * new_unit
+local at, debt, last
+local PAGE, page_end = 256, '255'
+
+local function read(key, value)
+  value = reads and string.sub(value, 1, PAGE) or try('GETRANGE', key, '0', page_end)
+  if type(value) == 'table' then
+    return
+  end
+  local letter, _ = string.byte(value)
+  local lumps, parts, excess, other_unit, other_lump, found = 0, 0, 0, unit, lump, exponent
+  at, last = now, 0
+  if letter == 81 and #value >= SIZE then
+    _, at, lumps, parts, last, other_unit, other_lump, excess, found = struct.unpack(LONG, value)
+  elseif letter == 84 and #value == 26 then
+    _, at, parts, other_unit, other_lump, found = struct.unpack(SHORT, value)
+  elseif value ~= '' then
+    return
+  end
+  debt = lumps * lump + parts
+  if other_unit == unit and other_lump == lump and excess == 0 and found == exponent
+    and now >= at and debt < 2 ^ 53 then
+    return value
+  end
+end
+
+local function encode()
+  local lumps = math.floor(debt / lump)
+  local parts = debt - lumps * lump
+  return struct.pack(LONG, 81, at, lumps, parts, last, unit, lump, 0, exponent)
+end
+
+local function newest_reservation(key, value)
+  if #value <= SIZE then
+    return
+  end
+  local is_other = #value < PAGE and math.max(#value - 2 * SIZE, 1) % 16 > 0
+  if #value == PAGE then
+    value = call('GETRANGE', key, '-16', '-1')
+  end
+  local instant, cost = struct.unpack('<dd', value, #value - 15)
+  return instant > now and instant, is_other or not (cost >= 1 and cost <= 2 ^ 53)
+end
+
+local function grant(run, entries)
+  local each, granted = run.cost * unit, 0
+  local rest = shapes and 0 or full - each
+  while granted < run.count do
+    local wait = math.max(math.ceil((debt - rest) / lump), not shapes and last - now or 0, 0)
+    if wait > run.max_wait or shapes and debt + each > full then
+      is_denied = true
+      break
+    end
+    local instant, newest = now + wait, entries[#entries]
+    if newest and newest[1] == instant then
+      newest[2] = newest[2] + run.cost
+    elseif wait > 0 then
+      entries.before = entries.before or encode()
+      entries[#entries + 1] = {instant, run.cost}
+    end
+    if not shapes then
+      debt = math.max(debt, wait * lump)
+    end
+    last, debt, granted = wait > 0 and instant or 0, debt + each, granted + 1
+  end
+  run.admitted = granted
+end
+
+local function length_of(key, value)
+  local is_longer = #value == PAGE
+  local length = is_longer and call('STRLEN', key) or #value
+  local middle = 2 * SIZE + math.floor((length - 2 * SIZE) / 32) * 16
+  local entry = is_longer and call('GETRANGE', key, middle, middle + 7)
+    or string.sub(value, middle + 1, middle + 8)
+  return struct.unpack('<d', entry) > now and length
+end
+
+local function store(key, value, newest, entries, expires)
+  local first, head, packed = entries[1], encode(), {}
+  for i, entry in ipairs(entries) do
+    packed[i] = struct.pack('<dd', entry[1], entry[2])
+  end
+  local new = table.concat(packed)
+  if first and newest then
+    local length = first[1] > newest and length_of(key, value)
+    if not length then
+      return {head, entries.before, entries}
+    elseif length < PAGE then
+      head = head .. string.sub(value, SIZE + 1) .. new
+    else
+      call('SETRANGE', key, length, new)
+    end
+  elseif first then
+    head = head .. entries.before .. new
+  end
+  local empty_at = now + math.ceil(debt / lump)
+  if value == '' or #value > SIZE and not newest then
+    call('SET', key, head, 'PXAT', expire_at(round_up(empty_at, grain)))
+    return
+  end
+  call('SETRANGE', key, '0', head)
+  if empty_at > expires then
+    call('PEXPIREAT', key, expire_at(round_up(empty_at, grain)))
+  end
+end
+
+function write(key, _, _, value, newest, entries, expires)
+  local ok, left = pcall(store, key, value, newest, entries, expires)
+  if ok then
+    return not left, nil, left
+  end
+  return false, left
+end
+
+function fast(key, value, runs)
+  value = read(key, value)
+  if not value then
+    return
+  end
+  local newest, is_other = newest_reservation(key, value)
+  if is_other then
+    return
+  end
+  local expires = round_up(at + math.ceil(debt / lump), grain)
+  local before, entries = math.max(debt - (now - at) * lump, 0), {}
+  at, debt = now, before
+  for _, run in ipairs(runs) do
+    grant(run, entries)
+  end
+  local first, is_bounded = entries[1], debt < 2 ^ 53 and debt / lump < most
+  if debt == before or is_bounded and (first and first[1] >= (newest or 0)
+    or not first and not newest and shapes) then
+    return string.sub(value, 1, SIZE), debt > before, value, newest, entries, expires
+  end
+end
+          fast_queue, write_queue = fast, write
+        end
+        is_denied, write = false, write_queue
+        found, used, a, b, c, d, e = fast_queue(key, value, asked)
+      elseif not found and drain and (holds or string.byte(value, -1) == 72) then
         if not fast_held then
 local add_units, change_slots
 

@@ -1,5 +1,6 @@
 -- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, requests
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
+-- Requests that wait, and those that come meanwhile, take the fast path of the leaky bucket.
 drain, longest = new_unit / new_lump, most
 
 function fast(_, found, runs, held)
@@ -14,12 +15,14 @@ function fast(_, found, runs, held)
       expires = round_up(at + math.ceil(debt / lump), grain)
     end
   elseif found ~= '' then
+    waits = string.byte(found) == 81 and #found > 88 -- with reservations
     return
   end
   local debt = use(before, (limit - held) * new_unit, new_unit, runs)
   if debt and (debt <= limit * new_unit or debt < 2 ^ 53 and debt / new_lump < most) then
     return found, debt > before and debt, expires, before, old
   end
+  waits = not debt and found ~= ''
 end
 
 function write(key, found, debt, expires, before, old)

@@ -25,7 +25,6 @@ mod table;
 mod tests;
 
 use std::{
-    fmt,
     hash::BuildHasher,
     ptr,
     sync::{Arc, Mutex, MutexGuard},
@@ -340,11 +339,5 @@ impl Drop for Change {
     fn drop(&mut self) {
         self.apply();
         self.memory.lines.key_returned(self.name.limiter, &self.name.key);
-    }
-}
-
-impl fmt::Debug for Denials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Denials").field("ttl", &self.ttl).finish_non_exhaustive()
     }
 }

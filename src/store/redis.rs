@@ -12,14 +12,12 @@ mod events;
 mod front;
 mod holds;
 mod keeper;
-mod key_name;
 mod late;
 mod monitor;
 mod probe;
 mod recent;
 mod release;
 mod scan;
-mod single_hold;
 mod store;
 mod wire;
 

@@ -133,10 +133,13 @@ impl<'a> LimitRequest<'a> {
         self.max_wait > 0 || self.hold.is_some()
     }
 
-    /// Returns what the release of its units needs: settings, key and cost.
+    /// Copies the limit for a call that can outlive the request.
     #[cfg(feature = "redis")]
-    pub(crate) fn charge(&self) -> (Arc<Settings>, Key<'static>, u64) {
-        (self.settings.clone(), self.key.clone().into_owned(), self.cost)
+    pub(crate) fn kept(&self) -> KeptLimit {
+        let Self { settings, observers, key, cost, max_wait, hold } = *self;
+        let (settings, observers, key) =
+            (settings.clone(), observers.clone(), key.clone().into_owned());
+        KeptLimit { settings, observers, key, cost, max_wait, hold }
     }
 
     /// Calls a function that is not inlined with a copy of a request to this limit: the request
@@ -154,6 +157,27 @@ impl<'a> LimitRequest<'a> {
     #[inline]
     pub(crate) fn policy(&self) -> Policy<'a> {
         self.settings.policy(self.cost)
+    }
+}
+
+/// A [`LimitRequest`] that outlives its request.
+#[cfg(feature = "redis")]
+#[derive(Debug)]
+pub(crate) struct KeptLimit {
+    settings: Arc<Settings>,
+    observers: Observers,
+    key: Key<'static>,
+    cost: u64,
+    max_wait: u64,
+    hold: Option<Duration>,
+}
+
+#[cfg(feature = "redis")]
+impl KeptLimit {
+    pub(crate) fn request(&self) -> LimitRequest<'_> {
+        let Self { settings, observers, key, cost, max_wait, hold } = self;
+        let (cost, max_wait, hold) = (*cost, *max_wait, *hold);
+        LimitRequest { settings, observers, key, cost, max_wait, hold }
     }
 }
 

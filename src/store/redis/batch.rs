@@ -16,10 +16,11 @@ use tokio::task::JoinSet;
 use tower_ratelimit_engine::script::CheckEach;
 
 use super::{
-    backend::{Backend, report_released},
+    backend::Backend,
     call::{EachReply, execute_each},
     connections::{Claim, Deadline, TransportError},
     holds::first_lifetime,
+    late::release_late,
 };
 use crate::{
     algorithm::Lifetime,
@@ -69,7 +70,7 @@ struct Caller {
     max_wait: u64,
     deadline: Deadline,
     end: End,
-    /// The index of the claim of its call, if one was made for it.
+    /// The number of its last call, if one was made for it.
     claim: Option<usize>,
     state: CallerState,
 }
@@ -98,6 +99,8 @@ pub(super) struct BatchCall {
     callers: Vec<usize>,
     /// The latest deadline of the callers.
     deadline: Deadline,
+    /// The index of its claim.
+    number: usize,
     /// Given up when the first caller fails before the call is written.
     claim: Arc<Claim>,
     has_one_key: bool,
@@ -124,18 +127,21 @@ impl Contents {
 }
 
 impl CheckBatch {
-    /// Makes an empty batch for requests such as this one, with room for the checks that are
-    /// expected.
+    /// Makes a batch of a check, with room for those that are expected. `hash` is that of its key.
     pub(super) fn of(
-        request: &LimitRequest<'_>,
         backend: &Arc<Backend>,
         slot: u16,
         expected: BatchSize,
-    ) -> Arc<Self> {
+        request: &LimitRequest<'_>,
+        hash: u64,
+        deadline: Deadline,
+    ) -> (Arc<Self>, Queued) {
         let (settings, observers) = (request.settings.clone(), request.observers.clone());
         let (hold, backend) = (request.hold.map(first_lifetime), backend.clone());
         let contents = Mutex::new(Contents::with_room(expected));
-        Arc::new(Self { settings, hold, observers, backend, slot, contents })
+        let batch = Arc::new(Self { settings, hold, observers, backend, slot, contents });
+        let queued = batch.push(request, hash, deadline).expect("an empty batch has room");
+        (batch, queued)
     }
 
     pub(super) fn size(&self) -> BatchSize {
@@ -260,11 +266,11 @@ impl CheckBatch {
         may_linger: bool,
     ) -> Option<BatchCall> {
         let mut last = callers[*indexes.first()?].deadline;
-        let (claim, mut may_wait) = (Arc::<Claim>::default(), false);
+        let (claim, number, mut may_wait) = (Arc::<Claim>::default(), claims.len(), false);
         for &index in &indexes {
             let caller = &mut callers[index];
             may_wait |= self.is_returned(caller);
-            caller.claim = Some(claims.len());
+            caller.claim = Some(number);
             if caller.deadline.end() > last.end() {
                 last = caller.deadline;
             }
@@ -288,7 +294,8 @@ impl CheckBatch {
             checks.add(name, of_key.map(|caller| (caller.cost, caller.max_wait)));
         }
         let deadline = last.shared(lingers);
-        Some(BatchCall { checks, callers: indexes, deadline, claim, has_one_key: of_keys == 1 })
+        let (callers, has_one_key) = (indexes, of_keys == 1);
+        Some(BatchCall { checks, callers, deadline, number, claim, has_one_key })
     }
 
     fn name(&self, key: &Key<'_>) -> String {
@@ -298,8 +305,8 @@ impl CheckBatch {
     /// Passes the replies to the callers.
     fn complete(&self, call: &BatchCall, reply: &EachReply) {
         for (check, difference) in &reply.differences {
-            let key = call.checks.key(*check);
-            self.backend.report_difference(&self.observers, self.settings.name, key, *difference);
+            let (monitor, limiter) = (&self.backend.monitor, self.settings.name);
+            monitor.differs(&self.observers, limiter, call.checks.key(*check), difference.admitted);
         }
         let mut wakers: SmallVec<[_; 1]> = SmallVec::with_capacity(call.callers.len());
         let mut late = vec![];
@@ -335,9 +342,9 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        if self.backend.release_late(&self.settings, &key, cost, &outcome.receipts.get(0)) {
-            report_released(&self.observers, self.settings.name, &key, cost);
-        }
+        let Self { settings, observers, .. } = self;
+        let limit = LimitRequest { settings, observers, key: &key, cost, max_wait: 0, hold: None };
+        release_late(&self.backend, &limit, &outcome.receipts.get(0));
     }
 
     /// Executes a call for each key, because one call for all is not possible.
@@ -358,52 +365,30 @@ impl CheckBatch {
     /// Returns a call for each key of a call.
     fn split(&self, call: &BatchCall) -> Vec<BatchCall> {
         let mut contents = self.contents();
-        let is_waiting = |it: &&usize| contents.callers[**it].is_waiting();
-        let mut callers: Vec<_> = call.callers.iter().filter(is_waiting).copied().collect();
-        let key = |contents: &Contents, index: usize| contents.callers[index].key;
-        let mut calls = vec![];
-        while let Some(&first) = callers.first() {
-            let is_same = |it: &&usize| key(&contents, **it) == key(&contents, first);
-            let count = callers.iter().take_while(is_same).count();
-            let of_key = callers.drain(..count).collect();
-            calls.extend(self.call(&mut contents, of_key, call.deadline.lingers()));
-        }
-        calls
+        let callers = &contents.callers;
+        let is_waiting = |index: &&usize| callers[**index].is_waiting();
+        let waiting: Vec<_> = call.callers.iter().filter(is_waiting).copied().collect();
+        let of_keys = waiting.chunk_by(|one, next| callers[*one].key == callers[*next].key);
+        let of_keys: Vec<_> = of_keys.map(<[_]>::to_vec).collect();
+        let lingers = call.deadline.lingers();
+        of_keys.into_iter().filter_map(|it| self.call(&mut contents, it, lingers)).collect()
     }
 
     /// Fails the callers of a call, each with an error of its own. A timeout is recorded for each
     /// of them; of another error the call itself has recorded one.
     fn fail(&self, call: &BatchCall, error: &TransportError) {
-        let mut waiting = vec![];
-        {
-            let contents = self.contents();
-            let callers = call.callers.iter().map(|index| (*index, &contents.callers[*index]));
-            waiting
-                .extend(callers.filter(|(_, it)| it.is_waiting()).map(|it| (it.0, it.1.deadline)));
-        }
-        let failures = waiting.into_iter().enumerate().map(|(count, (index, deadline))| {
-            let (client, slot) = (&self.backend.client, self.slot);
-            let error = match error.clone() {
-                error if error.is_timeout() => {
-                    client.record_timeout(slot, deadline, Some(&call.claim))
-                }
-                error if count > 0 && !error.is_error_reply() => {
-                    client.record_failure(slot, deadline, error)
-                }
-                error => error,
-            };
-            (index, error)
+        let (client, slot, mut is_first) = (&self.backend.client, self.slot, true);
+        let is_of_call = |it: &Caller| it.claim == Some(call.number);
+        self.fail_those(is_of_call, |deadline, claim| match error.clone() {
+            error if error.is_timeout() => client.record_timeout(slot, deadline, claim),
+            error if mem::take(&mut is_first) || error.is_error_reply() => error,
+            error => client.record_failure(slot, deadline, error),
         });
-        self.fail_all(failures.collect());
     }
 
     /// Fails the callers whose runtime has ended before the call.
     pub(super) fn abandon(&self) {
-        let failures = self
-            .give_up(|_| true)
-            .into_iter()
-            .map(|(index, deadline, _)| (index, TransportError::timeout(deadline.within())));
-        self.fail_all(failures.collect());
+        self.fail_those(|_| true, |deadline, _| TransportError::timeout(deadline.within()));
     }
 
     /// The deadline of the check that came first.
@@ -442,31 +427,31 @@ impl CheckBatch {
     fn expire(&self) {
         let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.is_too_late();
         let (client, slot) = (&self.backend.client, self.slot);
-        let failures = self.give_up(is_over).into_iter().map(|(index, deadline, claim)| {
-            (index, client.record_timeout(slot, deadline, claim.as_deref()))
-        });
-        self.fail_all(failures.collect());
+        self.fail_those(is_over, |deadline, claim| client.record_timeout(slot, deadline, claim));
     }
 
-    /// Gives up the calls of callers that are to fail, so that their checks spend nothing later.
-    fn give_up(
+    /// Fails callers, unless they have results or are gone, and gives up their calls, so that their
+    /// checks spend nothing later.
+    fn fail_those(
         &self,
         filter: impl Fn(&Caller) -> bool,
-    ) -> Vec<(usize, Deadline, Option<Arc<Claim>>)> {
-        let Contents { callers, claims, .. } = &mut *self.contents();
-        let callers = callers.iter_mut().enumerate();
-        let failing = callers.filter(|(_, it)| it.is_waiting() && filter(it));
-        let give_up = |(index, caller): (usize, &mut Caller)| {
+        mut error: impl FnMut(Deadline, Option<&Claim>) -> TransportError,
+    ) {
+        let give_up = |(index, caller): (usize, &mut Caller), claims: &[Arc<Claim>]| {
             caller.end = End::Past;
-            let claim = caller.claim.map(|index| claims[index].clone());
+            let claim = caller.claim.map(|number| claims[number].clone());
             claim.iter().for_each(|claim| _ = claim.give_up());
             (index, caller.deadline, claim)
         };
-        failing.map(give_up).collect()
-    }
-
-    /// Fails callers, unless they have results or are gone.
-    fn fail_all(&self, failures: Vec<(usize, TransportError)>) {
+        let failing: Vec<_> = {
+            let Contents { callers, claims, .. } = &mut *self.contents();
+            let callers = callers.iter_mut().enumerate();
+            let failing = callers.filter(|(_, it)| it.is_waiting() && filter(it));
+            failing.map(|caller| give_up(caller, claims)).collect()
+        };
+        let failing = failing.into_iter();
+        let failures: Vec<_> =
+            failing.map(|(index, end, claim)| (index, error(end, claim.as_deref()))).collect();
         let mut contents = self.contents();
         let mut wakers = Vec::with_capacity(failures.len());
         for (index, error) in failures {

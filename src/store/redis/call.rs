@@ -15,18 +15,17 @@ use super::{
 use crate::{
     algorithm::{Action, EngineReply},
     decision::{Outcome, Policy},
-    observe::Observers,
-    store::{LimitRequest, Settings, StoreRequest},
+    store::{KeptLimit, LimitRequest, StoreRequest},
 };
 
 /// The limits of a request, and what is needed to report the decision.
 pub(super) struct ScriptCall {
     action: Action,
     limits: Vec<Limit>,
-    limiters: Vec<(Arc<Settings>, Observers)>,
+    kept: Vec<KeptLimit>,
     /// Whether the decision says what is left of each of several limits.
     counts: bool,
-    backend: Arc<Backend>,
+    pub(super) backend: Arc<Backend>,
 }
 
 impl ScriptCall {
@@ -37,61 +36,50 @@ impl ScriptCall {
             let lifetime = hold.map(first_lifetime);
             Limit { key, params: settings.params, cost, max_wait, lifetime }
         };
-        let limiter = |limit: &LimitRequest<'_>| (limit.settings.clone(), limit.observers.clone());
         Self {
             action: request.action,
             limits: request.limits.iter().map(limit).collect(),
-            limiters: request.limits.iter().map(limiter).collect(),
+            kept: request.limits.iter().map(LimitRequest::kept).collect(),
             counts: request.counts,
             backend: backend.clone(),
         }
     }
 
-    pub(super) fn limits(&self) -> &[Limit] {
-        &self.limits
+    pub(super) fn limits(&self) -> impl Iterator<Item = LimitRequest<'_>> + Clone {
+        self.kept.iter().map(KeptLimit::request)
     }
 
-    pub(super) async fn execute(
-        &self,
-        client: &Client,
-        deadline: Deadline,
-    ) -> Result<Outcome, TransportError> {
-        self.execute_claimed(client, deadline, &Arc::default()).await
+    /// The name of the key of the first limit.
+    pub(super) fn first_key(&self) -> &str {
+        &self.limits[0].key
     }
 
     /// Executes the call, until another task gives it up.
-    pub(super) async fn execute_claimed(
+    pub(super) async fn execute(
         &self,
-        client: &Client,
         deadline: Deadline,
         claim: &Arc<Claim>,
     ) -> Result<Outcome, TransportError> {
-        let Self { action, limits, limiters, counts, .. } = self;
+        let Self { action, limits, kept, counts, backend } = self;
         let (command, script) =
             wire::command(limits.len(), |arguments| script::decide(*action, limits, arguments));
         let command = Command::script(&command, &script.text).claimed(claim);
-        let (reply, connection) = client.execute(deadline, command).await?;
+        let (reply, connection) = backend.client.execute(deadline, command).await?;
         let decided = wire::parts(&reply, |now, found| script::read(*action, limits, now, found));
         let decided = decided.map_err(TransportError::of_redis)?;
         if let Some(difference) = decided.difference {
+            let LimitRequest { settings, observers, .. } = kept[decided.limit].request();
             let key = &limits[decided.limit].key;
-            let (settings, observers) = &limiters[decided.limit];
-            self.backend.report_difference(observers, settings.name, key, difference);
+            backend.monitor.differs(observers, settings.name, key, difference.admitted);
             if difference.has_lost_units {
                 return Err(TransportError::of_redis(different()));
             }
         }
-        let age = connection.age(decided.now as f64);
-        let age = age_of(&decided.reply, age);
-        Ok(match (&limiters[..], &limits[..]) {
-            ([(settings, _)], [limit]) => {
-                Outcome::new(settings.policy(limit.cost), decided.reply, *action, age)
-            }
-            _ => {
-                let all = limiters.iter().zip(limits);
-                let policies = all.map(|((settings, _), limit)| settings.policy(limit.cost));
-                Outcome::of_several(policies, &decided.all, decided.limit, *counts, *action, age)
-            }
+        let age = age_of(&decided.reply, connection.age(decided.now as f64));
+        let policies = kept.iter().map(|limit| limit.request().policy());
+        Ok(match &kept[..] {
+            [limit] => Outcome::new(limit.request().policy(), decided.reply, *action, age),
+            _ => Outcome::of_several(policies, &decided.all, decided.limit, *counts, *action, age),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The settings of a store in Redis: those of its connections, and those of its limiters. The
 //! parser of URLs is in the crate of the connections.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 #[cfg(feature = "redis-1")]
 use redis::aio::ConnectionLike;
@@ -53,7 +53,7 @@ const PARAMETERS: [&str; 3] = ["deadline", "prefix", "denial_ttl"];
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RedisConfig {
     pub(super) transport: TransportConfig,
     pub(super) deadline: Duration,
@@ -700,35 +700,15 @@ impl RedisConfig {
     }
 }
 
-impl fmt::Debug for RedisConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisConfig")
-            .field("transport", &self.transport)
-            .field("prefix", &self.prefix)
-            .field("deadline", &self.deadline)
-            .field("denial_ttl", &self.denial_ttl)
-            .finish()
-    }
-}
-
 fn read(url: &str) -> Result<RedisConfig, TransportError> {
     let (transport, parameters) = TransportConfig::from_url(url, &PARAMETERS)?;
     let config = RedisConfig::new(transport);
     Ok(RedisConfig {
-        deadline: deadline(&parameters)?.unwrap_or(config.deadline),
+        deadline: time(&parameters, "deadline")?.unwrap_or(config.deadline),
         denial_ttl: time(&parameters, "denial_ttl")?.unwrap_or(config.denial_ttl),
         prefix: prefix(&parameters)?.unwrap_or(config.prefix),
         transport: config.transport,
     })
-}
-
-fn deadline(parameters: &Parameters<'_>) -> Result<Option<Duration>, TransportError> {
-    match time(parameters, "deadline")? {
-        Some(Duration::ZERO) => Err(parameters.invalid(
-            "with a deadline of 0, every decision would fail; write for example deadline=50ms",
-        )),
-        deadline => Ok(deadline),
-    }
 }
 
 fn prefix(parameters: &Parameters<'_>) -> Result<Option<Arc<str>>, TransportError> {

@@ -1,24 +1,25 @@
 //! A decision about keys that may be on several nodes of a cluster, which have clocks of their own:
 //! a call for each key.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
 use super::{
     backend::Backend,
+    call::ScriptCall,
     connections::{Deadline, TransportError},
-    late::WaitingCall,
+    late::{self, Charged},
 };
 use crate::{
-    decision::{Decision, Outcome, Receipts},
+    decision::{Decision, Outcome},
     keys::Key,
     store::StoreRequest,
 };
 
 pub(super) struct CrossSlot {
     /// For each key a call.
-    calls: Vec<Arc<WaitingCall>>,
+    calls: Vec<Arc<ScriptCall>>,
     /// For each limit the index of its call, and its index in the call.
     call_of: Vec<(usize, usize)>,
     /// Whether the decision says what is left of each limit.
@@ -41,7 +42,7 @@ impl CrossSlot {
             let limits = request.limits.iter().filter(|limit| limit.key == key);
             let limits: Vec<_> = limits.copied().collect();
             let request = StoreRequest { limits: &limits, ..*request };
-            Arc::new(WaitingCall::new(backend, &request))
+            Arc::new(ScriptCall::new(backend, &request))
         };
         Self { calls: keys.into_iter().map(of_key).collect(), call_of, counts: request.counts }
     }
@@ -52,24 +53,24 @@ impl CrossSlot {
         &self,
         deadline: Deadline,
     ) -> Result<Outcome, TransportError> {
-        let mut charged = Charged(vec![]);
-        let (mut binding, mut counts) = (None, vec![]);
+        let mut charged: Vec<Charged> = vec![];
+        let mut decisions: Vec<Decision> = vec![];
         for (index, call) in self.calls.iter().enumerate() {
-            let mut outcome = call.execute(deadline).await?;
-            let binds = (index, outcome.decision.limit_index());
+            let of_call = late::execute(call, deadline).await?;
+            let binds = (index, of_call.decision().limit_index());
             let limit = self.call_of.iter().position(|of| *of == binds).unwrap_or_default();
-            outcome.decision = outcome.decision.of_limit(limit);
-            if !outcome.decision.is_allowed() {
-                return Ok(outcome);
+            let decision = of_call.decision().clone().of_limit(limit);
+            if !decision.is_allowed() {
+                return Ok(Outcome::of_nothing(decision));
             }
-            counts.extend(outcome.decision.counts());
-            binding = tighter(binding, outcome.decision.clone());
-            charged.0.push((call, outcome.receipts));
+            decisions.push(decision);
+            charged.push(of_call);
         }
-        let charged = mem::take(&mut charged.0);
-        let receipt = |&(call, limit): &(usize, usize)| charged[call].1.get(limit);
-        let receipts = self.call_of.iter().map(receipt).collect();
-        let mut decision = binding.expect("a request has a limit");
+        let taken: Vec<_> = charged.into_iter().map(Charged::take).collect();
+        let receipts = self.call_of.iter().map(|(call, limit)| taken[*call].receipts.get(*limit));
+        let receipts = receipts.collect();
+        let counts: Vec<_> = decisions.iter().flat_map(Decision::counts).collect();
+        let mut decision = tightest(decisions.into_iter());
         if self.counts {
             decision.set_counts(counts);
         }
@@ -80,35 +81,14 @@ impl CrossSlot {
     /// needed.
     pub(super) async fn execute_all(self, deadline: Deadline) -> Result<Outcome, TransportError> {
         let mut tasks = JoinSet::new();
-        let count = self.calls.len();
-        let this = Arc::new(self);
-        for index in 0..count {
-            let this = this.clone();
-            tasks.spawn(async move { this.calls[index].execute_once(deadline).await });
+        for call in self.calls {
+            tasks.spawn(async move { call.execute(deadline, &Arc::default()).await });
         }
-        let (mut binding, mut failure) = (None, None);
-        for result in tasks.join_all().await {
-            match result {
-                Ok(outcome) => binding = tighter(binding, outcome.decision),
-                Err(error) => failure = Some(error),
-            }
-        }
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(Outcome::of_nothing(binding.expect("a request has a limit"))),
-        }
+        let outcomes: Result<Vec<_>, _> = tasks.join_all().await.into_iter().collect();
+        Ok(Outcome::of_nothing(tightest(outcomes?.into_iter().map(|it| it.decision))))
     }
 }
 
-/// The first calls, with what they have charged, which is released unless all calls have decided.
-struct Charged<'a>(Vec<(&'a WaitingCall, Receipts)>);
-
-impl Drop for Charged<'_> {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|(call, receipts)| call.release_all(receipts));
-    }
-}
-
-fn tighter(binding: Option<Decision>, other: Decision) -> Option<Decision> {
-    Some(binding.filter(|known| known.remaining() <= other.remaining()).unwrap_or(other))
+fn tightest(decisions: impl Iterator<Item = Decision>) -> Decision {
+    decisions.min_by_key(Decision::remaining).expect("a request has a limit")
 }

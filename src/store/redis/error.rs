@@ -16,15 +16,12 @@ use crate::{
 pub(super) struct ExplainedError {
     error: TransportError,
     /// Takes the place of the error's own cause.
-    cause: Option<HintedCause>,
+    cause: Option<Box<dyn Error + Send + Sync>>,
 }
-
-#[derive(Debug)]
-struct HintedCause(String);
 
 /// The user of the connections and the prefix of the keys, if they are known, for the commands in
 /// hints.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Account {
     pub(super) user: Option<Arc<str>>,
     pub(super) prefix: Option<Arc<str>>,
@@ -35,7 +32,7 @@ impl ExplainedError {
         let hint = error.redis().and_then(|error| hint(error, account));
         let cause = error.source().zip(hint);
         let cause = cause.map(|(cause, hint)| {
-            HintedCause(format!("{}; {hint}", cause.to_string().trim_end_matches('.')))
+            format!("{}; {hint}", cause.to_string().trim_end_matches('.')).into()
         });
         Self { error, cause }
     }
@@ -70,12 +67,13 @@ impl ExplainedError {
 
     pub(super) fn into_store_error(self) -> StoreError {
         let error = &self.error;
+        let code = error.redis().and_then(RedisError::code);
         let kind = match () {
             () if error.is_timeout() => ErrorKind::Timeout,
             () if error.is_interrupted() => ErrorKind::Interrupted,
             () if error.is_circuit_open() => ErrorKind::CircuitOpen,
-            () if error.redis().is_some_and(is_of_other_version) => ErrorKind::OtherVersion,
-            () if error.redis().is_some_and(is_different) => ErrorKind::Different,
+            () if code == Some(OTHER_VERSION) => ErrorKind::OtherVersion,
+            () if code == Some(DIFFERENT) => ErrorKind::Different,
             () if error.is_error_reply() => ErrorKind::ErrorReply,
             () => ErrorKind::Other,
         };
@@ -92,19 +90,11 @@ impl fmt::Display for ExplainedError {
 impl Error for ExplainedError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.cause {
-            Some(cause) => Some(cause),
+            Some(cause) => Some(&**cause),
             None => self.error.source(),
         }
     }
 }
-
-impl fmt::Display for HintedCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for HintedCause {}
 
 /// Returns the error of a call that names no permissions of an account.
 pub(super) fn store_error(error: TransportError) -> StoreError {
@@ -191,11 +181,12 @@ const KEY_ERRORS: [&str; 3] =
 /// contain the key.
 pub(super) fn is_of_one_key(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
-    error.code() == Some("WRONGTYPE")
-        || is_of_other_version(error)
+    matches!(error.code(), Some("WRONGTYPE" | OTHER_VERSION))
         || KEY_ERRORS.iter().any(|text| detail.contains(text))
 }
 
+/// The code of the error of a state in a form that a script does not know.
+const OTHER_VERSION: &str = "VERSION";
 /// The code of the error of a request whose units are lost.
 const DIFFERENT: &str = "DIFFERENT";
 
@@ -210,15 +201,6 @@ pub(super) fn different() -> RedisError {
                 .to_owned(),
         ),
     )
-}
-
-fn is_different(error: &RedisError) -> bool {
-    error.code() == Some(DIFFERENT)
-}
-
-/// Returns whether a script has found a state in a form that it does not know.
-fn is_of_other_version(error: &RedisError) -> bool {
-    error.code() == Some("VERSION")
 }
 
 pub(super) fn status_of(state: ServerState) -> Status {

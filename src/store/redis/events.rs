@@ -63,12 +63,58 @@ pub(super) fn log(event: &Event<'_>, account: &Account) {
     match *event {
         // These are counted.
         Event::Replied | Event::Failed(_) | Event::Skipped | Event::BreakerChanged { .. } => {}
-        Event::Unavailable { .. }
-        | Event::Explained { .. }
-        | Event::StillUnavailable { .. }
-        | Event::Available { .. } => log_availability(event, account),
-        Event::Rejects { .. } | Event::StillRejects { .. } | Event::Executes { .. } => {
-            log_rejections(event, account);
+        Event::Unavailable { server, cause, changes, error } => {
+            let (server, cause) = (named(server), status_of(cause));
+            let error = ExplainedError::new(error.clone(), account).reason();
+            let until = match cause {
+                Status::LoginRejected => "accepts it",
+                _ => "answers again",
+            };
+            tracing::warn!(
+                target: TARGET,
+                server,
+                changes,
+                error,
+                "{cause}: decisions fail immediately until it {until}"
+            );
+        }
+        Event::Explained { server, cause } => {
+            let (server, cause) = (named(server), status_of(cause));
+            tracing::warn!(target: TARGET, server, "{cause}{}", remedy(cause));
+        }
+        Event::StillUnavailable { server, cause, outage, error } => {
+            let server = named(server);
+            let error = ExplainedError::new(error.clone(), account).reason();
+            let cause = status_of(cause).to_string().replacen("Redis", "Redis still", 1);
+            tracing::warn!(target: TARGET, server, ?outage, error, "{cause}");
+        }
+        Event::Available { server, changes, outage } => {
+            let server = named(server);
+            tracing::info!(target: TARGET, server, changes, ?outage, "Redis answers again");
+        }
+        Event::Rejects { server, changes, error } => {
+            let server = named(server);
+            let reason = ExplainedError::new(error.clone(), account).summary();
+            tracing::error!(
+                target: TARGET,
+                server,
+                changes,
+                "Redis rejects decisions: {reason}"
+            );
+        }
+        Event::StillRejects { server, outage, error } => {
+            let server = named(server);
+            let reason = ExplainedError::new(error.clone(), account).summary();
+            tracing::error!(
+                target: TARGET,
+                server,
+                ?outage,
+                "Redis still rejects decisions: {reason}"
+            );
+        }
+        Event::Executes { server, changes, outage } => {
+            let server = named(server);
+            tracing::info!(target: TARGET, server, changes, ?outage, "Redis decides again");
         }
         Event::Retired { server, changes } => tracing::info!(
             target: TARGET,
@@ -115,42 +161,6 @@ pub(super) fn log(event: &Event<'_>, account: &Account) {
 }
 
 #[cfg(feature = "tracing")]
-fn log_availability(event: &Event<'_>, account: &Account) {
-    match *event {
-        Event::Unavailable { server, cause, changes, error } => {
-            let (server, cause) = (named(server), status_of(cause));
-            let error = ExplainedError::new(error.clone(), account).reason();
-            let until = match cause {
-                Status::LoginRejected => "accepts it",
-                _ => "answers again",
-            };
-            tracing::warn!(
-                target: TARGET,
-                server,
-                changes,
-                error,
-                "{cause}: decisions fail immediately until it {until}"
-            );
-        }
-        Event::Explained { server, cause } => {
-            let (server, cause) = (named(server), status_of(cause));
-            tracing::warn!(target: TARGET, server, "{cause}{}", remedy(cause));
-        }
-        Event::StillUnavailable { server, cause, outage, error } => {
-            let server = named(server);
-            let error = ExplainedError::new(error.clone(), account).reason();
-            let cause = status_of(cause).to_string().replacen("Redis", "Redis still", 1);
-            tracing::warn!(target: TARGET, server, ?outage, error, "{cause}");
-        }
-        Event::Available { server, changes, outage } => {
-            let server = named(server);
-            tracing::info!(target: TARGET, server, changes, ?outage, "Redis answers again");
-        }
-        _ => {}
-    }
-}
-
-#[cfg(feature = "tracing")]
 fn remedy(cause: Status) -> &'static str {
     match cause {
         Status::Slow => "; it is slow, or paused for writes: look for CLIENT PAUSE",
@@ -159,37 +169,6 @@ fn remedy(cause: Status) -> &'static str {
         Status::Refused => "; no server listens there: start it, or check the address",
         Status::Unreachable => "; check the host, the network and the firewall",
         _ => "",
-    }
-}
-
-#[cfg(feature = "tracing")]
-fn log_rejections(event: &Event<'_>, account: &Account) {
-    match *event {
-        Event::Rejects { server, changes, error } => {
-            let server = named(server);
-            let reason = ExplainedError::new(error.clone(), account).summary();
-            tracing::error!(
-                target: TARGET,
-                server,
-                changes,
-                "Redis rejects decisions: {reason}"
-            );
-        }
-        Event::StillRejects { server, outage, error } => {
-            let server = named(server);
-            let reason = ExplainedError::new(error.clone(), account).summary();
-            tracing::error!(
-                target: TARGET,
-                server,
-                ?outage,
-                "Redis still rejects decisions: {reason}"
-            );
-        }
-        Event::Executes { server, changes, outage } => {
-            let server = named(server);
-            tracing::info!(target: TARGET, server, changes, ?outage, "Redis decides again");
-        }
-        _ => {}
     }
 }
 

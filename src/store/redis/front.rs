@@ -55,9 +55,6 @@ pub(super) struct Front {
     hasher: RandomState,
 }
 
-/// For a batch that has no check yet.
-const HAS_ROOM: &str = "a batch has room for a check";
-
 type Lanes = HashMap<LaneId, Lane, RandomState>;
 
 /// A lane has the checks of one limiter in one runtime, so that a blocked runtime delays no checks
@@ -118,8 +115,9 @@ impl Front {
         let is_available = backend.client.is_available_for(place.slot, deadline);
         let runtime = Handle::try_current().ok().filter(|_| is_available);
         let Some(runtime) = runtime else {
-            let batch = CheckBatch::of(request, backend, place.slot, BatchSize::default());
-            let queued = batch.push(request, hash, deadline).expect(HAS_ROOM);
+            let size = BatchSize::default();
+            let (batch, queued) =
+                CheckBatch::of(backend, place.slot, size, request, hash, deadline);
             return queued.executed_by_caller(Box::pin(batch.execute_alone()));
         };
         let id = LaneId { runtime: runtime.id(), place };
@@ -149,8 +147,8 @@ impl Front {
         hash: u64,
         deadline: Deadline,
     ) -> Queued {
-        let batch = CheckBatch::of(request, &self.backend, id.place.slot, BatchSize::default());
-        let queued = batch.push(request, hash, deadline).expect(HAS_ROOM);
+        let (slot, size) = (id.place.slot, BatchSize::default());
+        let (batch, queued) = CheckBatch::of(&self.backend, slot, size, request, hash, deadline);
         let mut call = Box::pin(Turn::new(self, id, Some(batch)).call());
         // Its task or its caller polls it again, and so it needs no wake-up.
         let cx = &mut Context::from_waker(Waker::noop());
@@ -222,8 +220,8 @@ impl Lane {
         {
             return queued;
         }
-        let batch = CheckBatch::of(request, backend, slot, self.last_size);
-        let queued = batch.push(request, hash, deadline).expect(HAS_ROOM);
+        let (batch, queued) =
+            CheckBatch::of(backend, slot, self.last_size, request, hash, deadline);
         self.queue.push_back(batch);
         queued
     }

@@ -182,22 +182,27 @@ impl Holds {
         lifetime: Duration,
     ) {
         self.renew_at(id, began + lifetime / RENEWED_AFTER);
-        if let Some(live) = self.live.get_mut(&id) {
-            live.hold.receipt = receipt;
-            live.expires = began + lifetime;
-        } else if let Some(ended) = self.ended.iter_mut().find(|ended| ended.id == id) {
-            // Its permit has ended meanwhile. The units are those of the new receipt.
-            ended.hold.receipt = receipt;
-            ended.expires = began + lifetime;
+        if let Some((hold, expires, _)) = self.find_mut(id) {
+            (hold.receipt, *expires) = (receipt, began + lifetime);
         }
     }
 
     /// Ends a renewal, whatever its answer. If the permit has ended meanwhile, its end is sent now.
     pub(super) fn end_renewal(&mut self, id: u64) {
-        if let Some(live) = self.live.get_mut(&id) {
-            live.is_renewed = false;
-        } else if let Some(ended) = self.ended.iter_mut().find(|ended| ended.id == id) {
-            ended.is_renewed = false;
+        if let Some((_, _, is_renewed)) = self.find_mut(id) {
+            *is_renewed = false;
+        }
+    }
+
+    /// Finds a hold, when it expires, and whether a renewal is under way. Its permit can have ended
+    /// meanwhile: the units are those of the new receipt then.
+    fn find_mut(&mut self, id: u64) -> Option<(&mut Hold, &mut Instant, &mut bool)> {
+        match self.live.get_mut(&id) {
+            Some(Live { hold, expires, is_renewed, .. }) => Some((hold, expires, is_renewed)),
+            None => {
+                let ended = self.ended.iter_mut().find(|ended| ended.id == id)?;
+                Some((&mut ended.hold, &mut ended.expires, &mut ended.is_renewed))
+            }
         }
     }
 

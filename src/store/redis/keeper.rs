@@ -4,32 +4,28 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, mem,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use redis::{RedisError, ServerErrorKind};
 use tokio::{
-    sync::{Notify, Semaphore},
+    sync::Semaphore,
     task::JoinSet,
     time::{sleep, timeout, timeout_at},
 };
 use tower_ratelimit_engine::script;
 
 use super::{
-    connections::{ANSWER_TIMEOUT, Client, Command, Deadline, TransportError, home},
-    ends::{Ends, OpenEnds},
-    holds::{Due, Ended, Holds, NO_ID, PAUSE, lifetime},
-    key_name::key_name,
+    backend::Backend,
+    connections::{ANSWER_TIMEOUT, Command, Deadline, TransportError, home},
+    holds::{Due, Ended, NO_ID, PAUSE, lifetime},
     wire,
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReply},
     observe::Event,
-    store::{Hold, HoldGuard, LimitRequest, Lines, denials::Denials},
+    store::{Hold, HoldGuard},
     sync::lock,
 };
 
@@ -46,21 +42,7 @@ const ROUND: Duration = Duration::from_millis(20);
 
 /// Keeps the holds of a store and its clones.
 #[derive(Clone)]
-pub(super) struct Keeper(Arc<KeeperInner>);
-
-struct KeeperInner {
-    holds: Mutex<Holds>,
-    ends: Ends,
-    changed: Notify,
-    client: Client,
-    /// The prefix of all keys in Redis.
-    prefix: Arc<str>,
-    denials: Denials,
-    /// Set when a server turns out to be a cluster: then each call has one key.
-    is_clustered: AtomicBool,
-    /// The requests of the process that wait for units.
-    lines: Arc<Lines>,
-}
+pub(super) struct Keeper(Arc<Backend>);
 
 /// The change of a hold, which a call carries.
 enum Sent {
@@ -89,11 +71,6 @@ impl Sent {
         hold
     }
 
-    fn hold_mut(&mut self) -> &mut Hold {
-        let (Self::Renewal(Renewal { hold, .. }) | Self::End(Ended { hold, .. })) = self;
-        hold
-    }
-
     fn change(&self) -> HoldChange {
         match self {
             Self::Renewal(Renewal { hold, .. }) => {
@@ -106,24 +83,8 @@ impl Sent {
 }
 
 impl Keeper {
-    pub(super) fn new(
-        client: Client,
-        prefix: Arc<str>,
-        denials: Denials,
-        lines: Arc<Lines>,
-    ) -> Self {
-        let (holds, ends, changed) = (Mutex::default(), Ends::new(lines.clone()), Notify::new());
-        let is_clustered = AtomicBool::new(false);
-        Self(Arc::new(KeeperInner {
-            holds,
-            ends,
-            changed,
-            client,
-            prefix,
-            denials,
-            is_clustered,
-            lines,
-        }))
+    pub(super) fn of(backend: &Arc<Backend>) -> Self {
+        Self(backend.clone())
     }
 
     /// Keeps a hold until its guard ends it.
@@ -148,7 +109,7 @@ impl Keeper {
     }
 
     fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
-        let KeeperInner { ends, denials, lines, .. } = &*self.0;
+        let Backend { ends, denials, lines, .. } = &*self.0;
         let change = denials.begin_return(&hold.settings, &hold.key);
         let key = lines.line_of(hold.settings.name, &hold.key);
         let _open = ends.begin(key);
@@ -164,17 +125,6 @@ impl Keeper {
         let too_many = lock(&self.0.holds).end(end);
         drop(too_many); // not under the lock
         self.wake();
-    }
-
-    /// Returns the ends of holds that Redis may not know yet, of the keys of which a request holds
-    /// units.
-    pub(super) fn open_ends(&self, limits: &[LimitRequest<'_>]) -> OpenEnds {
-        let held = limits.iter().filter(|limit| limit.hold.is_some());
-        let lines = &self.0.lines;
-        let keys = held.map(|LimitRequest { settings, key, .. }| {
-            (settings.name, lines.line_of(settings.name, key))
-        });
-        self.0.ends.open(keys.collect())
     }
 
     fn is_expired(&self, id: u64) -> bool {
@@ -195,7 +145,7 @@ impl Keeper {
             home::supervise(move || run(keeper.clone()));
         } else if holds.wakes_by(at) {
             drop(holds);
-            self.0.changed.notify_one();
+            self.0.holds_changed.notify_one();
         }
     }
 
@@ -203,11 +153,16 @@ impl Keeper {
     fn take_due(&self) -> (Vec<Sent>, Option<Instant>) {
         let Due { late, ended, renewals, next } = lock(&self.0.holds).take_due();
         drop(late);
-        let renewal = |(id, hold)| Sent::Renewal(Renewal { id, hold, keeper: self.clone() });
-        let ends = ended.into_iter().map(Sent::End);
-        let mut due: Vec<_> = ends.chain(renewals.into_iter().map(renewal)).collect();
-        due.iter_mut().for_each(|sent| sent.hold_mut().update_settings());
-        (due, next)
+        let end = |mut end: Ended| {
+            end.hold.update_settings();
+            Sent::End(end)
+        };
+        let renewal = |(id, mut hold): (u64, Hold)| {
+            hold.update_settings();
+            Sent::Renewal(Renewal { id, hold, keeper: self.clone() })
+        };
+        let ends = ended.into_iter().map(end);
+        (ends.chain(renewals.into_iter().map(renewal)).collect(), next)
     }
 
     /// Does what the answer to a change demands.
@@ -250,26 +205,11 @@ impl Keeper {
     }
 }
 
-/// The slots for the calls to each node.
-#[derive(Default)]
-struct NodeSlots(HashMap<usize, Arc<Semaphore>>);
-
-impl NodeSlots {
-    /// Returns those of the node to which a call goes.
-    fn of(&mut self, keeper: &Keeper, call: &Call) -> Arc<Semaphore> {
-        let KeeperInner { client, prefix, .. } = &*keeper.0;
-        let hold = call.keys.values().flatten().next().map(Sent::hold);
-        let name = hold.map(|hold| key_name(prefix, &hold.settings, &hold.key));
-        let node = client.node_id(name.map_or(0, |name| client.slot_of(&name)));
-        let new = || Arc::new(Semaphore::new(MAX_CALLS));
-        self.0.entry(node).or_insert_with(new).clone()
-    }
-}
-
 /// Sends what is due, until there are no holds.
 async fn run(keeper: Keeper) {
-    let (keeper, changed) = (&keeper, &keeper.0.changed);
-    let mut slots = NodeSlots::default();
+    let (keeper, changed) = (&keeper, &keeper.0.holds_changed);
+    // For the calls to each node.
+    let mut slots: HashMap<usize, Arc<Semaphore>> = HashMap::new();
     loop {
         drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let (due, next) = keeper.take_due();
@@ -282,10 +222,11 @@ async fn run(keeper: Keeper) {
             }
             continue;
         }
-        let by_key = keeper.0.client.is_cluster() || keeper.0.is_clustered.load(Relaxed);
+        let by_key = keeper.0.is_clustered.load(Relaxed);
         let mut round = JoinSet::new();
         for call in calls(keeper, due, by_key) {
-            let slots = slots.of(keeper, &call);
+            let new = || Arc::new(Semaphore::new(MAX_CALLS));
+            let slots = slots.entry(call.node_id()).or_insert_with(new).clone();
             // A node that does not answer must not delay the calls to others. One server gets a
             // call with the changes that come while its slots are taken.
             let slot = if by_key { None } else { slots.clone().acquire_owned().await.ok() };
@@ -306,6 +247,15 @@ struct Call {
     keys: BTreeMap<String, Vec<Sent>>,
     /// True if the server may have executed the changes that are left.
     may_have_run: bool,
+}
+
+impl Call {
+    fn node_id(&self) -> usize {
+        let Backend { client, .. } = &*self.keeper.0;
+        let hold = self.keys.values().flatten().next().map(Sent::hold);
+        let name = hold.map(|hold| self.keeper.0.key(&hold.settings, &hold.key));
+        client.node_id(name.map_or(0, |name| client.slot_of(&name)))
+    }
 }
 
 impl Drop for Call {
@@ -347,7 +297,7 @@ async fn send(mut call: Call) {
     let first = call.keys.values().flatten().next();
     let Some(settings) = first.map(|sent| sent.hold().settings.clone()) else { return };
     let keys = call.keys.values().map(|sent| {
-        let key = key_name(&keeper.0.prefix, &settings, &sent[0].hold().key);
+        let key = keeper.0.key(&settings, &sent[0].hold().key);
         (key, sent.iter().map(Sent::change).collect())
     });
     let keys: Vec<(String, Vec<HoldChange>)> = keys.collect();

@@ -2,111 +2,120 @@
 //! releases what the requests have spent, reserved or held. The calls themselves are in `batch.rs`
 //! and `call.rs`.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
 use super::{
-    backend::{Backend, report_released},
+    backend::Backend,
     call::ScriptCall,
     connections::{Claim, Deadline, TransportError},
+    keeper::Keeper,
+    release,
 };
 use crate::{
-    decision::{Outcome, Receipts},
-    keys::Key,
-    observe::Observers,
-    store::{LimitRequest, Settings, StoreRequest},
+    algorithm::{Release, units},
+    decision::{Decision, Outcome, Receipt},
+    observe::{Event, Observers},
+    store::{Hold, LatestSettings, LimitRequest},
 };
 
-/// A call for one request that may wait or hold units: the limits with their keys and costs.
-pub(super) struct WaitingCall {
-    call: ScriptCall,
-    limits: Vec<(Arc<Settings>, Key<'static>, u64)>,
-    /// Those of each limit.
-    observers: Vec<Observers>,
-    backend: Arc<Backend>,
+/// The time for which the end of a hold is sent whose caller has gone, as for other jobs in the
+/// background. An end that comes too late changes nothing.
+const LATE_HOLD: Duration = Duration::from_secs(3_600);
+
+/// What a call has charged, which is released unless the caller takes it.
+pub(super) struct Charged {
+    call: Arc<ScriptCall>,
+    outcome: Outcome,
 }
 
-impl WaitingCall {
-    pub(super) fn new(backend: &Arc<Backend>, request: &StoreRequest<'_>) -> Self {
-        let limits = request.limits.iter().map(LimitRequest::charge).collect();
-        let observers = request.limits.iter().map(|limit| limit.observers.clone()).collect();
-        let call = ScriptCall::new(backend, request);
-        Self { call, limits, observers, backend: backend.clone() }
+impl Charged {
+    pub(super) fn decision(&self) -> &Decision {
+        &self.outcome.decision
     }
 
-    /// Executes the call for a request that returns nothing.
-    pub(super) async fn execute_once(&self, deadline: Deadline) -> Result<Outcome, TransportError> {
-        self.call.execute(&self.backend.client, deadline).await
-    }
-
-    /// Executes the call in a task, which awaits the reply even if the caller has gone.
-    pub(super) async fn execute(
-        self: &Arc<Self>,
-        deadline: Deadline,
-    ) -> Result<Outcome, TransportError> {
-        let client = self.backend.client.clone();
-        let slot = client.slot_of(&self.call.limits()[0].key);
-        let call = self.clone();
-        let late = call.backend.begin_late_call();
-        let call_deadline = deadline.shared(late.is_some());
-        let (sender, receiver) = oneshot::channel();
-        let claim = Arc::<Claim>::default();
-        let (task, task_claim) = (call.clone(), claim.clone());
-        tokio::spawn(async move {
-            let _late = late;
-            let WaitingCall { call, backend, .. } = &*task;
-            let result = call.execute_claimed(&backend.client, call_deadline, &task_claim).await;
-            if let Err(Ok(outcome)) = sender.send(result) {
-                task.release_all(&outcome.receipts);
-            }
-        });
-        let answer = LateAnswer { receiver, call, claim: claim.clone() };
-        match deadline.wait_for(answer).await {
-            Some(result) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
-            _ => Err(client.record_timeout(slot, deadline, Some(&claim))),
-        }
-    }
-
-    /// Releases what the request has spent, reserved or held in all limits.
-    pub(super) fn release_all(&self, receipts: &Receipts) {
-        let limits = self.limits.iter().zip(&self.observers).enumerate();
-        for (index, ((settings, key, units), observers)) in limits {
-            if self.backend.release_late(settings, key, *units, &receipts.get(index)) {
-                report_released(observers, settings.name, key, *units);
-            }
-        }
+    pub(super) fn take(mut self) -> Outcome {
+        let taken = Outcome::of_nothing(self.outcome.decision.clone());
+        mem::replace(&mut self.outcome, taken)
     }
 }
 
-/// The answer to a call in a task. If it is dropped, the call is not written any more, and releases
-/// what it spends.
-struct LateAnswer {
-    receiver: oneshot::Receiver<Result<Outcome, TransportError>>,
-    call: Arc<WaitingCall>,
-    claim: Arc<Claim>,
-}
-
-impl Future for LateAnswer {
-    type Output = Result<Outcome, TransportError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(Pin::new(&mut self.receiver).poll(cx));
-        // The task is dropped only if its runtime ends.
-        Poll::Ready(answer.unwrap_or_else(|_| Err(TransportError::timeout(Default::default()))))
-    }
-}
-
-impl Drop for LateAnswer {
+impl Drop for Charged {
     fn drop(&mut self) {
-        self.claim.give_up();
-        self.receiver.close();
-        if let Ok(Ok(outcome)) = self.receiver.try_recv() {
-            self.call.release_all(&outcome.receipts);
+        let limits = self.call.limits().enumerate();
+        limits.for_each(|(index, limit)| {
+            release_late(&self.call.backend, &limit, &self.outcome.receipts.get(index));
+        });
+    }
+}
+
+/// Executes a call in a task, which awaits the reply even if the caller has gone.
+pub(super) async fn execute(
+    call: &Arc<ScriptCall>,
+    deadline: Deadline,
+) -> Result<Charged, TransportError> {
+    let late = call.backend.begin_late_call();
+    let call_deadline = deadline.shared(late.is_some());
+    let (sender, receiver) = oneshot::channel();
+    let claim = Arc::<Claim>::default();
+    let given_up = GivenUp(claim.clone());
+    let (task, task_claim) = (call.clone(), claim.clone());
+    tokio::spawn(async move {
+        let _late = late;
+        let result = task.execute(call_deadline, &task_claim).await;
+        drop(sender.send(result.map(|outcome| Charged { call: task, outcome })));
+    });
+    let answer = async move {
+        let _given_up = given_up;
+        // The task is dropped only if its runtime ends.
+        receiver.await.unwrap_or_else(|_| Err(TransportError::timeout(Default::default())))
+    };
+    match deadline.wait_for(answer).await {
+        Some(result) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
+        _ => {
+            let client = &call.backend.client;
+            Err(client.record_timeout(client.slot_of(call.first_key()), deadline, Some(&claim)))
         }
     }
+}
+
+/// The claim of a call, which is not written any more once this is dropped.
+struct GivenUp(Arc<Claim>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
+/// Releases in the background the units that a decision has spent for one limit: its caller has
+/// gone.
+pub(super) fn release_late(backend: &Arc<Backend>, limit: &LimitRequest<'_>, of: &Receipt) {
+    let LimitRequest { settings, observers, key, cost, .. } = *limit;
+    match *of {
+        Receipt::At(instant, _) => {
+            let release = Release { instant: Some(instant as i64), units: units(cost) };
+            let (change, name) =
+                (backend.denials.begin_return(settings, key), backend.key(settings, key));
+            let job = release::job(&settings.params, &name, release, None, change, || ());
+            backend.client.execute_later(job);
+        }
+        Receipt::Hold(receipt, _) => {
+            let same = settings.clone();
+            Keeper::of(backend).cancel(Hold {
+                settings: settings.clone(),
+                latest: LatestSettings(Arc::new(move || same.clone())),
+                observers: Observers::default(),
+                key: key.clone().into_owned(),
+                units: cost,
+                lifetime: LATE_HOLD,
+                receipt,
+                age: Duration::ZERO,
+            });
+        }
+        Receipt::None | Receipt::Id(_) => return,
+    }
+    let limiter = settings.name;
+    observers.report(&Event::Released { limiter, key, units: cost });
 }

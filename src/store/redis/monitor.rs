@@ -111,38 +111,21 @@ impl Monitor {
     }
 
     /// Reports in the log that a decision of a limiter has failed, once in [`FAILED_AFTER`]. While
-    /// the breaker is open, another event reports it. Returns the error of the store.
+    /// the breaker is open, another event reports it. Returns the error of the store. The keys of
+    /// the limiter may not have the prefix of the store.
     pub(super) fn failed(
         self: &Arc<Self>,
         client: &Client,
         limiter: &str,
         error: TransportError,
-    ) -> StoreError {
-        self.failed_with(client, limiter, error, &self.account)
-    }
-
-    /// The same for a limiter whose keys do not have the prefix.
-    pub(super) fn failed_without_prefix(
-        self: &Arc<Self>,
-        client: &Client,
-        limiter: &str,
-        error: TransportError,
-    ) -> StoreError {
-        let account = Account { prefix: None, user: self.account.user.clone() };
-        self.failed_with(client, limiter, error, &account)
-    }
-
-    fn failed_with(
-        self: &Arc<Self>,
-        client: &Client,
-        limiter: &str,
-        error: TransportError,
-        account: &Account,
+        has_prefix: bool,
     ) -> StoreError {
         self.recent_failures.add(Instant::now());
         let lacks_permission = error.redis().is_some_and(lacks_permission);
         let is_circuit_open = error.is_circuit_open();
-        let error = ExplainedError::new(error, account);
+        let Account { user, prefix } = self.account.clone();
+        let account = Account { user, prefix: prefix.filter(|_| has_prefix) };
+        let error = ExplainedError::new(error, &account);
         if cfg!(feature = "tracing") {
             if !is_circuit_open && let Some(requests) = self.failed_decisions.next(FAILED_AFTER) {
                 events::decisions_failed(limiter, requests, &error);
@@ -154,8 +137,11 @@ impl Monitor {
         error.into_store_error()
     }
 
-    /// Reports in the log that Redis has decided otherwise than this process has computed.
-    pub(super) fn differs(&self, limiter: &str, key: &str, admitted: bool) {
+    /// Reports that the script has decided about a key in Redis otherwise than this process has
+    /// computed: to the observers of the limiter, and in the log.
+    #[cold]
+    pub(super) fn differs(&self, observers: &Observers, limiter: &str, key: &str, admitted: bool) {
+        observers.report(&observe::Event::DecisionDiffered { limiter, key, admitted });
         if let Some(requests) = self.different_decisions.next(FAILED_AFTER) {
             events::decision_differed(limiter, requests, key, admitted);
         }

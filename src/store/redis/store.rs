@@ -17,16 +17,15 @@ use super::{
     backend::Backend,
     call::ScriptCall,
     config::RedisConfig,
-    connections::{ANSWER_TIMEOUT, Command, Deadline, home},
+    connections::{ANSWER_TIMEOUT, Command, Deadline, TransportError, home},
     cross_slot::CrossSlot,
     error::store_error,
     front::Front,
     keeper::Keeper,
-    late::WaitingCall,
+    late::{self, Charged},
     monitor::Monitor,
     release::{self, ReleaseFuture},
     scan::KeyScan,
-    single_hold::SingleHold,
 };
 use crate::{
     algorithm::{Action, Algorithm, Release},
@@ -227,7 +226,8 @@ impl RedisStore {
         })?;
         if config.deadline.is_zero() {
             return Err(StoreError::config(
-                "cannot use a deadline of 0: every decision would fail; set for example 100 ms"
+                "cannot use a deadline of 0: every decision would fail; set for example 50 ms, in \
+                 a URL by `deadline=50ms`"
                     .to_owned(),
             ));
         }
@@ -237,8 +237,7 @@ impl RedisStore {
         let names = Names::default();
         let lines = names.lines().clone();
         let denials = Denials::new(denial_ttl, lines.clone());
-        let holds = Keeper::new(client.clone(), prefix.clone(), denials.clone(), lines);
-        let backend = Backend::new(client, monitor, prefix, denials, holds);
+        let backend = Backend::new(client, monitor, prefix, denials, lines);
         Ok(Self {
             front: Front::new(backend.clone()),
             backend,
@@ -530,7 +529,7 @@ impl RedisStore {
         StoreFuture::pending(async move {
             let Backend { client, monitor, .. } = &*backend;
             let reply = client.execute(deadline, Command::script(&command, text)).await;
-            let failed = |error| monitor.failed_without_prefix(client, limiter, error);
+            let failed = |error| monitor.failed(client, limiter, error, false);
             let (reply, _) = reply.map_err(failed)?;
             Ok(reply)
         })
@@ -574,27 +573,35 @@ impl Store for RedisStore {
             let backend = backend.clone();
             move |result| backend.resolve(limiter, undecided, result)
         };
-        let open = || backend.holds.open_ends(request.limits);
+        let open = || backend.open_ends(request.limits);
         match Plan::of(request, backend.client.is_cluster()) {
             Plan::Queue(limit) => {
                 let queued = front.enter(limit, deadline);
                 StoreFuture::pending(async move { resolve(queued.await) })
             }
             Plan::Hold(limit) => {
-                let hold = SingleHold::new(front, open(), limit);
-                let queued = hold.enter(deadline);
-                StoreFuture::pending(async move { resolve(hold.execute(queued, deadline).await) })
+                let (front, limit, open) = (front.clone(), limit.kept(), open());
+                let queued = front.enter(&limit.request(), deadline);
+                StoreFuture::pending(async move {
+                    let again = async || {
+                        // The calls before it may have later deadlines.
+                        let second = front.enter(&limit.request(), deadline);
+                        let second = deadline.wait_for(second).await;
+                        second.unwrap_or_else(|| Err(TransportError::timeout(deadline.within())))
+                    };
+                    resolve(open.execute(queued, again, deadline).await)
+                })
             }
             Plan::Call => {
                 let call = ScriptCall::new(&backend, request);
                 StoreFuture::pending(async move {
-                    resolve(call.execute(&backend.client, deadline).await)
+                    resolve(call.execute(deadline, &Arc::default()).await)
                 })
             }
             Plan::Task => {
-                let (call, open) = (Arc::new(WaitingCall::new(&backend, request)), open());
+                let (call, open) = (Arc::new(ScriptCall::new(&backend, request)), open());
                 StoreFuture::pending(async move {
-                    let execute = || call.execute(deadline);
+                    let execute = async || late::execute(&call, deadline).await.map(Charged::take);
                     resolve(open.execute(execute(), execute, deadline).await)
                 })
             }
@@ -634,7 +641,7 @@ impl Store for RedisStore {
     }
 
     fn keep_hold(&self, hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
-        Some(self.backend.holds.keep(hold()))
+        Some(Keeper::of(&self.backend).keep(hold()))
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
@@ -648,7 +655,7 @@ impl Store for RedisStore {
             let Backend { client, monitor, .. } = &*backend;
             let reply = client.execute(deadline, Command::new(&del)).await;
             drop(change);
-            let ((), _) = reply.map_err(|error| monitor.failed(client, limiter, error))?;
+            let ((), _) = reply.map_err(|error| monitor.failed(client, limiter, error, true))?;
             Ok(())
         })
     }

@@ -157,3 +157,33 @@ fn a_log_that_lost_its_entries_is_an_error_of_its_key_alone() {
     assert!(error.contains("{key}0"), "{error}");
     assert!(keys[1].bytes().is_some(), "it was decided");
 }
+
+#[test]
+fn a_bucket_stores_a_reservation_behind_the_others_without_a_look_at_them() {
+    let server = RedisServer::start();
+    let quota = Quota::per_second(10).burst(100);
+    // The leaky bucket reads the state by itself.
+    for (algorithm, first, reads) in
+        [(Algorithm::token_bucket(), 100, 2), (Algorithm::LeakyBucket, 60, 3)]
+    {
+        let params = Params::new(algorithm, quota).unwrap();
+        let (mut scripted, mut twin) = (Scripted::new(&server, "{key}"), State::default());
+        scripted.forget();
+        assert!(both(&mut scripted, &mut twin, &params, check(first, START)).admitted);
+        for number in 1..=30 {
+            let now = START + number;
+            let request = EngineRequest { max_wait: 60_000_000, ..check(1, now) };
+            let before = server.calls("getrange");
+            let reply = scripted.decide(&params, request);
+            let has_read = server.calls("getrange") - before;
+            assert_eq!(reply, twin.decide(&params, request), "{algorithm} {number}");
+            assert!(reply.admitted && reply.wait > Some(0), "{algorithm} {number}");
+            // Of many, the newest one is read, and one in the middle.
+            assert!(has_read <= reads, "{algorithm} {number}: {has_read}");
+        }
+        let denied = check(1, START + 31);
+        let before = server.calls("getrange");
+        assert_eq!(scripted.decide(&params, denied), twin.decide(&params, denied), "{algorithm}");
+        assert!(server.calls("getrange") - before < reads, "{algorithm}");
+    }
+}
