@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReply, Lifetime,
-        Params, Refill, State, arithmetic::ceil_div, hold::Held, holding::spend,
+        Params, Refill, State, arithmetic::ceil_div, hold::Held,
     },
     backends::{Backend, Holds, START, check},
     hold_histories::Setup,
@@ -66,7 +66,7 @@ pub(super) fn keeps(
     let used = state.held.total();
     state.held = Held::None;
     if used > 0 {
-        state.decide(&params, spend(used, now));
+        state.decide(&params, EngineRequest::spend(used, now));
     }
     let later = now + reply.reset;
     let seen = state.clone().decide(&params, EngineRequest::observe(later));
