@@ -736,15 +736,12 @@ impl AnyLimiter {
 
     /// Returns the quota, if it is known before a decision.
     pub(crate) fn quota(&self) -> Option<Quota> {
-        self.own().ok().map(Limiter::quota)
+        self.own().map(Limiter::quota)
     }
 
     /// Returns the limiter, if its store can decide about several limiters together.
-    pub(super) fn own(&self) -> Result<&Limiter, Error> {
-        match &self.0 {
-            AnyKind::Own(limiter) => Ok(limiter),
-            AnyKind::Foreign(_) => Err(Error::DifferentStores),
-        }
+    pub(super) fn own(&self) -> Option<&Limiter> {
+        if let AnyKind::Own(limiter) = &self.0 { Some(limiter) } else { None }
     }
 
     pub(super) fn as_foreign(&self) -> Option<&dyn ChargeTarget> {
@@ -825,7 +822,7 @@ impl AnyLimiter {
     /// Returns whether a request of this process may wait to check again, for whatever key.
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
-        self.own().map_or(true, |limiter| !limiter.lines().is_empty())
+        self.own().is_none_or(|limiter| !limiter.lines().is_empty())
     }
 
     /// Returns whether each answer is there at once.
