@@ -747,18 +747,18 @@ impl Outcome {
         action: Action,
         age: f64,
     ) -> Self {
-        let mut receipts = Receipts::NONE;
-        for (index, (limit, reply)) in limits.clone().zip(replies).enumerate() {
-            receipts.add(index, Receipt::new(limit.algorithm, reply, action));
-        }
+        let receipt =
+            |(limit, reply): (Policy<'_>, _)| Receipt::new(limit.algorithm, reply, action);
+        let receipts = limits.clone().zip(replies).map(receipt).collect();
         let limit = limits.clone().nth(binding).expect("a limit binds");
         let decision = Decision::new(limit, replies[binding], age).of_limit(binding);
-        let mut outcome = Self { decision, receipts };
-        if counts {
-            let count = |(limit, reply): (Policy<'_>, &_)| Count::new(limit.limit.name, reply);
-            outcome.decision.set_counts(limits.zip(replies).map(count).collect());
+        if !counts {
+            return Self { decision, receipts };
         }
-        outcome
+        let count = |(limit, reply): (Policy<'_>, &_)| Count::new(limit.limit.name, reply);
+        let mut decision = decision;
+        decision.set_counts(limits.zip(replies).map(count).collect());
+        Self { decision, receipts }
     }
 
     /// Returns the outcome of a request that has taken nothing.
@@ -790,26 +790,6 @@ impl Receipts {
         Self { shared: receipt, algorithms: [None; 4], each: None }
     }
 
-    /// Adds the receipt of the next limit. Most limits have the same one, or differ in their
-    /// algorithms: no allocation.
-    #[inline(always)]
-    fn add(&mut self, index: usize, receipt: Receipt) {
-        match (&mut self.each, self.shared, receipt, self.algorithms.get_mut(index)) {
-            (Some(each), ..) => each.push(receipt),
-            _ if index == 0 => self.shared = receipt,
-            (_, shared, ..) if shared == receipt => {}
-            (_, Receipt::At(same, _), Receipt::At(instant, kind), Some(algorithm))
-                if instant == same =>
-            {
-                *algorithm = Some(kind);
-            }
-            _ => {
-                let before = (0..index).map(|limit| self.get(limit));
-                self.each = Some(Box::new(before.chain([receipt]).collect()));
-            }
-        }
-    }
-
     /// Returns whether a request may hold units.
     #[inline]
     pub(crate) fn may_hold(&self) -> bool {
@@ -835,11 +815,31 @@ impl Receipts {
 }
 
 /// The receipts of limits, in the order of the request.
+/// Most have the same one, or differ in their algorithms: no allocation.
 impl FromIterator<Receipt> for Receipts {
+    #[inline(always)]
     fn from_iter<I: IntoIterator<Item = Receipt>>(each: I) -> Self {
-        let mut receipts = Self::NONE;
-        each.into_iter().enumerate().for_each(|(index, receipt)| receipts.add(index, receipt));
-        receipts
+        let mut rest = each.into_iter();
+        let Some(shared) = rest.next() else { return Self::NONE };
+        let (mut algorithms, mut index) = ([None; 4], 0);
+        while let Some(receipt) = rest.next() {
+            index += 1;
+            match (shared, receipt, algorithms.get_mut(index)) {
+                (Receipt::At(same, _), Receipt::At(instant, kind), Some(algorithm))
+                    if instant == same =>
+                {
+                    *algorithm = Some(kind);
+                }
+                _ if shared == receipt => {}
+                _ => {
+                    let before = Self { shared, algorithms, each: None };
+                    let before = (0..index).map(|limit| before.get(limit));
+                    let each = before.chain([receipt]).chain(rest).collect();
+                    return Self { each: Some(Box::new(each)), ..Self::NONE };
+                }
+            }
+        }
+        Self { shared, algorithms, each: None }
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     handle::{AnyLimiter, ForeignLimiter, IntoLimiter, Limiter},
-    version::{Current, MaxWait},
+    version::{MaxWait, Version},
 };
 use crate::{
     algorithm::{Action, PerLimit},
@@ -17,8 +17,7 @@ use crate::{
     keys::Key,
     observe::Observers,
     store::{
-        AnyStore, LimitRequest, Offer, Released, Reporting, Store, StoreFuture, StoreRequest,
-        report_decided,
+        LimitRequest, Offer, Released, Reporting, Store, StoreFuture, StoreRequest, report_decided,
     },
 };
 
@@ -486,7 +485,7 @@ impl Charge {
     /// Returns the limiter and the key of a charge to one limiter of this crate.
     pub(super) fn single(&self) -> Option<(&Limiter, &Key<'static>)> {
         let part = self.only_part()?;
-        Some((part.limiter.own().ok()?, &part.key))
+        Some((part.limiter.own()?, &part.key))
     }
 
     /// Returns the limiter in a foreign format, the key and the cost, if it is the only one.
@@ -500,7 +499,7 @@ impl Charge {
     pub(crate) fn fallback(&self, fraction: f64) -> Option<Self> {
         let mut charge = self.clone();
         for part in charge.parts.iter_mut() {
-            part.limiter = part.limiter.own().ok()?.fallback(fraction)?.into_limiter();
+            part.limiter = part.limiter.own()?.fallback(fraction)?.into_limiter();
         }
         Some(charge)
     }
@@ -515,7 +514,7 @@ impl Charge {
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.parts.first()?;
-        Some(part.limiter.own().ok()?.uncounted(part.cost()))
+        Some(part.limiter.own()?.uncounted(part.cost()))
     }
 
     /// Returns the units that a request has taken, in the background, if possible.
@@ -576,17 +575,12 @@ impl Charge {
     /// Returns the limiters of this crate with their keys and costs, in the order in which they
     /// were added.
     pub(super) fn own_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u64)> {
-        self.parts
-            .iter()
-            .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
+        self.parts.iter().filter_map(Part::own)
     }
 
     /// Returns the parts of [`own_parts`](Self::own_parts) whose units are held.
     pub(super) fn held_parts(&self) -> impl Iterator<Item = (&Limiter, &Key<'static>, u64)> {
-        self.parts
-            .iter()
-            .filter(|part| part.holds())
-            .filter_map(|part| Some((part.limiter.own().ok()?, &part.key, part.cost())))
+        self.parts.iter().filter(|part| part.holds()).filter_map(Part::own)
     }
 
     /// Returns whether a request that is denied because of held units waits for them.
@@ -600,28 +594,21 @@ impl Charge {
     }
 
     /// Returns an error if units of a limit are held.
+    #[inline]
     pub(super) fn check_costs(&self) -> Result<(), Error> {
-        match self.parts.iter().find(|part| part.holds()) {
-            Some(part) if part.is_estimate => {
-                Err(Error::HasEstimate { limiter: part.limiter.name().to_owned().into() })
-            }
-            Some(part) => Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() }),
-            None => Ok(()),
-        }
+        self.parts.iter().find(|part| part.holds()).map_or(Ok(()), Part::only_holds)
     }
 
     /// Returns an error if an admitted request, which has no permit, holds units: a limit counts
     /// them at a time since the costs were checked.
     #[inline]
     pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
-        let mut parts = self.parts.iter().enumerate();
-        let is_held = |index: usize| matches!(receipts.get(index), Receipt::Hold(..));
-        if receipts.may_hold()
-            && let Some((_, part)) = parts.find(|(index, _)| is_held(*index))
-        {
-            return Err(Error::OnlyHolds { limiter: part.limiter.name().to_owned().into() });
+        if !receipts.may_hold() {
+            return Ok(());
         }
-        Ok(())
+        let is_held = |index: &usize| matches!(receipts.get(*index), Receipt::Hold(..));
+        let held = (0..self.parts.len()).find(is_held);
+        held.map_or(Ok(()), |index| self.parts[index].only_holds())
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
@@ -650,7 +637,9 @@ impl Charge {
 
     /// Returns whether instants can be reserved.
     pub(super) fn reserves(&self) -> bool {
-        self.one_key && !self.holds_units() && self.limiters().all(|limiter| limiter.own().is_ok())
+        self.one_key
+            && !self.holds_units()
+            && self.limiters().all(|limiter| limiter.own().is_some())
     }
 
     /// Resolves a wait in microseconds: the longest of all limits.
@@ -673,64 +662,50 @@ impl Charge {
 
     /// Decides about all limits.
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
+        let fail = |error| StoreFuture::ready(Err(error));
         if let Some(part) = self.only_part() {
             let action = Part::action(action, part.holds());
             return part.limiter.decide(action, &part.key, part.cost(), max_wait);
         }
+        let Some(first) = self.parts.first() else { return fail(Error::NoLimits) };
+        let Some(store) = first.limiter.own().map(Limiter::store) else {
+            return fail(Error::DifferentStores);
+        };
+
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
         let mut versions = PerLimit::new();
         let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
         for part in &self.parts {
-            let Ok(limiter) = part.limiter.own() else {
-                return StoreFuture::ready(Err(Error::DifferentStores));
+            let limiter = match part.limiter.own() {
+                Some(limiter) if limiter.store().names().is_same(store.names()) => limiter,
+                _ => return fail(Error::DifferentStores),
             };
-            let version = limiter.current();
-            holds |= part.is_estimate || !version.spends;
+            let current = limiter.current();
+            let version: &Version = &current;
+            let is_held = part.is_estimate || !version.spends;
+            if let Some(error) = version.refusal(Part::action(action, is_held), part.cost()) {
+                return fail(error);
+            }
+            holds |= is_held;
             wait = version.resolve(max_wait).max(wait);
             reservable = version.resolve(MaxWait::LONGEST).min(reservable);
-            versions.push((limiter, version));
+            versions.push((limiter, current, is_held));
         }
         let waits = (max_wait.is_asked_for() || holds) && wait > 0;
         let longest = if self.one_key && !holds { wait.min(reservable) } else { 0 };
-        let mut limits = PerLimit::new();
-        match self.write_limits(action, longest, &versions, &mut limits) {
-            Ok(store) => {
-                let (counts, reporting) = (self.counts, Reporting::of_waiting(waits));
-                store.decide(&StoreRequest { action, limits: &limits, reporting, counts })
-            }
-            Err(error) => StoreFuture::ready(Err(error)),
-        }
-    }
-
-    /// Writes the requests to the limits. Returns their store.
-    #[inline(always)]
-    fn write_limits<'a>(
-        &'a self,
-        action: Action,
-        max_wait: u64,
-        versions: &'a [(&'a Limiter, Current<'a>)],
-        limits: &mut PerLimit<LimitRequest<'a>>,
-    ) -> Result<&'a AnyStore, Error> {
-        let Some((first, _)) = versions.first() else { return Err(Error::NoLimits) };
-        let (store, names) = (first.store(), first.store().names());
-        for (part, (limiter, version)) in self.parts.iter().zip(versions) {
-            if !limiter.store().names().is_same(names) {
-                return Err(Error::DifferentStores);
-            }
-            let action = Part::action(action, part.is_estimate || !version.spends);
-            let cost = part.cost();
-            if let Some(error) = version.refusal(action, cost) {
-                return Err(error);
-            }
-            let limit = limiter.request(version, action, &part.key, cost, max_wait);
+        let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
+        for (part, (limiter, version, is_held)) in self.parts.iter().zip(&versions[..]) {
+            let action = Part::action(action, *is_held);
+            let limit = limiter.request(version, action, &part.key, part.cost(), longest);
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
-                return Err(Error::SameLimitTwice { limiter: limit.settings.name.into() });
+                return fail(Error::SameLimitTwice { limiter: limit.settings.name.into() });
             }
             limits.push(limit);
         }
-        Ok(store)
+        let (counts, reporting) = (self.counts, Reporting::of_waiting(waits));
+        store.decide(&StoreRequest { action, limits: &limits, reporting, counts })
     }
 
     /// Reports a decision about the charge that its store has not reported.
@@ -749,6 +724,16 @@ impl Part {
         self.is_estimate || self.limiter.only_holds()
     }
 
+    /// Returns the error of a check, which has no permit to hold the units.
+    #[cold]
+    fn only_holds(&self) -> Result<(), Error> {
+        let limiter = self.limiter.name().to_owned().into();
+        Err(match self.is_estimate {
+            true => Error::HasEstimate { limiter },
+            false => Error::OnlyHolds { limiter },
+        })
+    }
+
     /// Returns the action of a request on a part.
     #[inline]
     fn action(action: Action, is_held: bool) -> Action {
@@ -757,5 +742,10 @@ impl Part {
 
     fn cost(&self) -> u64 {
         self.cost.unwrap_or(1)
+    }
+
+    /// Returns the limiter, unless it is foreign, with the key and the cost.
+    fn own(&self) -> Option<(&Limiter, &Key<'static>, u64)> {
+        Some((self.limiter.own()?, &self.key, self.cost()))
     }
 }

@@ -743,15 +743,12 @@ impl AnyLimiter {
 
     /// Returns the quota, if it is known before a decision.
     pub(crate) fn quota(&self) -> Option<Quota> {
-        self.own().ok().map(Limiter::quota)
+        self.own().map(Limiter::quota)
     }
 
     /// Returns the limiter, if its store can decide about several limiters together.
-    pub(super) fn own(&self) -> Result<&Limiter, Error> {
-        match &self.0 {
-            AnyKind::Own(limiter) => Ok(limiter),
-            AnyKind::Foreign(_) => Err(Error::DifferentStores),
-        }
+    pub(super) fn own(&self) -> Option<&Limiter> {
+        if let AnyKind::Own(limiter) = &self.0 { Some(limiter) } else { None }
     }
 
     pub(super) fn as_foreign(&self) -> Option<&dyn ForeignLimiter> {

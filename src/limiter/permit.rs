@@ -282,8 +282,8 @@ impl AnyLimiter {
     #[inline]
     pub(crate) fn holds(&self, key: Key<'static>, units: u64, outcome: &Outcome) -> Holds {
         match self.own() {
-            Ok(limiter) => Holds::of_one(limiter, key, units, outcome),
-            Err(_) => Holds::default(), // a foreign limiter holds nothing
+            Some(limiter) => Holds::of_one(limiter, key, units, outcome),
+            None => Holds::default(), // a foreign limiter holds nothing
         }
     }
 }

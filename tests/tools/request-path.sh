@@ -9,9 +9,8 @@
 # Functions that a compiler inlines count where they are written: the coverage is that of the source,
 # and the build does not optimize. A line counts if each request executes it: it is executed at least
 # 200 times more often by 300 requests than by 100. So what happens once, such as making the layer or
-# connecting, does not count. The files stand in the order of their storeys, from above. Behind them,
-# an inner crate counts as one, with the number of its files. The connections to Redis,
-# crates/connections, are not listed.
+# connecting, does not count. The files stand in the order of their storeys, from above; those of the
+# engine, crates/engine, are behind them. The connections to Redis, crates/connections, are not listed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -49,12 +48,8 @@ for store in least memory redis; do
   lines "$store" 300 >"$folder/many"
   awk -v storeys="$storeys" 'NR == FNR { few[$1 " " $2] = $3; next }
        $3 - few[$1 " " $2] >= 200 { lines[$1]++ }
-       END { for (file in lines) { name = file
-               if (match(name, /^crates\/[^\/]*/)) { name = substr(name, 1, RLENGTH); files[name]++ }
-               all[name] += lines[file] }
-             for (name in all) { storey = name; sub(/[\/.].*/, "", storey)
-               if (name in files) print 999, name, all[name], "in", files[name], "files"
-               else print index(storeys, storey), name, all[name] } }' \
+       END { for (file in lines) { storey = file; sub(/[\/.].*/, "", storey)
+               print storey == "crates" ? 999 : index(storeys, storey), file, lines[file] } }' \
     "$folder/few" "$folder/many" | sort -k1,1n -k2 | cut -d " " -f 2- >"$folder/$store"
   echo "$store: $(wc -l <"$folder/$store") files, and the lines of each that a request executes"
   sed 's/^/  /' "$folder/$store"

@@ -10,7 +10,7 @@ use foldhash::fast::RandomState;
 
 use super::WhenFull;
 use crate::{
-    algorithm::{Action, Core, EngineReply, EngineRequest, Kind, Params, Release, State, units},
+    algorithm::{Core, EngineReply, EngineRequest, Kind, Params, Release, State, units},
     keys::{Text, are_same},
     store::{EndedHold, Settings},
 };
@@ -141,6 +141,17 @@ impl Entry {
         }
     }
 
+    /// Returns the state in the box, if these settings have counted it.
+    #[inline(always)]
+    fn boxed_by(&mut self, settings: &Arc<Settings>) -> Option<&mut State> {
+        match &mut self.counts {
+            Counts::Boxed { boxed, .. } if Arc::ptr_eq(&self.settings, settings) => {
+                Some(&mut boxed.state)
+            }
+            _ => None,
+        }
+    }
+
     /// Decides where the state lies, in a box. `None` if it does not.
     #[inline(always)]
     pub(super) fn decide_in_box(
@@ -148,12 +159,9 @@ impl Entry {
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> Option<EngineReply> {
-        let Counts::Boxed { boxed, .. } = &mut self.counts else { return None };
-        if !Arc::ptr_eq(&self.settings, settings) {
-            return None;
-        }
-        let reply = settings.params.step(&mut boxed.state, request);
-        if !request.action.is_plain() && !boxed.state.is_held() {
+        let state = self.boxed_by(settings)?;
+        let reply = settings.params.step(state, request);
+        if !request.action.is_plain() && !state.is_held() {
             self.close(request.now);
         }
         self.note(request, &reply);
@@ -209,6 +217,7 @@ impl Entry {
 
     /// Ends a hold. What was used counts by the quota that the limiter has now, unless it has
     /// another algorithm. Returns whether the units were held.
+    #[inline]
     pub(super) fn end_hold(&mut self, hold: &EndedHold<'_>, now: i64) -> bool {
         let EndedHold { settings, algorithm, receipt, .. } = *hold;
         let (held, used) = (units(hold.units), units(hold.used));
@@ -220,9 +229,11 @@ impl Entry {
         if used > 0 && algorithm.spends() {
             let is_latest = settings.params.kind() == algorithm;
             let settings = if is_latest { settings } else { &self.settings.clone() };
-            let action = Action::Spend;
-            let spend = EngineRequest { action, cost: used, ..EngineRequest::observe(now) };
-            self.decide(settings, &spend);
+            let spend = |state: &mut State| settings.params.spend(state, used, now);
+            match self.boxed_by(settings) {
+                Some(state) => spend(state),
+                None => self.change(settings, now, |state| (spend(state), true)),
+            }
         }
         is_known
     }

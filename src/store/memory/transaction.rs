@@ -1,7 +1,7 @@
 //! Several limits at once: their shards are locked together, and all of their keys find room, or
 //! none.
 
-use std::{mem, sync::MutexGuard};
+use std::{ptr, sync::MutexGuard};
 
 use super::{Entry, MAX_SHARDS, MemoryStore, Search, Shard, Slot};
 use crate::{
@@ -16,20 +16,22 @@ impl MemoryStore {
     #[inline(never)]
     pub(super) fn decide_combined(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let StoreRequest { action, limits, counts, .. } = *request;
-        let (mut slots, mut combined) = (PerLimit::new(), Combined::default());
+        let (mut slots, mut combined) = (Vec::new(), Combined::default());
         let is_new = loop {
-            let mut transaction = Transaction::new(self);
-            transaction.lock(request);
-            let has_room = !action.commits() || transaction.take_slots(&mut slots);
-            let (keys, shards) = (transaction.keys.iter_mut(), &mut transaction.shards[..]);
-            let admission = combined.look(keys, action.can_be_denied(), |key, may_decide| {
-                key.look(shards, has_room && may_decide)
+            let (shards, missing) = (PerLimit::new(), Vec::new());
+            let mut locked = Locked { store: self, now: 0, shards, missing };
+            let mut keys = PerLimit::new();
+            locked.lock(limits, &mut keys);
+            let has_room = !action.commits() || locked.take_slots(&mut slots);
+            let (each, can_be_denied) = (keys.iter_mut(), action.can_be_denied());
+            let admission = combined.look(each, can_be_denied, |key, may_decide| {
+                key.look(&mut locked, request, has_room && may_decide)
             });
             // A denied request needs no room.
             if admission.admitted && !has_room {
-                let mut search = self.search(transaction.now, limits);
-                if !transaction.evict(&mut slots, &mut search) {
-                    let searched = transaction.unlock();
+                let mut search = self.search(locked.now, limits);
+                if !locked.evict(&mut slots, &mut search) {
+                    let searched = locked.unlock();
                     // Then from the beginning, as the keys may change meanwhile. Each round finds a
                     // slot, or fails.
                     match self.evict_elsewhere(&searched, &mut search) {
@@ -39,11 +41,12 @@ impl MemoryStore {
                     continue;
                 }
             }
-            let (keys, shards) = (transaction.keys.iter_mut(), &mut transaction.shards[..]);
-            combined.commit(keys, admission, |key, reply| key.follow(shards, admission, reply));
-            let is_new = transaction.missing > 0;
+            combined.commit(keys.iter_mut(), admission, |key, reply| {
+                key.follow(&mut locked, request, admission, reply);
+            });
+            let is_new = !locked.missing.is_empty();
             if is_new {
-                transaction.insert_missing(slots);
+                locked.insert_missing(&keys, slots);
             }
             break is_new;
         };
@@ -54,33 +57,27 @@ impl MemoryStore {
     }
 }
 
-// The shards of a transaction are bits of a number.
+// The shards of several keys are bits of a number.
 const _: () = assert!(MAX_SHARDS <= u64::BITS as usize);
 
-/// The keys of several limits, with their shards locked.
-struct Transaction<'a> {
+/// The shards of several keys.
+struct Locked<'a> {
     store: &'a MemoryStore,
     /// The latest instant of all shards, which each of them has from then on.
     now: i64,
-    keys: PerLimit<LockedKey<'a>>,
-    /// The number of keys that are not in the store.
-    missing: usize,
     /// In the order of their indices: a fixed lock order prevents deadlock.
-    shards: PerLimit<TakenShard<'a>>,
+    shards: PerLimit<(usize, MutexGuard<'a, Shard>)>,
+    /// The entries of the keys that are not in the store, in the order of the keys.
+    missing: Vec<Entry>,
 }
-
-/// A locked shard, and its index.
-type TakenShard<'a> = (usize, MutexGuard<'a, Shard>);
 
 /// The key of a limit.
 struct LockedKey<'a> {
     limit: &'a LimitRequest<'a>,
-    request: EngineRequest,
-    is_last: bool,
     hash: u64,
     /// The index of its shard, at last among the locked shards.
     shard: usize,
-    place: KeyPlace,
+    place: Place,
     decided: Decided,
 }
 
@@ -94,27 +91,34 @@ enum Decided {
 }
 
 /// Where the entry of a key is.
-enum KeyPlace {
+#[derive(Clone, Copy)]
+enum Place {
     /// The bucket in the table of its shard.
     Bucket(usize),
-    /// The entry is not in the store.
-    Missing(Entry),
+    /// The index among the entries that are not in the store.
+    Missing(usize),
 }
 
 impl LockedKey<'_> {
     /// Decides if it `may_decide`, and the decision can be undone or is the last one. Else it only
     /// looks, and a check notes a denial by this limit itself.
     #[inline(always)]
-    fn look(&mut self, shards: &mut [TakenShard<'_>], may_decide: bool) -> EngineReply {
-        let Self { limit: LimitRequest { settings, .. }, request, is_last, .. } = *self;
-        let (entry, decided) = self.entry(shards);
+    fn look(
+        &mut self,
+        locked: &mut Locked<'_>,
+        request: &StoreRequest<'_>,
+        may_decide: bool,
+    ) -> EngineReply {
+        let settings = self.limit.settings;
+        let is_last = request.limits.last().is_some_and(|last| ptr::eq(last, self.limit));
+        let (entry, request) = locked.find(self, request);
         if may_decide {
             if let Some((reply, core)) = entry.try_in_core(settings, &request) {
-                *decided = Decided::From(core);
+                self.decided = Decided::From(core);
                 return reply;
             }
             if is_last {
-                *decided = Decided::Last;
+                self.decided = Decided::Last;
                 return entry.decide(settings, &EngineRequest { ..request });
             }
         }
@@ -127,7 +131,8 @@ impl LockedKey<'_> {
     #[inline(always)]
     fn follow(
         &mut self,
-        shards: &mut [TakenShard<'_>],
+        locked: &mut Locked<'_>,
+        request: &StoreRequest<'_>,
         admission: Admission,
         reply: &mut EngineReply,
     ) {
@@ -135,46 +140,26 @@ impl LockedKey<'_> {
         if is_same && !matches!(self.decided, Decided::No) {
             return;
         }
-        let (settings, mut request) = (self.limit.settings, self.request);
+        let (entry, mut request) = locked.find(self, request);
         request.admission = request.action.can_be_denied().then_some(admission);
-        let (entry, decided) = self.entry(shards);
-        if let Decided::From(core) = *decided {
+        if let Decided::From(core) = self.decided {
             entry.undo(core);
         }
-        *reply = entry.decide(settings, &request);
-    }
-
-    #[inline(always)]
-    fn entry<'k>(
-        &'k mut self,
-        shards: &'k mut [TakenShard<'_>],
-    ) -> (&'k mut Entry, &'k mut Decided) {
-        let entry = match &mut self.place {
-            KeyPlace::Bucket(bucket) => shards[self.shard].1.entry(*bucket),
-            KeyPlace::Missing(entry) => entry,
-        };
-        (entry, &mut self.decided)
+        *reply = entry.decide(self.limit.settings, &request);
     }
 }
 
-impl<'a> Transaction<'a> {
-    #[inline(always)]
-    fn new(store: &'a MemoryStore) -> Self {
-        Self { store, now: 0, keys: PerLimit::new(), missing: 0, shards: PerLimit::new() }
-    }
-
+impl<'a> Locked<'a> {
     /// Locks the shards of the keys, and finds the keys.
     #[inline(always)]
-    fn lock(&mut self, request: &StoreRequest<'a>) {
-        let Self { store, now, keys, missing, shards } = self;
+    fn lock(&mut self, limits: &'a [LimitRequest<'a>], keys: &mut PerLimit<LockedKey<'a>>) {
+        let Self { store, now, shards, missing } = self;
         let (MemoryStore(inner), mut wanted) = (*store, 0_u64);
-        for (index, limit) in request.limits.iter().enumerate() {
-            let (is_last, decided) = (index + 1 == request.limits.len(), Decided::No);
+        for limit in limits {
             let hash = store.hash(limit.settings, limit.key.as_bytes());
-            let (shard, place) = (store.shard_index(hash), KeyPlace::Bucket(0));
+            let (shard, place, decided) = (store.shard_index(hash), Place::Bucket(0), Decided::No);
             wanted |= 1 << shard;
-            let request = request.to_engine(limit, 0, request.action);
-            keys.push(LockedKey { limit, request, is_last, hash, shard, place, decided });
+            keys.push(LockedKey { limit, hash, shard, place, decided });
         }
         let mut latest = inner.clock.now();
         while wanted != 0 {
@@ -184,31 +169,43 @@ impl<'a> Transaction<'a> {
             latest = shard.instant(latest, &inner.clock).max(latest);
             shards.push((index, shard));
         }
+        *now = latest;
         let shards = &mut shards[..];
         for key in &mut keys[..] {
             let index = shards.iter().position(|(index, _)| *index == key.shard);
             key.shard = index.expect("each shard is locked");
             let shard = &mut shards[key.shard].1;
             shard.latest = latest;
-            key.request.now = latest;
-            if key.limit.hold.is_some() {
-                key.request.action = shard.hold(latest);
-            }
             let (settings, text) = (key.limit.settings, key.limit.key.as_bytes());
-            match shard.find_bucket(key.hash, settings, text) {
-                Some(bucket) => key.place = KeyPlace::Bucket(bucket),
+            key.place = match shard.find_bucket(key.hash, settings, text) {
+                Some(bucket) => Place::Bucket(bucket),
                 None => {
-                    *missing += 1;
-                    key.place = KeyPlace::Missing(Entry::new(settings, text));
+                    missing.push(Entry::new(settings, text));
+                    Place::Missing(missing.len() - 1)
                 }
-            }
+            };
         }
-        *now = latest;
+    }
+
+    /// Returns the entry of a key, and the request to it.
+    #[inline(always)]
+    fn find(
+        &mut self,
+        key: &LockedKey<'_>,
+        request: &StoreRequest<'_>,
+    ) -> (&mut Entry, EngineRequest) {
+        let shard = &mut self.shards[key.shard].1;
+        let request = shard.request(request, key.limit, self.now);
+        let entry = match key.place {
+            Place::Bucket(bucket) => shard.entry(bucket),
+            Place::Missing(index) => &mut self.missing[index],
+        };
+        (entry, request)
     }
 
     /// Takes free slots for the keys that are not in the store. Returns whether there are enough.
-    fn take_slots(&self, slots: &mut PerLimit<Slot<'a>>) -> bool {
-        while slots.len() < self.missing {
+    fn take_slots(&self, slots: &mut Vec<Slot<'a>>) -> bool {
+        while slots.len() < self.missing.len() {
             let Some(slot) = self.store.0.slots.0.take() else { return false };
             slots.push(slot);
         }
@@ -216,16 +213,16 @@ impl<'a> Transaction<'a> {
     }
 
     /// Drops other keys of the shards that are locked. Returns whether there are enough slots then.
-    fn evict(&mut self, slots: &mut PerLimit<Slot<'a>>, search: &mut Search<'_>) -> bool {
+    fn evict(&mut self, slots: &mut Vec<Slot<'a>>, search: &mut Search<'_>) -> bool {
         for (_, shard) in &mut self.shards {
-            while slots.len() < self.missing
+            while slots.len() < self.missing.len()
                 && let Some(slot) = shard.evict(search, &self.store.0.slots.0)
             {
                 slots.push(slot);
                 search.renew();
             }
         }
-        slots.len() >= self.missing
+        slots.len() >= self.missing.len()
     }
 
     /// Unlocks the shards, and returns their indices.
@@ -235,16 +232,16 @@ impl<'a> Transaction<'a> {
 
     /// Inserts the keys that are not in the store and have a state now.
     #[inline(never)]
-    fn insert_missing(&mut self, mut slots: PerLimit<Slot<'_>>) {
+    fn insert_missing(&mut self, keys: &[LockedKey<'_>], mut slots: Vec<Slot<'_>>) {
         let MemoryStore(inner) = self.store;
-        for LockedKey { hash, shard, place, .. } in &mut self.keys {
-            if let KeyPlace::Missing(entry) = mem::replace(place, KeyPlace::Bucket(0))
-                && !entry.is_initial()
+        let missing = keys.iter().filter(|key| matches!(key.place, Place::Missing(_)));
+        for (key, entry) in missing.zip(self.missing.drain(..)) {
+            if !entry.is_initial()
                 && let Some(slot) = slots.pop()
             {
-                let shard = &mut self.shards[*shard].1;
+                let shard = &mut self.shards[key.shard].1;
                 shard.sweep(self.now, &inner.slots.0);
-                shard.insert(*hash, entry, &inner.hasher, slot);
+                shard.insert(key.hash, entry, &inner.hasher, slot);
             }
         }
     }

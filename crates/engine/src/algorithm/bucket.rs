@@ -427,12 +427,19 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
         if self.is_full() { 0 } else { self.time_until(0, now) }
     }
 
-    fn reset_beside(&self, now: i64, reset: i64, held: i64, params: &BucketParams<SHAPES>) -> i64 {
-        if self.is_foreign(params) || self.at > now {
+    #[inline(always)]
+    fn reset_beside(
+        &self,
+        now: i64,
+        reset: i64,
+        held: i64,
+        is_other: bool,
+        params: &BucketParams<SHAPES>,
+    ) -> i64 {
+        if is_other {
             return reset + params.drain(held);
         }
         let mut used = *self;
-        used.settle(now);
         used.commit(now.max(used.last), held, params);
         used.reset_after(now)
     }

@@ -11,30 +11,31 @@ use super::{
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
 /// stepped back. Returns whether the state is counted by these parameters from now on, too. `None`
-/// if the state is from a core, which it is at this instant, and the request waits. The reply to a
-/// request that is admitted is about the parameters `after` it. The units that are `held` are
-/// counted by the caller.
+/// if the state is from a core, which it is at this instant, and the request waits. If it `HOLDS`,
+/// the quota is smaller by what is `held`: if the request is denied, as before it; if admitted.
 #[inline(always)]
-fn decide<M: Model>(
+fn decide<M: Model, const HOLDS: bool>(
     Reserved { state, waiting }: &mut Reserved<M>,
     request: &EngineRequest,
-    [params, after]: [&M::Params; 2],
-    held: i64,
+    params: &M::Params,
+    held: [i64; 2],
     is_in_core: bool,
 ) -> Option<(EngineReply, bool)> {
     let EngineRequest { action, cost, max_wait, now, blocked, .. } = *request;
     let mut saved = state.save();
-    // Whether another clock or quota has counted the state, and when that state is over.
-    let (mut stale, mut over) = (false, i64::MAX);
+    // Whether another clock or quota has counted the state, and that which is saved; and when that
+    // state is over.
+    let (mut stale, mut is_other, mut over) = (false, false, i64::MAX);
     if !is_in_core {
         stale = state.step_back(now);
+        is_other = stale && !action.inserts();
         if stale && action.inserts() {
             // It stays so, even if the request is denied.
             saved = state.save();
             waiting.0 = None;
         }
         if let Some(time) = state.adopt(now, params, &mut saved) {
-            stale = true;
+            (stale, is_other) = (true, true);
             // The memory of denials infers from the times of a shaper how full it was.
             over = if M::SHAPES && action.inserts() { over } else { time };
         }
@@ -42,7 +43,9 @@ fn decide<M: Model>(
 
     // The units that must be left.
     let needed = action.can_be_denied().then_some(cost);
-    let earliest @ Earliest { full, .. } = state.earliest(now, needed, params);
+    let before = if HOLDS { Some(params.beside(held[0])) } else { None };
+    let before = before.as_ref().unwrap_or(params);
+    let earliest @ Earliest { full, .. } = state.earliest(now, needed, before);
     let wait = earliest.wait.max(blocked);
     // A request that proceeds after a block needs room then.
     let full = if full > blocked { full } else { 0 };
@@ -69,7 +72,9 @@ fn decide<M: Model>(
     }
 
     let mut reset = state.reset_after(now);
-    let after = if admitted { after } else { params };
+    let held = if HOLDS { held[usize::from(admitted)] } else { 0 };
+    let after = if HOLDS { Some(params.beside(held)) } else { None };
+    let after = after.as_ref().unwrap_or(params);
     let Report { remaining, mut replenish } = if reset > 0 {
         // The units that a denied request waits for.
         let known = if admitted { (0, 0) } else { (cost, earliest.wait) };
@@ -77,15 +82,18 @@ fn decide<M: Model>(
     } else {
         Report { remaining: after.full(), replenish: 0 }
     };
+    if HOLDS && held > 0 {
+        // As if all holds ended now: when they end is not known, or is up to their renewals. Their
+        // units are counted by these parameters then, so `over` does not bound it.
+        reset = state.reset_beside(now, reset, held, is_other && !counts, params);
+    }
     if !counts {
-        // Beside holds, `over` does not bound `reset`: when they end, their units are counted by
-        // these parameters, with those of the state.
         reset = if held > 0 { reset } else { reset.min(over) };
         replenish = replenish.min(over);
         state.restore(saved);
     }
     let reply = EngineReply::uncounted(instant);
-    Some((EngineReply { admitted, wait, remaining, replenish, reset, ..reply }, counts))
+    Some((EngineReply { admitted, wait, remaining, replenish, reset, held, ..reply }, counts))
 }
 
 /// Decides beside units that are held, which make the quota smaller, or holds the first ones.
@@ -98,10 +106,10 @@ fn decide_beside<M: Model>(
 ) -> (EngineReply, bool) {
     let EngineRequest { action, cost, .. } = *request;
     let mut inside = *request;
-    let (beside, mut after, mut more) = (params.beside(held), params.beside(held), 0);
+    let (beside, mut more) = (params.beside(held), 0);
     if action.holds() {
         // A hold reserves no instant: it would count from now on.
-        (inside.max_wait, more, after) = (0, cost, params.beside(held + cost));
+        (inside.max_wait, more) = (0, cost);
     }
     // With an overdraft, what is held may exceed the quota, and then nothing is admitted.
     if action.can_be_denied() && (cost > beside.max_cost() || beside.full() < 1) {
@@ -109,10 +117,9 @@ fn decide_beside<M: Model>(
         let wait = request.admission.and_then(|all| all.wait);
         inside.admission = Some(Admission { admitted: false, wait });
     }
-    let decided = decide(reserved, &inside, [&beside, &after], held, false);
+    let decided = decide::<_, true>(reserved, &inside, params, [held, held + more], false);
     let (mut reply, counts) = decided.expect("not in a core");
-    let full = if reply.admitted { after.full() } else { beside.full() };
-    reply.held = if reply.admitted { held + more } else { held };
+    let full = params.beside(reply.held).full();
     reply.remaining = reply.remaining.max(0);
     // More than an empty key has left beside the holds is left only when they end.
     if reply.remaining >= full {
@@ -131,16 +138,12 @@ pub(super) fn step<M: Model, const HOLDS: bool>(
     params: &M::Params,
 ) -> (EngineReply, Option<bool>) {
     if HOLDS {
-        let (mut reply, counts) = decide_beside(reserved, held, request, params);
-        let is_over = counts.then_some(reply.reset == 0);
-        // As if all holds ended now: when they end is not known, or is up to their renewals.
-        if reply.held > 0 {
-            let EngineReply { reset, held, .. } = reply;
-            reply.reset = reserved.state.reset_beside(request.now, reset, held, params);
-        }
-        return (reply, is_over);
+        let (reply, counts) = decide_beside(reserved, held, request, params);
+        // `reset` is the one beside the holds.
+        let is_over = || reserved.state.reset_after(request.now) == 0;
+        return (reply, counts.then(is_over));
     }
-    let decided = decide(reserved, request, [params; 2], 0, false);
+    let decided = decide::<_, false>(reserved, request, params, [0; 2], false);
     let (reply, counts) = decided.expect("not in a core");
     (reply, counts.then_some(reply.reset == 0))
 }
@@ -173,7 +176,7 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
-    let (reply, counts) = decide(&mut opened, request, [&params; 2], 0, true)?;
+    let (reply, counts) = decide::<_, false>(&mut opened, request, &params, [0; 2], true)?;
     if counts {
         *core = opened.state.close(request.now, &params)?;
     }

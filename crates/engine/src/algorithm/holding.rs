@@ -4,7 +4,7 @@
 use super::{
     hold::{Held, HoldReceipt},
     request::{Action, EngineReply, EngineRequest, Release},
-    table::{Params, State},
+    table::{Params, Spent, State},
 };
 
 impl Params {
@@ -59,8 +59,39 @@ impl Params {
             slots.touch(now);
         }
         while let Some((units, ended)) = slots.expire(now) {
-            self.step_spent::<false>(&mut state.spent, 0, &spend(units, ended));
+            self.spend_bare(&mut state.spent, units, ended);
         }
+    }
+
+    /// Decides about a state without a block, beside units that are `held`: the sum of them, if
+    /// `HOLDS`.
+    #[inline(never)]
+    pub(super) fn step_spent<const HOLDS: bool>(
+        &self,
+        spent: &mut Spent,
+        held: i64,
+        request: &EngineRequest,
+    ) -> EngineReply {
+        self.step_model::<HOLDS>(spent, held, request)
+    }
+
+    /// Counts units that were held, and are used now.
+    pub fn spend(&self, state: &mut State, units: i64, now: i64) {
+        if let Held::Expiring(_) = state.held {
+            self.expire_holds(state, now);
+            state.held.forget_if_empty();
+        }
+        if state.blocked_until <= now {
+            state.blocked_until = 0;
+        }
+        self.spend_bare(&mut state.spent, units, now);
+    }
+
+    /// The same for a state without a block and holds. Inlined for itself: the compiler leaves out
+    /// what only the reply needs.
+    #[inline(never)]
+    pub(super) fn spend_bare(&self, spent: &mut Spent, units: i64, now: i64) {
+        self.step_model::<false>(spent, 0, &EngineRequest::spend(units, now));
     }
 
     /// Returns units to the state, as the algorithm counted them.
@@ -73,14 +104,11 @@ impl Params {
 
 impl State {
     /// Ends a hold that does not expire. Returns whether its units were held.
+    #[inline]
     pub fn end_hold(&mut self, receipt: HoldReceipt, units: i64) -> bool {
         let Held::Endless(core) = &mut self.held else { return false };
         let is_known = core.end_hold(receipt, units);
         self.held.forget_if_empty();
         is_known
     }
-}
-
-pub(super) fn spend(units: i64, now: i64) -> EngineRequest {
-    EngineRequest { action: Action::Spend, cost: units, ..EngineRequest::observe(now) }
 }

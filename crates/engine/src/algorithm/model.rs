@@ -104,8 +104,16 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The time until the state is the initial one; 0 if it is.
     fn reset_after(&self, now: i64) -> i64;
 
-    /// The same if units that are held were used now. Without them, it is `reset`.
-    fn reset_beside(&self, _now: i64, reset: i64, held: i64, params: &Self::Params) -> i64 {
+    /// The same if units that are held were used now. Without them, it is `reset`. The state is
+    /// stored as another clock or other parameters have counted it if it `is_other`.
+    fn reset_beside(
+        &self,
+        _now: i64,
+        reset: i64,
+        held: i64,
+        _is_other: bool,
+        params: &Self::Params,
+    ) -> i64 {
         reset.max(params.drain(held))
     }
 

@@ -119,6 +119,10 @@ impl EngineRequest {
         let action = Action::Observe;
         Self { action, cost: 0, max_wait: 0, now, admission: None, blocked: 0 }
     }
+
+    pub(super) const fn spend(units: i64, now: i64) -> Self {
+        Self { action: Action::Spend, cost: units, ..Self::observe(now) }
+    }
 }
 
 /// The reply of one limit.

@@ -86,6 +86,7 @@ impl SlidingWindowState {
     }
 
     /// The first instant that is at least this many parts after `start`.
+    #[inline(always)]
     fn instant_after(&self, passed: i64) -> i64 {
         self.grid.start + ceil_div(passed, self.parts())
     }
@@ -231,6 +232,7 @@ impl Model for SlidingWindowState {
         (self.grid, None)
     }
 
+    #[inline(always)]
     fn restore(&mut self, (grid, counts): Self::Saved) {
         self.grid = grid;
         if let Some(counts) = counts {

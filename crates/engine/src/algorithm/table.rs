@@ -156,10 +156,8 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Decides about a state without a block, beside units that are `held`: the sum of
-            /// them, if `HOLDS`.
-            #[inline(never)]
-            pub(super) fn step_spent<const HOLDS: bool>(
+            #[inline(always)]
+            pub(super) fn step_model<const HOLDS: bool>(
                 &self,
                 spent: &mut Spent,
                 held: i64,

@@ -4,7 +4,6 @@
 use super::super::{
     HoldAction, HoldChange, HoldReceipt, HoldReply, Lifetime, Params, State,
     hold::{Held, Slot, Slots},
-    holding::spend,
 };
 
 impl Params {
@@ -27,7 +26,7 @@ impl Params {
             answer(reply);
         }
         if used > 0 {
-            self.step_spent::<false>(&mut state.spent, 0, &spend(used, now));
+            self.spend_bare(&mut state.spent, used, now);
         }
         state.held.forget_if_empty();
     }

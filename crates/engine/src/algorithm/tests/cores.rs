@@ -252,9 +252,7 @@ fn end(both: &mut Both, which: usize, now: i64, receipt: HoldReceipt, units: i64
         Err(state) => state.end_hold(receipt, units),
     };
     if used > 0 {
-        let action = Action::Spend;
-        let spend = EngineRequest { action, cost: used, ..EngineRequest::observe(now) };
-        both.change(which, now, |state| (params.step(state, &spend), true));
+        both.change(which, now, |state| (params.spend(state, used, now), true));
     }
     assert_eq!(replies, [if is_known { HoldReply::Ended } else { HoldReply::Lost }]);
 }

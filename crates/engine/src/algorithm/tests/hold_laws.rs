@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{
     super::{
         Action, Algorithm, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReply, Lifetime,
-        Params, Refill, State, arithmetic::ceil_div, hold::Held, holding::spend,
+        Params, Refill, State, arithmetic::ceil_div, hold::Held,
     },
     backends::{Backend, Holds, START, check},
     hold_histories::Setup,
@@ -45,6 +45,11 @@ pub(super) fn keeps(
     let mut state = after.clone();
     let count = (0..100).take_while(|_| state.decide(&params, check(1, now)).admitted).count();
     prop_assert_eq!(count as i64, reply.remaining, "remaining");
+    // The end of a hold spends its units as a request does.
+    let [mut by_end, mut by_request] = [after.clone(), after.clone()];
+    params.spend(&mut by_end, cost, now);
+    by_request.decide(&params, EngineRequest::spend(cost, now));
+    prop_assert_eq!(by_end, by_request, "units that are spent");
     if reply.blocked > 0 {
         return Ok(());
     }
@@ -66,7 +71,7 @@ pub(super) fn keeps(
     let used = state.held.total();
     state.held = Held::None;
     if used > 0 {
-        state.decide(&params, spend(used, now));
+        state.decide(&params, EngineRequest::spend(used, now));
     }
     let later = now + reply.reset;
     let seen = state.clone().decide(&params, EngineRequest::observe(later));
