@@ -150,6 +150,8 @@ struct KeyLine {
     units: u64,
     /// The instant at which so many units are available, if nothing can change it.
     known: Option<(Instant, u64)>,
+    /// How often the line was called.
+    calls: u64,
     pace: Option<Pace>,
     /// True if the requests have different quotas: an instant of one says nothing about another.
     is_mixed: bool,
@@ -171,17 +173,19 @@ struct Waiting {
     due: Option<Instant>,
     /// The deadline of a request that sleeps: it is to be polled then, too.
     deadline: Option<Instant>,
+    /// The calls of the line of which it knows: it was called, or checked after them. `None` while
+    /// it stands behind others.
+    told: Option<u64>,
     stage: Stage,
 }
 
 #[derive(Debug, PartialEq)]
 enum Stage {
-    Undecided,
+    Waiting,
     /// It may check beside those before it.
     Called,
     /// Units were returned during the check, which may not have seen them, if there is an instant.
     Checking(Option<Instant>),
-    Denied,
 }
 
 impl Waiting {
@@ -195,7 +199,12 @@ impl Waiting {
         self.absent_at().is_some_and(|at| now >= at)
     }
 
-    fn call(&mut self, at: Instant, wakers: &mut Wakers) {
+    fn call(&mut self, at: Instant, calls: u64, wakers: &mut Wakers) {
+        self.told = Some(calls);
+        if let Stage::Checking(again) = &mut self.stage {
+            *again = Some(at);
+            return;
+        }
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
         wakers.0.extend(self.waker.take());
     }
@@ -436,9 +445,10 @@ impl KeyLine {
 
     /// Calls the first request, if those before it are absent. Returns when it is absent, too.
     fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
+        let calls = self.calls;
         let first = self.first(now)?;
-        if first.due.is_none() && first.stage == Stage::Undecided {
-            first.call(now, wakers);
+        if first.told != Some(calls) {
+            first.call(now, calls, wakers);
         }
         first.absent_at()
     }
@@ -463,9 +473,10 @@ impl KeyLine {
 
     fn insert(&mut self, number: u64, limit: LineLimit, now: Instant) {
         // Once more: units that were returned since its denial have called no request.
-        let due = (!self.is_behind(number, now)).then_some(now);
-        let (waker, deadline, stage) = (None, None, Stage::Undecided);
-        let waiting = Waiting { limit, waker, due, deadline, stage };
+        let is_first = !self.is_behind(number, now);
+        let (due, told) = (is_first.then_some(now), is_first.then_some(self.calls));
+        let (waker, deadline, stage) = (None, None, Stage::Waiting);
+        let waiting = Waiting { limit, waker, due, deadline, told, stage };
         self.waiting.insert(number, waiting);
         self.update_group(&limit, |units| units.saturating_add(limit.cost));
         self.follow(limit.pace);
@@ -504,12 +515,11 @@ impl KeyLine {
     /// Lets the first request that is not absent check at this instant.
     fn call(&mut self, at: Instant, now: Instant, wakers: &mut Wakers) {
         self.known = None;
+        self.calls += 1;
         for waiting in self.waiting.values_mut() {
             let is_absent = waiting.is_absent(now);
-            match &mut waiting.stage {
-                Stage::Checking(again) => *again = Some(at),
-                _ if is_absent => {}
-                _ => waiting.call(at, wakers),
+            if !is_absent || matches!(waiting.stage, Stage::Checking(_)) {
+                waiting.call(at, self.calls, wakers);
             }
             if !is_absent {
                 break;
@@ -532,10 +542,11 @@ impl KeyLine {
             (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: None },
             _ if self.is_mixed => NextCheck::Now,
             // What it waited for is known, and the next one needs no less.
-            (NextCheck::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
-                Some(at) => NextCheck::At { at, known },
-                None => NextCheck::Called,
-            },
+            (NextCheck::Now, Stage::Waiting)
+                if cost >= left.limit.cost && left.told == Some(self.calls) =>
+            {
+                left.due.map_or(NextCheck::Called, |at| NextCheck::At { at, known })
+            }
             (next, _) => next,
         };
         match next {
@@ -545,8 +556,8 @@ impl KeyLine {
                 self.known = known;
             }
             NextCheck::Called => {
-                let first = self.first(now).filter(|first| first.stage == Stage::Undecided);
-                first.into_iter().for_each(|first| first.stage = Stage::Denied);
+                let calls = self.calls;
+                self.first(now).into_iter().for_each(|first| first.told = Some(calls));
             }
             NextCheck::Units(mut units) => {
                 self.call(now, now, wakers);
@@ -554,8 +565,8 @@ impl KeyLine {
                     let Some(left) = units.checked_sub(waiting.limit.cost) else { break };
                     units = left;
                     if !matches!(waiting.stage, Stage::Checking(_)) {
-                        (waiting.stage, waiting.due) = (Stage::Called, Some(now));
-                        wakers.0.extend(waiting.waker.take());
+                        waiting.stage = Stage::Called;
+                        waiting.call(now, self.calls, wakers);
                     }
                 }
             }
@@ -566,13 +577,13 @@ impl KeyLine {
     fn denied(&mut self, number: u64, refusal: &Refusal, now: Instant) {
         let is_behind = self.is_behind(number, now);
         let Some(waiting) = self.waiting.get_mut(&number) else { return };
-        let again = match mem::replace(&mut waiting.stage, Stage::Undecided) {
+        let again = match mem::replace(&mut waiting.stage, Stage::Waiting) {
             Stage::Checking(again) => again,
             _ => None,
         };
-        waiting.due = again.filter(|_| !is_behind);
-        if !is_behind && again.is_none() {
-            (waiting.due, waiting.stage) = (refusal.due, Stage::Denied);
+        waiting.due = again.or(refusal.due);
+        if is_behind {
+            (waiting.due, waiting.told) = (None, None);
         }
         self.known = refusal.known.filter(|_| again.is_none());
         self.follow(refusal.pace);
@@ -589,8 +600,8 @@ impl KeyLine {
         let is_behind = self.is_behind(number, now);
         let Some(waiting) = self.waiting.get_mut(&number) else { return LineStep::Check };
         if is_behind && waiting.stage != Stage::Called {
-            (waiting.due, waiting.stage) = (None, Stage::Undecided);
-        } else if waiting.due.is_none() && waiting.stage == Stage::Undecided {
+            (waiting.due, waiting.told, waiting.stage) = (None, None, Stage::Waiting);
+        } else if waiting.told != Some(self.calls) {
             waiting.due = Some(now); // those before it are absent
         }
         let due = waiting.due.map(|due| pause_end.map_or(due, |end| due.max(end)));
@@ -599,7 +610,7 @@ impl KeyLine {
         };
         if due.filter(is_in_time).is_some_and(|due| due <= now) {
             (waiting.due, waiting.stage) = (Some(now + CHECK), Stage::Checking(None));
-            waiting.deadline = None;
+            (waiting.told, waiting.deadline) = (Some(self.calls), None);
             return LineStep::Check;
         }
         if deadline.is_some_and(|deadline| now >= deadline) {
