@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 04ca8224cedbf50d53a2ad75d61e95f0dfb0f632
+-- EVALSHA names the text below this line 5727d4139cd8619a291afec999129f74524ce26b
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -527,7 +527,7 @@ function open_block(letter)
       fail(key, letters)
     end
     ends = struct.unpack('<I7', head, 2)
-    if can_be_denied and ends - now > max_wait then
+    if can_be_denied and ends - now > max_wait and action ~= 'peek' then
       block = {ends = ends}
       return false
     end
