@@ -40,12 +40,13 @@ pub(crate) use self::redis::Deadline;
 #[cfg(feature = "redis")]
 pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::{
-    bookings::{Booking, Bookings, Offer},
+    bookings::{Booking, BookingGroup, Bookings, Offer},
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
     request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
+    turns::yield_time,
 };
 pub use self::{
     connect::{connect, lazy},
