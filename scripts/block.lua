@@ -4,7 +4,7 @@
 -- The engine reads and stores a state by `get`, `put` and `patch`, wherever the state is: what is
 -- held (holding.lua) stands behind it. `block` is nil for a key without one, else {ends}, and
 -- {state, expires, changed} if the state counts: a request that may not wait until the end of the
--- block is denied without it.
+-- block is denied without it, unless it is a peek.
 
 function in_block(state)
   return struct.pack('<BI7', 66, block.ends) .. state
@@ -89,7 +89,7 @@ function open_block(letter)
       fail(key, letters)
     end
     ends = struct.unpack('<I7', head, 2)
-    if can_be_denied and ends - now > max_wait then
+    if can_be_denied and ends - now > max_wait and action ~= 'peek' then
       block = {ends = ends}
       return false
     end

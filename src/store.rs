@@ -42,12 +42,13 @@ pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 #[cfg(feature = "redis")]
 pub(crate) use self::request::KeptLimit;
 pub(crate) use self::{
-    bookings::{Booking, Bookings, Offer},
+    bookings::{Booking, BookingGroup, Bookings, Offer},
     hold::{EndedHold, Hold, HoldGuard, LatestSettings},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
     request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
+    turns::yield_time,
 };
 pub use self::{
     connect::{connect, lazy},

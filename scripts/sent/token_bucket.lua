@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line e63a940c7591077ba5752fe9498f04d1336d8738
+-- EVALSHA names the text below this line cadff3c88b34e06378206dcf781d0055c1ecd487
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -673,7 +673,7 @@ function open_block(letter)
       fail(key, letters)
     end
     ends = struct.unpack('<I7', head, 2)
-    if can_be_denied and ends - now > max_wait then
+    if can_be_denied and ends - now > max_wait and action ~= 'peek' then
       block = {ends = ends}
       return false
     end

@@ -69,16 +69,16 @@ local function first_instant(needed)
   return instant
 end
 
--- Counts each old sub-window where its middle is, or if requests wait in it, at its end, and not
--- after `last`. `start` stays, so that two alternating quotas do not move the counts ahead of the
--- time.
-local function regrid()
+-- Counts each old sub-window where its middle is, or if requests waited in it when the state was
+-- `counted`, at its end, and not after `last`. `start` stays, so that two alternating quotas do not
+-- move the counts ahead of the time.
+local function regrid(counted)
   local moved, newest = zeros(buckets + 1), math.floor((last - start) * buckets / window)
   for slot = index, index - parts, -1 do
     local opened, closes = opening(slot), opening(slot + 1)
     local ends = math.min(closes - 1, last)
     local instant = math.max(opened, math.min(math.floor((opened + closes) / 2), last))
-    if ends > now then
+    if ends > counted then
       instant = ends
     end
     local i = newest - math.floor((instant - start) * buckets / window) + 1
@@ -153,10 +153,11 @@ function advance(time)
 end
 
 function adopt()
+  local counted = at
   advance(now)
   local changed = is_foreign()
   if changed and newest() then
-    regrid()
+    regrid(counted)
   end
   if not newest() then
     initial()

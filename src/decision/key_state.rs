@@ -114,8 +114,7 @@ impl KeyState {
     }
 
     /// Returns the number of units that are [held](crate::Limiter::hold): taken, until their
-    /// permits are settled or dropped. It is 0 while the key is [blocked](crate::Limiter::block),
-    /// as the state then describes the block: `unblock` returns the number.
+    /// permits are settled or dropped.
     ///
     /// # Examples
     ///

@@ -523,8 +523,7 @@ impl Charge {
     }
 
     /// Offers a reserved instant to other requests, and then returns it in the background.
-    pub(crate) fn release_offer(&self, mut offer: Offer) {
-        offer.is_of_one_limit = self.parts.len() == 1;
+    pub(crate) fn release_offer(&self, offer: Offer) {
         let offer = Arc::new(offer);
         drop(self.begin_release(offer.receipts(), Some(&offer)));
     }

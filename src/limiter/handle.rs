@@ -16,7 +16,7 @@ use super::{
 use crate::{
     algorithm::{self, Action, Algorithm, HoldReceipt, Kind, Params},
     decision::{Decision, Outcome, Receipt, Source},
-    error::{ConfigError, Error},
+    error::ConfigError,
     keys::Key,
     observe::{Event, LimiterObservers, log},
     quota::{self, Quota},
@@ -606,11 +606,14 @@ impl Limiter {
         }
         let version = self.current();
         let release = version.release_of(receipt, units)?;
+        let is_reported = offer.is_none_or(|offer| !offer.is_exchanged());
         let released = self.0.store.as_dyn();
         let released =
             released.release_in_background(&version.settings, key, release, offer.cloned());
-        // Last: an observer can panic.
-        report_released(&self.0.observers, self.0.taken.text, key, units);
+        if is_reported {
+            // Last: an observer can panic.
+            report_released(&self.0.observers, self.0.taken.text, key, units);
+        }
         released
     }
 

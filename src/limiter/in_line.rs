@@ -20,8 +20,8 @@ use crate::{
     decision::{Decision, Outcome},
     quota::Quota,
     store::{
-        Bookings, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, Store,
-        StoreFuture, after,
+        BookingGroup, Bookings, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal,
+        Store, StoreFuture, after, yield_time,
     },
     time::random_fraction,
 };
@@ -64,13 +64,12 @@ impl Charge {
         }
     }
 
-    /// Returns the hash of limits, quotas, keys and costs: requests with equal ones can share
-    /// instants.
-    pub(crate) fn booking_group(&self, bookings: &Bookings) -> u64 {
+    /// Returns the group of the requests that can share instants with this one.
+    pub(crate) fn booking_group(&self, bookings: &Bookings) -> BookingGroup {
         let parts = self.own_parts().map(|(limiter, key, cost)| {
             (limiter.name(), limiter.quota(), limiter.params().kind(), key, cost)
         });
-        bookings.group_of(parts.collect::<Vec<_>>())
+        bookings.group_of(&parts.collect::<Vec<_>>())
     }
 
     /// Returns the limits as lines need them; `None` if the charge is invalid.
@@ -145,7 +144,7 @@ impl InLine {
             return at;
         }
         let gap = gap(decision.quota(), decision.cost());
-        after(at, Lines::yield_time(at - self.began, gap))
+        after(at, yield_time(at - self.began, gap))
     }
 
     /// Records a denial. Returns whether the request waits: if it can be served by `deadline`.

@@ -7,7 +7,7 @@ use std::{
     iter,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -19,9 +19,6 @@ use crate::{keys::Key, sync::lock};
 /// Each waiting request holds its connection and its body, some kilobytes. Chosen, not measured.
 const DEFAULT_MAX: usize = 10_000;
 
-/// The locks of the counts by key. Only waiting requests, and requests while others wait, take one.
-const SHARDS: usize = 64;
-
 #[derive(Clone, Debug)]
 pub(crate) struct WaitQueue {
     max: usize,
@@ -29,14 +26,14 @@ pub(crate) struct WaitQueue {
     counts: Arc<Counts>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Counts {
     hasher: RandomState,
-    /// The number of all waiting requests.
+    /// The number of all waiting requests. It is changed under the lock, and read without it.
     all: AtomicUsize,
     /// The numbers by the hash of their keys. Keys with equal hashes, which are unlikely, share
     /// slots.
-    by_key: Box<[Mutex<HashMap<u64, usize>>]>,
+    by_key: Mutex<HashMap<u64, usize, RandomState>>,
 }
 
 /// The slot of a waiting request. Dropping it frees the slot.
@@ -64,7 +61,7 @@ impl WaitQueue {
     #[inline]
     pub(crate) fn has_room(&self, limiter: &AnyLimiter, key: &Key<'_>) -> bool {
         let max_per_key = || self.max_per_key.unwrap_or_else(|| limiter.default_max_waiting());
-        match self.counts.all.load(Ordering::Relaxed) {
+        match self.counts.all.load(Relaxed) {
             0 => self.max > 0 && max_per_key() > 0,
             all => all < self.max && self.counts.waiting(key) < max_per_key(),
         }
@@ -74,17 +71,13 @@ impl WaitQueue {
     pub(crate) fn enter(&self, charge: &Charge) -> Option<WaitSlot> {
         let hash = self.counts.hash(charge.keys());
         let max_per_key = self.max_per_key.unwrap_or_else(|| charge.default_max_waiting());
-        let mut by_key = lock(self.counts.shard(hash));
+        let mut by_key = lock(&self.counts.by_key);
         let same = by_key.get(&hash).copied().unwrap_or(0);
-        let one_more = |all| (all < self.max).then_some(all + 1);
-        let all = &self.counts.all;
-        if same >= max_per_key
-            || all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err()
-        {
+        if same >= max_per_key || self.counts.all.load(Relaxed) >= self.max {
             return None;
         }
         by_key.insert(hash, same + 1);
-        drop(by_key);
+        self.counts.all.fetch_add(1, Relaxed);
         Some(WaitSlot { counts: self.counts.clone(), hash })
     }
 }
@@ -96,28 +89,17 @@ impl Counts {
         hasher.finish()
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<HashMap<u64, usize>> {
-        &self.by_key[hash as usize % SHARDS]
-    }
-
     /// Returns the number of requests that wait with a key.
     fn waiting(&self, key: &Key<'_>) -> usize {
         let hash = self.hash(iter::once(key));
-        lock(self.shard(hash)).get(&hash).copied().unwrap_or(0)
-    }
-}
-
-impl Default for Counts {
-    fn default() -> Self {
-        let by_key = iter::repeat_with(Mutex::default).take(SHARDS).collect();
-        Self { hasher: RandomState::default(), all: AtomicUsize::new(0), by_key }
+        lock(&self.by_key).get(&hash).copied().unwrap_or(0)
     }
 }
 
 impl Drop for WaitSlot {
     fn drop(&mut self) {
-        let mut by_key = lock(self.counts.shard(self.hash));
-        self.counts.all.fetch_sub(1, Ordering::Relaxed);
+        let mut by_key = lock(&self.counts.by_key);
+        self.counts.all.fetch_sub(1, Relaxed);
         if let Some(same) = by_key.get_mut(&self.hash) {
             *same -= 1;
             if *same == 0 {

@@ -10,7 +10,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    hash::{BuildHasher, Hash, RandomState},
+    hash::{BuildHasher, Hash},
     pin::Pin,
     sync::{
         Arc, Mutex,
@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::fast::RandomState;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
@@ -43,7 +44,7 @@ pub struct Bookings {
 #[derive(Debug, Default)]
 struct BookingGroups {
     /// By the hash of limits, quotas, keys and costs. Two with equal hashes are unlikely.
-    groups: HashMap<u64, Group>,
+    groups: HashMap<u64, Group, RandomState>,
     next_number: u64,
 }
 
@@ -59,18 +60,26 @@ struct Group {
 /// An instant with a number, and what has been reserved there.
 type Reserved = ((Instant, u64), Receipts);
 
+/// The requests with equal limits, quotas, keys and costs, which can share their instants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BookingGroup {
+    hash: u64,
+    /// False if several limits release a reservation, each by itself.
+    is_of_one_limit: bool,
+}
+
 /// An instant that is given back. Until the offer ends, the next request of the group can take it,
 /// and gives back its own, later one.
 #[derive(Debug)]
 pub struct Offer {
     bookings: Arc<Bookings>,
-    group: u64,
+    group: BookingGroup,
     key: (Instant, u64),
     receipts: Receipts,
+    /// Whether a request gives it back that has taken another one.
+    is_exchanged: bool,
     /// Whether it has ended, and no request has taken the instant.
     has_ended: AtomicBool,
-    /// False if several limits release the reservation, each by itself.
-    pub(crate) is_of_one_limit: bool,
     /// Whether it has ended among many others.
     is_of_many: AtomicBool,
 }
@@ -79,6 +88,12 @@ impl Offer {
     /// Returns what has been reserved.
     pub(crate) fn receipts(&self) -> &Receipts {
         &self.receipts
+    }
+
+    /// Returns whether a request gives the instant back that has taken another one. The request
+    /// that has given up has been reported then.
+    pub(crate) fn is_exchanged(&self) -> bool {
+        self.is_exchanged
     }
 
     /// Ends the offer. Returns false if another request has taken the instant.
@@ -99,7 +114,7 @@ impl Offer {
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn is_for_others(&self) -> bool {
         let is_of_use = self.key.0 > Instant::now();
-        is_of_use && self.is_of_one_limit && !self.is_of_many.load(Relaxed)
+        is_of_use && self.group.is_of_one_limit && !self.is_of_many.load(Relaxed)
     }
 
     /// Offers an instant that the store has kept once more. Returns false if it has passed.
@@ -108,7 +123,8 @@ impl Offer {
         let is_of_use = self.key.0 > Instant::now() && self.has_ended.swap(false, Relaxed);
         if is_of_use {
             let groups = &mut lock(&self.bookings.state).groups;
-            groups.entry(self.group).or_default().offered.insert(self.key, self.receipts.clone());
+            let of_group = groups.entry(self.group.hash).or_default();
+            of_group.offered.insert(self.key, self.receipts.clone());
         }
         is_of_use
     }
@@ -124,7 +140,7 @@ impl Drop for Offer {
 #[derive(Debug)]
 pub(crate) struct Booking {
     bookings: Arc<Bookings>,
-    group: u64,
+    group: BookingGroup,
     number: u64,
     /// The instant that was reserved for the request itself.
     reserved: Instant,
@@ -169,7 +185,7 @@ impl Booking {
     /// Returns the request, and an offer if it has taken an earlier instant than its own.
     pub(crate) fn new(
         bookings: Arc<Bookings>,
-        group: u64,
+        group: BookingGroup,
         reserved: Instant,
         receipts: Receipts,
     ) -> (Self, Option<Offer>) {
@@ -178,7 +194,7 @@ impl Booking {
         let (number, due, waker) = {
             let state = &mut *lock(&bookings.state);
             state.next_number += 1;
-            let of_group = state.groups.entry(group).or_default();
+            let of_group = state.groups.entry(group.hash).or_default();
             of_group.instants.insert(key, receipts);
             of_group.waiting.insert(state.next_number, None);
             // After a reset, for example, it can be before the first one.
@@ -230,29 +246,29 @@ impl Booking {
             let passed = if self.due + LATENESS < now { group.take(now) } else { None };
             (passed.or_else(|| group.instants.pop_last()), waker)
         });
-        Some(self.bookings.offer(self.group, left??))
+        Some(self.bookings.offer(self.group, left??, false))
     }
 }
 
 impl Bookings {
-    /// Returns the group of requests with equal limits, quotas, keys and costs.
-    pub(crate) fn group_of(&self, limits: impl Hash) -> u64 {
-        self.hasher.hash_one(limits)
+    /// Returns the group of requests with these limits, quotas, keys and costs.
+    pub(crate) fn group_of(&self, limits: &[impl Hash]) -> BookingGroup {
+        BookingGroup { hash: self.hasher.hash_one(limits), is_of_one_limit: limits.len() == 1 }
     }
 
     /// Changes a group, without groups that are empty. Wakers are called without the lock, and
     /// cloned and dropped, too: each can run foreign code.
     fn change<R>(
         &self,
-        group: u64,
+        BookingGroup { hash, .. }: BookingGroup,
         change: impl FnOnce(&mut Group) -> (R, Option<Waker>),
     ) -> Option<R> {
         let (result, waker) = {
             let groups = &mut lock(&self.state).groups;
-            let of_group = groups.get_mut(&group)?;
+            let of_group = groups.get_mut(&hash)?;
             let changed = change(of_group);
             if of_group.waiting.is_empty() && of_group.offered.is_empty() {
-                groups.remove(&group);
+                groups.remove(&hash);
             }
             changed
         };
@@ -264,18 +280,19 @@ impl Bookings {
     /// offer; else the reserved one.
     pub(crate) fn exchange(
         self: &Arc<Self>,
-        group: u64,
+        group: BookingGroup,
         reserved: Instant,
         receipts: Receipts,
     ) -> (Reserved, Option<Offer>) {
         let (own, taken) = {
             let state = &mut *lock(&self.state);
             state.next_number += 1;
-            let taken = state.groups.get_mut(&group).and_then(|it| it.take_offered(reserved));
+            let of_group = state.groups.get_mut(&group.hash);
+            let taken = of_group.and_then(|it| it.take_offered(reserved));
             (((reserved, state.next_number), receipts), taken)
         };
         match taken {
-            Some(taken) => (taken, Some(self.offer(group, own))),
+            Some(taken) => (taken, Some(self.offer(group, own, true))),
             None => (own, None),
         }
     }
@@ -284,7 +301,7 @@ impl Bookings {
     /// to the store instead.
     pub(crate) fn give_back(
         self: &Arc<Self>,
-        group: u64,
+        group: BookingGroup,
         due: Instant,
         receipts: Receipts,
     ) -> Offer {
@@ -292,7 +309,7 @@ impl Bookings {
             let state = &mut *lock(&self.state);
             state.next_number += 1;
             let own = ((due, state.next_number), receipts);
-            let waiting = state.groups.get_mut(&group).filter(|it| !it.instants.is_empty());
+            let waiting = state.groups.get_mut(&group.hash).filter(|it| !it.instants.is_empty());
             match waiting.filter(|_| due >= Instant::now()) {
                 Some(waiting) => {
                     waiting.instants.insert(own.0, own.1.clone());
@@ -302,25 +319,31 @@ impl Bookings {
             }
         };
         wake_all(waker);
-        self.offer(group, last)
+        self.offer(group, last, false)
     }
 
     /// Offers an instant, unless it has passed. Its number is new: an earlier offer of it can still
     /// be under way.
-    fn offer(self: &Arc<Self>, group: u64, ((due, _), receipts): Reserved) -> Offer {
+    fn offer(
+        self: &Arc<Self>,
+        group: BookingGroup,
+        ((due, _), receipts): Reserved,
+        is_exchanged: bool,
+    ) -> Offer {
         let has_passed = due < Instant::now();
         let key = {
             let state = &mut *lock(&self.state);
             state.next_number += 1;
             let key = (due, state.next_number);
             if !has_passed {
-                state.groups.entry(group).or_default().offered.insert(key, receipts.clone());
+                let of_group = state.groups.entry(group.hash).or_default();
+                of_group.offered.insert(key, receipts.clone());
             }
             key
         };
         let (bookings, has_ended) = (self.clone(), AtomicBool::new(has_passed));
-        let (is_of_one_limit, is_of_many) = (false, AtomicBool::default());
-        Offer { bookings, group, key, receipts, has_ended, is_of_one_limit, is_of_many }
+        let is_of_many = AtomicBool::default();
+        Offer { bookings, group, key, receipts, is_exchanged, has_ended, is_of_many }
     }
 }
 

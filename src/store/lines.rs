@@ -15,7 +15,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    hash::{BuildHasher, Hash, RandomState},
+    hash::{BuildHasher, Hash},
     mem,
     pin::Pin,
     sync::{
@@ -26,12 +26,13 @@ use std::{
     time::Duration,
 };
 
+use foldhash::fast::RandomState;
 use tokio::{
     runtime::{self, Handle},
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::turns::{Turns, yield_time};
+use super::turns::Turns;
 use crate::{
     keys::Key,
     quota::Quota,
@@ -67,7 +68,7 @@ pub struct Lines {
 #[derive(Debug, Default)]
 struct LineSet {
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a line.
-    lines: HashMap<u64, KeyLine>,
+    lines: HashMap<u64, KeyLine, RandomState>,
     turns: Turns,
     watch: LineWatch,
 }
@@ -150,6 +151,8 @@ struct KeyLine {
     units: u64,
     /// The instant at which so many units are available, if nothing can change it.
     known: Option<(Instant, u64)>,
+    /// How often the line was called.
+    calls: u64,
     pace: Option<Pace>,
     /// True if the requests have different quotas: an instant of one says nothing about another.
     is_mixed: bool,
@@ -171,17 +174,19 @@ struct Waiting {
     due: Option<Instant>,
     /// The deadline of a request that sleeps: it is to be polled then, too.
     deadline: Option<Instant>,
+    /// The calls of the line of which it knows: it was called, or checked after them. `None` while
+    /// it stands behind others.
+    told: Option<u64>,
     stage: Stage,
 }
 
 #[derive(Debug, PartialEq)]
 enum Stage {
-    Undecided,
+    Waiting,
     /// It may check beside those before it.
     Called,
     /// Units were returned during the check, which may not have seen them, if there is an instant.
     Checking(Option<Instant>),
-    Denied,
 }
 
 impl Waiting {
@@ -195,15 +200,24 @@ impl Waiting {
         self.absent_at().is_some_and(|at| now >= at)
     }
 
-    fn call(&mut self, at: Instant, wakers: &mut Wakers) {
+    fn call(&mut self, at: Instant, calls: u64, change: &mut Change) {
+        self.told = Some(calls);
+        if let Stage::Checking(again) = &mut self.stage {
+            *again = Some(at);
+            return;
+        }
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
-        wakers.0.extend(self.waker.take());
+        change.woken.extend(self.waker.take());
     }
 }
 
-/// Wakers to call, and to drop, without the lock: both can run foreign code.
-#[derive(Default)]
-struct Wakers(Vec<Waker>, Vec<Waker>);
+/// A change of the lines at an instant, with the wakers to call and to drop after it, without the
+/// lock: both can run foreign code.
+struct Change {
+    now: Instant,
+    woken: Vec<Waker>,
+    dropped: Vec<Waker>,
+}
 
 impl Lines {
     pub(crate) fn hash(&self, value: impl Hash) -> u64 {
@@ -226,15 +240,15 @@ impl Lines {
         self.numbers.fetch_add(1, Relaxed)
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut LineSet, Instant, &mut Wakers) -> R) -> R {
-        let (now, mut wakers) = (Instant::now(), Wakers::default());
+    fn change<R>(&self, change: impl FnOnce(&mut LineSet, &mut Change) -> R) -> R {
+        let mut changed = Change { now: Instant::now(), woken: vec![], dropped: vec![] };
         let result = {
             let state = &mut *lock(&self.state);
-            let result = change(state, now, &mut wakers);
+            let result = change(state, &mut changed);
             self.count.store(state.lines.len() + state.turns.len(), Relaxed);
             result
         };
-        wake_all(wakers.0);
+        wake_all(changed.woken);
         result
     }
 
@@ -248,12 +262,11 @@ impl Lines {
 
     /// Does the same for a line.
     pub(crate) fn returned(&self, line: u64) {
-        if !self.is_waited_for(line) {
-            return; // without a look at the clock
+        if !self.is_empty() {
+            self.change(|state, change| {
+                state.update(line, change, |line, change| line.call(change.now, change));
+            });
         }
-        self.change(|state, now, wakers| {
-            state.update(line, now, wakers, |line, wakers| line.call(now, now, wakers));
-        });
     }
 
     /// Calls all lines of a limiter whose settings have changed.
@@ -262,12 +275,12 @@ impl Lines {
             return;
         }
         let limiter = self.hash(limiter);
-        self.change(|state, now, wakers| {
+        self.change(|state, change| {
             let lines = state.lines.iter().filter(|(_, line)| line.limiter == limiter);
             for line in lines.map(|(line, _)| *line).collect::<Vec<_>>() {
-                state.update(line, now, wakers, |line, wakers| {
+                state.update(line, change, |line, change| {
                     (line.pace, line.is_mixed) = (None, false);
-                    line.call(now, now, wakers);
+                    line.call(change.now, change);
                 });
             }
         });
@@ -279,8 +292,8 @@ impl Lines {
     pub(crate) fn found_full(&self, keys: impl IntoIterator<Item = u64>, takes: bool) {
         let mut keys = keys.into_iter().peekable();
         if keys.peek().is_some() {
-            self.change(|state, now, _| {
-                keys.for_each(|key| state.turns.found_full(key, takes, now));
+            self.change(|state, Change { now, .. }| {
+                keys.for_each(|key| state.turns.found_full(key, takes, *now));
             });
         }
     }
@@ -289,7 +302,7 @@ impl Lines {
     /// turn, it leaves units to other processes for a pause.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn units_end(&self, key: u64, taken: Instant) {
-        self.change(|state, now, _| state.turns.returned(key, taken, now));
+        self.change(|state, change| state.turns.returned(key, taken, change.now));
     }
 
     /// Returns whether requests stand in this line.
@@ -302,12 +315,6 @@ impl Lines {
     pub(crate) fn hold_retry(&self, waited: Duration, line: u64) -> Duration {
         let LineSet { lines, turns, .. } = &*lock(&self.state);
         turns.retry(line, waited, lines.len())
-    }
-
-    /// Returns for how long a request leaves units that are restored to older ones of other
-    /// processes. It will have `waited` so long; its cost is restored in `gap`.
-    pub(crate) fn yield_time(waited: Duration, gap: Duration) -> Duration {
-        yield_time(waited, gap)
     }
 }
 
@@ -331,19 +338,18 @@ impl LineSet {
     fn update<R>(
         &mut self,
         line: u64,
-        now: Instant,
-        wakers: &mut Wakers,
-        update: impl FnOnce(&mut KeyLine, &mut Wakers) -> R,
+        change: &mut Change,
+        update: impl FnOnce(&mut KeyLine, &mut Change) -> R,
     ) -> Option<R> {
         let found = self.lines.get_mut(&line)?;
-        let result = update(found, wakers);
-        if let Some(at) = found.absent_at(now)
+        let result = update(found, change);
+        if let Some(at) = found.absent_at(change.now)
             && self.watch.at.is_some_and(|watched| at < watched)
         {
             self.watch.at = Some(at);
             // Two: one of their runtimes may stand still. It is not woken again before it looks.
             let asleep = self.watch.wakers.values_mut().filter_map(Option::take);
-            wakers.0.extend(asleep.take(2));
+            change.woken.extend(asleep.take(2));
         }
         if found.waiting.is_empty() {
             self.lines.remove(&line);
@@ -357,16 +363,15 @@ impl LineSet {
         place: &mut LinePlace,
         index: usize,
         admits: impl FnOnce(&KeyLine, &LineLimit) -> bool,
-        now: Instant,
-        wakers: &mut Wakers,
+        change: &mut Change,
     ) -> bool {
         let limit = place.limits[index];
         let new = || KeyLine { limiter: limit.limiter, ..KeyLine::default() };
         self.lines.entry(limit.line).or_insert_with(new);
-        let entered = self.update(limit.line, now, wakers, |line, _| {
+        let entered = self.update(limit.line, change, |line, change| {
             let admits = admits(line, &limit);
             if admits {
-                line.insert(place.number, limit, now);
+                line.insert(place.number, limit, change.now);
             }
             admits
         });
@@ -374,11 +379,10 @@ impl LineSet {
         place.at.is_some()
     }
 
-    fn leave(&mut self, place: &mut LinePlace, next: NextCheck, now: Instant, wakers: &mut Wakers) {
+    fn leave(&mut self, place: &mut LinePlace, next: NextCheck, change: &mut Change) {
         if let Some(index) = place.at.take() {
-            self.update(place.limits[index].line, now, wakers, |line, wakers| {
-                line.leave(place.number, next, now, wakers);
-            });
+            let line = place.limits[index].line;
+            self.update(line, change, |line, change| line.leave(place.number, next, change));
         }
     }
 
@@ -395,26 +399,20 @@ impl LineSet {
         &mut self,
         runtime: runtime::Id,
         waker: &mut Option<Waker>,
-        now: Instant,
-        wakers: &mut Wakers,
+        change: &mut Change,
     ) -> Option<Instant> {
         if self.lines.is_empty() {
-            wakers.1.extend(self.watch.wakers.remove(&runtime).flatten());
+            change.dropped.extend(self.watch.wakers.remove(&runtime).flatten());
             return None;
         }
         mem::swap(self.watch.wakers.entry(runtime).or_default(), waker);
+        let now = change.now;
         if self.watch.at.is_none_or(|at| at <= now) {
-            self.watch.at = Some(self.look(now, wakers));
+            let next = self.lines.values_mut().filter_map(|line| line.look(change)).min();
+            let longest = now + LONGEST_LOOK;
+            self.watch.at = Some(next.map_or(longest, |at| at.clamp(now + STALL / 4, longest)));
         }
         self.watch.at
-    }
-
-    /// Calls the requests behind those that are absent. Returns when to look again.
-    fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Instant {
-        let lines = self.lines.values_mut();
-        let next = lines.filter_map(|line| line.look(now, wakers)).min();
-        let longest = now + LONGEST_LOOK;
-        next.map_or(longest, |at| at.clamp(now + STALL / 4, longest))
     }
 }
 
@@ -431,14 +429,16 @@ impl KeyLine {
 
     /// Returns whether an earlier request stands in the line, which is polled.
     fn is_behind(&self, number: u64, now: Instant) -> bool {
-        self.waiting.range(..number).any(|(_, waiting)| !waiting.is_absent(now))
+        let mut earlier = self.waiting.iter().take_while(|(other, _)| **other < number);
+        earlier.any(|(_, waiting)| !waiting.is_absent(now))
     }
 
     /// Calls the first request, if those before it are absent. Returns when it is absent, too.
-    fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
-        let first = self.first(now)?;
-        if first.due.is_none() && first.stage == Stage::Undecided {
-            first.call(now, wakers);
+    fn look(&mut self, change: &mut Change) -> Option<Instant> {
+        let calls = self.calls;
+        let first = self.first(change.now)?;
+        if first.told != Some(calls) {
+            first.call(change.now, calls, change);
         }
         first.absent_at()
     }
@@ -463,9 +463,10 @@ impl KeyLine {
 
     fn insert(&mut self, number: u64, limit: LineLimit, now: Instant) {
         // Once more: units that were returned since its denial have called no request.
-        let due = (!self.is_behind(number, now)).then_some(now);
-        let (waker, deadline, stage) = (None, None, Stage::Undecided);
-        let waiting = Waiting { limit, waker, due, deadline, stage };
+        let is_first = !self.is_behind(number, now);
+        let (due, told) = (is_first.then_some(now), is_first.then_some(self.calls));
+        let (waker, deadline, stage) = (None, None, Stage::Waiting);
+        let waiting = Waiting { limit, waker, due, deadline, told, stage };
         self.waiting.insert(number, waiting);
         self.update_group(&limit, |units| units.saturating_add(limit.cost));
         self.follow(limit.pace);
@@ -502,14 +503,13 @@ impl KeyLine {
     }
 
     /// Lets the first request that is not absent check at this instant.
-    fn call(&mut self, at: Instant, now: Instant, wakers: &mut Wakers) {
+    fn call(&mut self, at: Instant, change: &mut Change) {
         self.known = None;
+        self.calls += 1;
         for waiting in self.waiting.values_mut() {
-            let is_absent = waiting.is_absent(now);
-            match &mut waiting.stage {
-                Stage::Checking(again) => *again = Some(at),
-                _ if is_absent => {}
-                _ => waiting.call(at, wakers),
+            let is_absent = waiting.is_absent(change.now);
+            if !is_absent || matches!(waiting.stage, Stage::Checking(_)) {
+                waiting.call(at, self.calls, change);
             }
             if !is_absent {
                 break;
@@ -518,11 +518,12 @@ impl KeyLine {
     }
 
     /// Removes a request, and calls the next one.
-    fn leave(&mut self, number: u64, next: NextCheck, now: Instant, wakers: &mut Wakers) {
+    fn leave(&mut self, number: u64, next: NextCheck, change: &mut Change) {
+        let now = change.now;
         let is_behind = self.is_behind(number, now);
         let Some(mut left) = self.waiting.remove(&number) else { return };
         self.update_group(&left.limit, |units| units.saturating_sub(left.limit.cost));
-        wakers.1.extend(left.waker.take());
+        change.dropped.extend(left.waker.take());
         if is_behind {
             return;
         }
@@ -532,30 +533,31 @@ impl KeyLine {
             (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: None },
             _ if self.is_mixed => NextCheck::Now,
             // What it waited for is known, and the next one needs no less.
-            (NextCheck::Now, Stage::Denied) if cost >= left.limit.cost => match left.due {
-                Some(at) => NextCheck::At { at, known },
-                None => NextCheck::Called,
-            },
+            (NextCheck::Now, Stage::Waiting)
+                if cost >= left.limit.cost && left.told == Some(self.calls) =>
+            {
+                left.due.map_or(NextCheck::Called, |at| NextCheck::At { at, known })
+            }
             (next, _) => next,
         };
         match next {
-            NextCheck::Now => self.call(now, now, wakers),
+            NextCheck::Now => self.call(now, change),
             NextCheck::At { at, known } => {
-                self.call(at, now, wakers);
+                self.call(at, change);
                 self.known = known;
             }
             NextCheck::Called => {
-                let first = self.first(now).filter(|first| first.stage == Stage::Undecided);
-                first.into_iter().for_each(|first| first.stage = Stage::Denied);
+                let calls = self.calls;
+                self.first(now).into_iter().for_each(|first| first.told = Some(calls));
             }
             NextCheck::Units(mut units) => {
-                self.call(now, now, wakers);
+                self.call(now, change);
                 for waiting in self.waiting.values_mut() {
                     let Some(left) = units.checked_sub(waiting.limit.cost) else { break };
                     units = left;
                     if !matches!(waiting.stage, Stage::Checking(_)) {
-                        (waiting.stage, waiting.due) = (Stage::Called, Some(now));
-                        wakers.0.extend(waiting.waker.take());
+                        waiting.stage = Stage::Called;
+                        waiting.call(now, self.calls, change);
                     }
                 }
             }
@@ -566,13 +568,13 @@ impl KeyLine {
     fn denied(&mut self, number: u64, refusal: &Refusal, now: Instant) {
         let is_behind = self.is_behind(number, now);
         let Some(waiting) = self.waiting.get_mut(&number) else { return };
-        let again = match mem::replace(&mut waiting.stage, Stage::Undecided) {
+        let again = match mem::replace(&mut waiting.stage, Stage::Waiting) {
             Stage::Checking(again) => again,
             _ => None,
         };
-        waiting.due = again.filter(|_| !is_behind);
-        if !is_behind && again.is_none() {
-            (waiting.due, waiting.stage) = (refusal.due, Stage::Denied);
+        waiting.due = again.or(refusal.due);
+        if is_behind {
+            (waiting.due, waiting.told) = (None, None);
         }
         self.known = refusal.known.filter(|_| again.is_none());
         self.follow(refusal.pace);
@@ -589,8 +591,8 @@ impl KeyLine {
         let is_behind = self.is_behind(number, now);
         let Some(waiting) = self.waiting.get_mut(&number) else { return LineStep::Check };
         if is_behind && waiting.stage != Stage::Called {
-            (waiting.due, waiting.stage) = (None, Stage::Undecided);
-        } else if waiting.due.is_none() && waiting.stage == Stage::Undecided {
+            (waiting.due, waiting.told, waiting.stage) = (None, None, Stage::Waiting);
+        } else if waiting.told != Some(self.calls) {
             waiting.due = Some(now); // those before it are absent
         }
         let due = waiting.due.map(|due| pause_end.map_or(due, |end| due.max(end)));
@@ -599,7 +601,7 @@ impl KeyLine {
         };
         if due.filter(is_in_time).is_some_and(|due| due <= now) {
             (waiting.due, waiting.stage) = (Some(now + CHECK), Stage::Checking(None));
-            waiting.deadline = None;
+            (waiting.told, waiting.deadline) = (Some(self.calls), None);
             return LineStep::Check;
         }
         if deadline.is_some_and(|deadline| now >= deadline) {
@@ -654,28 +656,28 @@ impl LinePlace {
     /// this process leaves to others for a pause. Returns `None` if there is none, and false if
     /// the request could not be served by its deadline.
     pub(crate) fn enter(&mut self, deadline: Option<Instant>) -> Option<bool> {
-        self.lines.clone().change(|state, now, wakers| {
+        self.lines.clone().change(|state, change| {
+            let (now, number) = (change.now, self.number);
             let is_paused =
                 |limit: &LineLimit| state.pause_end(limit.line, deadline, now).is_some();
             let pauses = || self.limits.iter().position(is_paused);
-            let (index, number) = (state.obstacle(self, now).or_else(pauses)?, self.number);
+            let index = state.obstacle(self, now).or_else(pauses)?;
             let admits =
                 |line: &KeyLine, limit: &_| line.admits(number, limit, deadline, None, now);
-            Some(state.enter(self, index, admits, now, wakers))
+            Some(state.enter(self, index, admits, change))
         })
     }
 
     /// Returns what the request does now, which stands in a line.
     pub(crate) fn poll(&mut self, cx: &Context<'_>, deadline: Option<Instant>) -> LineStep {
         let (lines, mut waker) = (self.lines.clone(), Some(cx.waker().clone()));
-        let runtime = Handle::try_current().ok();
-        let (step, is_new) = lines.change(|state, now, wakers| {
-            let step = self.step(state, deadline, &mut waker, now, wakers);
+        let (step, runtime) = lines.change(|state, change| {
+            let step = self.step(state, deadline, &mut waker, change);
             let sleeps = matches!(step, LineStep::Sleep(_));
-            let runtime = runtime.as_ref().filter(|_| sleeps);
-            (step, runtime.is_some_and(|runtime| state.begin_watch(runtime.id())))
+            let runtime = if sleeps { Handle::try_current().ok() } else { None };
+            (step, runtime.filter(|runtime| state.begin_watch(runtime.id())))
         });
-        if let Some(runtime) = runtime.filter(|_| is_new) {
+        if let Some(runtime) = runtime {
             Watchdog::start(&lines, &runtime);
         }
         step
@@ -686,21 +688,20 @@ impl LinePlace {
         state: &mut LineSet,
         deadline: Option<Instant>,
         waker: &mut Option<Waker>,
-        now: Instant,
-        wakers: &mut Wakers,
+        change: &mut Change,
     ) -> LineStep {
+        let now = change.now;
         while let Some(index) = self.at {
             let (number, line) = (self.number, self.limits[index].line);
             let ends = [deadline, state.pause_end(line, deadline, now)];
-            let step =
-                state.update(line, now, wakers, |line, _| line.step(number, ends, waker, now));
+            let step = state.update(line, change, |line, _| line.step(number, ends, waker, now));
             match step.unwrap_or(LineStep::Check) {
                 LineStep::Check => {}
                 step => return step,
             }
             let Some(other) = state.obstacle(self, now) else { break };
-            state.leave(self, NextCheck::Now, now, wakers);
-            state.enter(self, other, |_, _| true, now, wakers);
+            state.leave(self, NextCheck::Now, change);
+            state.enter(self, other, |_, _| true, change);
         }
         LineStep::Check
     }
@@ -708,19 +709,19 @@ impl LinePlace {
     /// Stands in the line of the limit that has denied the request. Returns false, and leaves, if
     /// it could not be served by its deadline.
     pub(crate) fn denied(&mut self, refusal: Refusal, deadline: Option<Instant>) -> bool {
-        self.lines.clone().change(|state, now, wakers| {
-            let (number, index) = (self.number, refusal.limit);
+        self.lines.clone().change(|state, change| {
+            let (now, number, index) = (change.now, self.number, refusal.limit);
             self.limits[index].pace = refusal.pace.or(self.limits[index].pace);
             if self.at == Some(index) {
                 let line = self.limits[index].line;
-                state.update(line, now, wakers, |line, _| line.denied(number, &refusal, now));
+                state.update(line, change, |line, _| line.denied(number, &refusal, now));
                 return true;
             }
-            state.leave(self, NextCheck::Now, now, wakers);
+            state.leave(self, NextCheck::Now, change);
             let admits = |line: &KeyLine, limit: &_| {
                 line.admits(number, limit, deadline, refusal.known, now)
             };
-            state.enter(self, index, admits, now, wakers)
+            state.enter(self, index, admits, change)
         })
     }
 
@@ -733,7 +734,7 @@ impl LinePlace {
     }
 
     pub(crate) fn leave(&mut self, next: NextCheck) {
-        self.lines.clone().change(|state, now, wakers| state.leave(self, next, now, wakers));
+        self.lines.clone().change(|state, change| state.leave(self, next, change));
     }
 }
 
@@ -769,8 +770,7 @@ impl Future for Watchdog {
         loop {
             let mut waker = Some(cx.waker().clone());
             let next = self.lines.upgrade().and_then(|lines| {
-                lines
-                    .change(|state, now, wakers| state.watch(self.runtime, &mut waker, now, wakers))
+                lines.change(|state, change| state.watch(self.runtime, &mut waker, change))
             });
             let Some(next) = next else {
                 self.has_ended = true;
@@ -786,8 +786,8 @@ impl Drop for Watchdog {
     /// The runtime ends: another one can have its number.
     fn drop(&mut self) {
         if let Some(lines) = self.lines.upgrade().filter(|_| !self.has_ended) {
-            lines.change(|state, _, wakers| {
-                wakers.1.extend(state.watch.wakers.remove(&self.runtime).flatten());
+            lines.change(|state, change| {
+                change.dropped.extend(state.watch.wakers.remove(&self.runtime).flatten());
             });
         }
     }

@@ -8,6 +8,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use foldhash::fast::RandomState;
 use tokio::time::Instant;
 
 use crate::time::random_fraction;
@@ -53,7 +54,7 @@ const MAX_KEYS: usize = 10_000;
 /// By the hash of limiter and key. Two with equal hashes share their turns.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    keys: HashMap<u64, KeyTurn>,
+    keys: HashMap<u64, KeyTurn, RandomState>,
     /// The keys of which the process has taken the last units, the latest grant last.
     used: Vec<(u64, Instant)>,
 }
@@ -92,7 +93,7 @@ fn hold_retry(waited: Duration, keys: usize, shortest_pause: Duration) -> Durati
 /// It will have `waited` so long; its cost is restored in `gap`. Without it, the request that has
 /// just begun to wait would check at the same instant as one that others have outrun before. The
 /// times differ by more than a timer does, so that the oldest request checks first.
-pub(super) fn yield_time(waited: Duration, gap: Duration) -> Duration {
+pub(crate) fn yield_time(waited: Duration, gap: Duration) -> Duration {
     let rounds = waited.as_secs_f64() / gap.as_secs_f64().max(f64::MIN_POSITIVE);
     (gap / YIELD_PART).min(PAUSE).mul_f64((-rounds / 2.0).exp2())
 }

@@ -103,6 +103,24 @@ async fn a_block_denies_on_every_replica_until_it_is_lifted_and_keeps_the_count(
 }
 
 #[tokio::test]
+async fn a_peek_of_a_blocked_key_finds_its_count_and_what_is_held() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS.into_iter().filter(|it| *it != Algorithm::LeakyBucket) {
+        for [here, there] in replicas(&server, algorithm, Quota::per_hour(10)).await {
+            here.spend("key", 6).await.unwrap();
+            let _permit = here.hold("key", 2).await.unwrap().admitted().unwrap();
+            let before = there.peek("key").await.unwrap().reset_after();
+            here.block("key", 60 * SECOND).await.unwrap();
+            let blocked = there.peek("key").await.unwrap();
+            assert_left(&blocked, 60 * SECOND);
+            let reset = blocked.reset_after();
+            assert!(reset <= before && reset + 60 * SECOND > before, "{algorithm}: {blocked:?}");
+            assert_eq!(blocked.held(), 2, "{algorithm}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_reset_lifts_a_block_and_a_key_without_a_count_can_be_blocked() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {

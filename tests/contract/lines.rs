@@ -815,6 +815,26 @@ async fn a_kept_call_delays_no_others_beyond_its_deadline() {
     assert!(!kept.await.unwrap().is_admitted());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_kept_call_that_came_from_another_line_takes_no_call_from_the_others() {
+    let places = places(1);
+    let elsewhere = hold(&places, "elsewhere", 1).await;
+    let both = Charge::new(&places, "key").and(Charge::new(&places, "elsewhere"));
+    let mut kept = Box::pin(async move { both.hold().max_wait(60 * SECOND).await });
+    let mut poll = || kept.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    assert!(poll());
+    let permit = hold(&places, "key", 1).await;
+    let behind = start(Charge::new(&places, "key"), 60 * SECOND).await;
+    sleep(SECOND).await;
+    drop(elsewhere);
+    assert!(poll()); // it goes to the line of the other key, before the one that stands there
+    sleep(SECOND).await;
+    drop(permit);
+    let begin = Instant::now();
+    assert!(behind.await.unwrap().unwrap().is_some(), "a place is free");
+    assert!(begin.elapsed() <= STALL + 30 * MS, "{:?}", begin.elapsed());
+}
+
 /// Runs a request until it waits, in a runtime of its own, which stands still then.
 fn kept_in_another_runtime(
     places: &Limiter,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_ratelimit::{Algorithm, Limiter, Quota, Reservation};
 
-use crate::support::{self, clock, server::RedisServer};
+use crate::support::{self, clock, recorder::Recorder, server::RedisServer};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -44,22 +44,26 @@ async fn after_a_step_forward_of_the_clock_requests_go_beside_those_that_wait() 
 async fn an_instant_that_is_given_back_goes_to_the_next_request_and_is_released_once() {
     let server = RedisServer::start();
     let store = support::connected(clock::settable(&server)).await;
+    let recorder = Recorder::new();
+    store.add_observer(recorder.clone());
     let quota = Quota::per_minute(1).burst(1);
     let vendor = Limiter::new("vendor", store, Algorithm::token_bucket(), quota);
     assert!(vendor.check("key").await.unwrap().is_allowed());
     let [first, second] = [reserve(&vendor).await, reserve(&vendor).await];
     assert_eq!((first.0, second.0), (1, 2));
     // A call on its way while the release is sent comes after the instant.
-    let mut taken = 0;
+    let (mut taken, mut dropped) = (0, 0);
     for _ in 0..500 {
         let left = reserve(&vendor).await;
         taken += usize::from(left.0 == 3);
+        dropped += 1;
         if taken == 10 {
             break;
         }
     }
     assert_eq!(taken, 10);
     drop(second);
+    assert_eq!(recorder.take_of("released").len(), dropped + 1, "one for each that gave up");
     // Of all of them, only the first one is left.
     let reset_after = async || vendor.peek("key").await.unwrap().reset_after();
     while reset_after().await > 2 * MINUTE {

@@ -14,7 +14,7 @@ use tokio::{
 use super::*;
 use crate::{algorithm::Kind, decision::Receipt};
 
-const GROUP: u64 = 1;
+const GROUP: BookingGroup = BookingGroup { hash: 1, is_of_one_limit: true };
 const STEP: Duration = Duration::from_millis(100);
 
 /// Runs with paused time, which only the test moves.

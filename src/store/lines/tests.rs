@@ -213,8 +213,9 @@ fn a_call_wakes_two_runtimes_to_look_for_absent_requests_however_many_there_are(
         let woken = || sleeping.iter().filter(|woken| woken.0.load(SeqCst)).count();
         for (runtime, woken) in runtimes.iter().zip(&sleeping) {
             let waker = &mut Some(Waker::from(woken.clone()));
-            lines.change(|state, now, wakers| {
-                assert!(state.watch(runtime.handle().id(), waker, now, wakers) > Some(now + STALL));
+            lines.change(|state, change| {
+                let at = state.watch(runtime.handle().id(), waker, change);
+                assert!(at > Some(now + STALL));
             });
         }
         lines.returned(1);

@@ -83,11 +83,11 @@ impl Batch {
 
     /// Lets the items read the reply. Returns those that are to be sent again later, and the age
     /// of the newest of them.
-    pub(super) fn executed(&mut self, reply: &Value) -> Option<(Job, Duration)> {
+    pub(super) fn executed(&mut self, reply: &Value) -> Option<(Self, Duration)> {
         self.items.retain(|(item, _)| item.executed(reply));
         let age = self.items.iter().map(|(_, since)| since.elapsed()).min()?;
         let (head, text, items) = (self.head.clone(), self.text, mem::take(&mut self.items));
-        Some((Job::Batch(Self { head, text, items }), age))
+        Some((Self { head, text, items }, age))
     }
 
     /// Returns the command, if there is anything to send.
@@ -121,6 +121,8 @@ struct QueuedJobs {
     groups: HashMap<GroupHead, Batch>,
     /// The number of items and tasks.
     count: usize,
+    /// The number of items that are sent again later, and have their room meanwhile.
+    asleep: usize,
     workers: usize,
 }
 
@@ -137,9 +139,14 @@ type GroupHead = Arc<[u8]>;
 struct GivenUp(Vec<JobTask>, VecDeque<(Box<dyn Item>, Instant)>);
 
 impl QueuedJobs {
+    /// Returns for how many more items and tasks there is room.
+    fn room(&self) -> usize {
+        MAX_QUEUED - self.count - self.asleep
+    }
+
     /// Adds as much as there is room for.
     fn push(&mut self, job: Job, given_up: &mut GivenUp) {
-        let room = MAX_QUEUED - self.count;
+        let room = self.room();
         match job {
             Job::Task(task) if room == 0 => given_up.0.push(task),
             Job::Task(task) => {
@@ -205,6 +212,22 @@ impl JobQueue {
         let needs_worker = queued.workers < queued.order.len().min(MAX_WORKERS);
         queued.workers += usize::from(needs_worker);
         needs_worker
+    }
+
+    /// Keeps room for the items of a batch that is pushed again later. Gives up those for which
+    /// there is none.
+    pub(crate) fn put_aside(&self, batch: &mut Batch) {
+        let mut queued = lock(&self.queued);
+        let count = queued.room().min(batch.items.len());
+        queued.asleep += count;
+        drop(queued);
+        drop(batch.items.split_off(count)); // not under the lock
+    }
+
+    /// Returns a batch that was put aside, to push it: the room is free then.
+    pub(crate) fn take_back(&self, batch: Batch) -> Job {
+        lock(&self.queued).asleep -= batch.items.len();
+        Job::Batch(batch)
     }
 
     /// Returns the age of the next job.
@@ -321,10 +344,32 @@ mod tests {
         let queue = JobQueue::default();
         (1..=4).for_each(|number| _ = queue.push(Job::Batch(batch(number))));
         let Some(Job::Batch(mut first)) = queue.next() else { panic!("there is a job") };
-        let again = first.executed(&Value::Nil).map(|(again, _)| again);
-        let Some(Job::Batch(again)) = again else { panic!("two are left") };
+        let (again, _) = first.executed(&Value::Nil).expect("two are left");
         assert_eq!(again.items.iter().map(|(item, _)| item.write()[0]).collect::<Vec<_>>(), [2, 4]);
         assert!(batch(1).executed(&Value::Nil).is_none());
+    }
+
+    #[test]
+    fn items_that_are_sent_again_later_have_their_room_meanwhile() {
+        let batch = |items: u64| {
+            let item =
+                |number| -> (Box<dyn Item>, _) { (Box::new(Number(number)), Instant::now()) };
+            let items = (0..items).map(|number| item(2 * number)).collect();
+            Batch { head: redis::cmd("EVALSHA"), text: "", items }
+        };
+        let queue = JobQueue::default();
+        let count = || lock(&queue.queued).count;
+        let all = MAX_QUEUED as u64;
+        let (mut asleep, mut without_room) = (batch(all - 1), batch(2));
+        queue.put_aside(&mut asleep);
+        queue.put_aside(&mut without_room);
+        assert_eq!((asleep.items.len(), without_room.items.len()), (MAX_QUEUED - 1, 1));
+        queue.push(Job::Batch(batch(1)));
+        assert_eq!(count(), 0);
+        let job = queue.take_back(asleep);
+        queue.push(job);
+        queue.push(Job::Batch(batch(all)));
+        assert_eq!(count(), MAX_QUEUED - 1);
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl Client {
                 sleep(young_for).await;
             }
             let Some(mut job) = jobs.next() else { return };
-            if !self.run(&mut job).await {
+            if !self.run(&jobs, &mut job).await {
                 self.execute_later(job); // at the node that has the key now
                 sleep(PAUSE).await;
             }
@@ -177,7 +177,7 @@ impl Client {
     }
 
     /// Executes a job. Returns whether it is done, or may be: it must not be repeated.
-    async fn run(&self, job: &mut Job) -> bool {
+    async fn run(&self, jobs: &Arc<JobQueue>, job: &mut Job) -> bool {
         match job {
             Job::Batch(batch) => {
                 let Some(command) = batch.command() else { return true };
@@ -188,11 +188,12 @@ impl Client {
                     Ok((reply, _)) => reply,
                     Err(error) => return error.may_have_run(),
                 };
-                if let Some((again, age)) = batch.executed(&reply) {
-                    let client = self.clone();
+                if let Some((mut again, age)) = batch.executed(&reply) {
+                    jobs.put_aside(&mut again);
+                    let (client, jobs) = (self.clone(), jobs.clone());
                     home::spawn(async move {
                         sleep(age.max(AGAIN)).await;
-                        client.execute_later(again);
+                        client.execute_later(jobs.take_back(again));
                     });
                 }
                 true

@@ -3,7 +3,7 @@
 
 use super::{
     hold,
-    request::{Action, EngineReply, EngineRequest},
+    request::{Action, Admission, EngineReply, EngineRequest},
     state_bytes::Reader,
     table::{Params, State},
 };
@@ -44,13 +44,17 @@ impl Params {
             _ => {}
         }
         let rest = (state.blocked_until - now).max(0);
-        if action.can_be_denied() && rest > max_wait {
+        let is_denied = action.can_be_denied() && rest > max_wait;
+        if is_denied && action != Action::Peek {
             return EngineReply::denied_by_block(request, rest);
         }
         let blocked = if action.can_be_denied() { rest } else { 0 };
+        // A peek is denied as a check is, and sees the count, too.
+        let denial = is_denied.then(|| Admission { admitted: false, wait: Some(rest - max_wait) });
+        let admission = request.admission.or(denial);
         let beside = match action.blocks() {
             true => EngineRequest::observe(now),
-            false => EngineRequest { blocked, ..*request },
+            false => EngineRequest { blocked, admission, ..*request },
         };
         let reply = self.step_held(state, &beside);
         if rest > 0 {

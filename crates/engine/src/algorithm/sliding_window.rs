@@ -150,10 +150,10 @@ impl SlidingWindowState {
         instant.max(self.instant_after((slot + 1) * length - overlap))
     }
 
-    /// Counts each old sub-window where its middle is, or if requests wait in it, at its end, and
-    /// not after `last`. `start` stays, so that two alternating quotas do not move the counts ahead
-    /// of the time. Returns the counts as they were.
-    fn regrid(&mut self, now: i64, params: &SlidingWindowParams) -> Counts {
+    /// Counts each old sub-window where its middle is, or if requests waited in it when the state
+    /// was `counted`, at its end, and not after `last`. `start` stays, so that two alternating
+    /// quotas do not move the counts ahead of the time. Returns the counts as they were.
+    fn regrid(&mut self, counted: i64, params: &SlidingWindowParams) -> Counts {
         let &SlidingWindowParams { window, buckets, .. } = params;
         let Grid { start, last, .. } = self.grid;
         let slot_of = |instant: i64| ((instant - start) * buckets).div_euclid(window);
@@ -164,7 +164,7 @@ impl SlidingWindowState {
             let (opening, closing) = (self.opening(slot), self.opening(slot + 1));
             let end = last.min(closing - 1);
             let middle = (opening + closing).div_euclid(2);
-            let instant = if end > now { end } else { opening.max(middle.min(last)) };
+            let instant = if end > counted { end } else { opening.max(middle.min(last)) };
             let i = newest - slot_of(instant);
             if (0..=buckets).contains(&i) {
                 moved.add(i, self.counts.get(old));
@@ -260,11 +260,11 @@ impl Model for SlidingWindowState {
         params: &SlidingWindowParams,
         saved: &mut Self::Saved,
     ) -> Option<i64> {
+        let (counted, mut over) = (self.grid.at, None);
         self.advance(now);
-        let mut over = None;
         if self.is_foreign(params) {
             over = Some(self.reset_after(now));
-            saved.1 = Some(self.regrid(now, params));
+            saved.1 = Some(self.regrid(counted, params));
         }
         if over == Some(0) || self.end().is_none_or(|end| self.passed(now) >= end) {
             // As the initial state, with the counts so far back that none is in the window.
