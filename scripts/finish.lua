@@ -70,7 +70,8 @@ else
     local before
     local holds = lifetime > 0
     if commits and admitted and not holds then
-      before = wait > 0 and encode(true, cost)
+      -- Units that are spent whatever is left are used now: the requests that wait may leave.
+      before = wait > 0 and can_be_denied and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = described(found_state())

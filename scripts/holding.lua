@@ -88,9 +88,8 @@ function make_holding()
     now, cost, max_wait, can_be_denied, returns = instant, units, 0, false, false
     load()
     plan_loaded()
-    local before = wait > 0 and encode(true, cost)
     commit(now + wait, cost)
-    store(before, now + wait)
+    store()
     now, cost, max_wait, can_be_denied, returns = unpack(saved, 1, 5)
   end
 

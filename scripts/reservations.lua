@@ -243,13 +243,13 @@ function store(before, instant)
   elseif reset == 0 then
     put('')
   elseif found and #found > size and not stale then
-    -- The request proceeds before requests that wait for another limit.
+    -- The request proceeds before requests that wait, but behind those that cannot be released.
     head = encode(true)
     local tails, behind = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
-      commit(now, cost)
+      commit(now + earliest(-math.huge), cost)
       behind = encode(true) .. string.sub(tail, position)
     end
     put(behind and head .. behind or encode(), expiry_after(reset))

@@ -538,7 +538,8 @@ impl Decision {
 
     /// Returns the time until the key is in its initial state. While units are held, this is the
     /// time if all holds end now, and all of their units are used. Of a limit on concurrency, it is
-    /// zero.
+    /// zero. A denial by a block reports the time until the block ends; used units can count for
+    /// longer.
     ///
     /// # Examples
     ///

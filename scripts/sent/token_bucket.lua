@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line cadff3c88b34e06378206dcf781d0055c1ecd487
+-- EVALSHA names the text below this line b1dbf509d8be6904f174884a3f6eb5b9ae13c1c3
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1143,7 +1143,7 @@ function store(before, instant)
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
-      commit(now, cost)
+      commit(now + earliest(-math.huge), cost)
       behind = encode(true) .. string.sub(tail, position)
     end
     put(behind and head .. behind or encode(), expiry_after(reset))
@@ -1333,9 +1333,8 @@ end
     now, cost, max_wait, can_be_denied, returns = instant, units, 0, false, false
     load()
     plan_loaded()
-    local before = wait > 0 and encode(true, cost)
     commit(now + wait, cost)
-    store(before, now + wait)
+    store()
     now, cost, max_wait, can_be_denied, returns = unpack(saved, 1, 5)
   end
 
@@ -1474,7 +1473,7 @@ else
     local before
     local holds = lifetime > 0
     if commits and admitted and not holds then
-      before = wait > 0 and encode(true, cost)
+      before = wait > 0 and can_be_denied and encode(true, cost)
       commit(now + wait, cost)
     end
     local state = described(found_state())

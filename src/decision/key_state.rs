@@ -160,7 +160,8 @@ impl KeyState {
 
     /// Returns the time until the key is in its initial state. While units are held, this is the
     /// time if all holds end now, and all of their units are used: in memory and in Redis. Of a
-    /// limit on concurrency, it is zero.
+    /// limit on concurrency, it is zero. A peek at a blocked key reports the time until the block
+    /// ends; used units can count for longer.
     ///
     /// # Examples
     ///

@@ -70,6 +70,29 @@ async fn a_dropped_reservation_is_released_once() {
     }
 }
 
+/// A sliding log keeps its entries in order: what is spent counts from the last reserved instant on.
+#[tokio::test]
+async fn units_that_are_spent_beside_reservations_do_not_stay_behind_them() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS.into_iter().filter(|it| *it != Algorithm::SlidingLog) {
+        for (limiter, before) in waiting(&server, algorithm).await {
+            let units = if algorithm == Algorithm::LeakyBucket { 3 } else { 10 };
+            let first = reserve(&limiter, units, 9 * HOUR).await;
+            let second = reserve(&limiter, units, 9 * HOUR).await;
+            limiter.spend("key", 1).await.unwrap();
+            drop((first, second));
+            let times =
+                |state: &KeyState| (state.retry_after().unwrap_or_default(), state.reset_after());
+            let (retry, reset) = times(&before);
+            until("only the spent unit is left", async || {
+                let now = times(&limiter.peek("key").await.unwrap());
+                now.0 < retry + HOUR / 4 && now.1 < reset + HOUR / 4
+            })
+            .await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_reservation_that_is_kept_stays_spent() {
     let server = RedisServer::start();

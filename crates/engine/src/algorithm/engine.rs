@@ -66,6 +66,8 @@ fn decide<M: Model, const HOLDS: bool>(
             if is_in_core {
                 return None;
             }
+            // Units that are spent whatever is left are used now: the requests may leave.
+            let instant = if action.can_be_denied() { instant } else { now };
             waiting.insert(now, Reservation { instant, cost }, state, params);
         }
         state.commit(instant, cost, params);

@@ -4,7 +4,10 @@
 
 use std::collections::VecDeque;
 
-use super::{model::Model, request::Release};
+use super::{
+    model::{Earliest, Model},
+    request::Release,
+};
 
 /// A state, and the reservations that are counted in it.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,7 +126,9 @@ impl<S: Model> Waiting<S> {
         } else if let Some(reservations) = &mut self.0 {
             reservations.fold(now, usize::MAX, params);
             reservations.base.advance(now);
-            reservations.base.commit(now, cost, params);
+            // Behind requests that cannot be released any more.
+            let Earliest { wait, .. } = reservations.base.earliest(now, None, params);
+            reservations.base.commit(now + wait, cost, params);
         }
     }
 }

@@ -171,9 +171,12 @@ impl<B: Lossy> History<'_, B> {
         let params = self.limiters[self.current];
         let reply = self.backend.decide(&params, request);
         if reply.admitted {
-            let window = window_of(&self.backend.state(&params), None, self.window());
             let is_check = request.action == Action::Check;
-            let (instant, used, losses) = (reply.instant, request.cost, self.losses);
+            // Units that are spent whatever is left are used now.
+            let instant = if is_check { reply.instant } else { self.now };
+            let at = (!is_check).then_some(self.now);
+            let window = window_of(&self.backend.state(&params), at, self.window());
+            let (used, losses) = (request.cost, self.losses);
             self.uses.push(Use { instant, used, is_check, losses, window });
         }
         reply.admitted
