@@ -133,8 +133,8 @@ pub(crate) fn unsettled(throttle: &Throttle, error: &Error) {
     print_unrecorded(format_args!("the estimate of a request counts: {error}"));
 }
 
-/// Reports a failure of the store that no caller sees: a response or a failure policy hides it. The
-/// store itself has reported it to subscribers.
+/// Reports a failure of the store that no caller sees: a response, a wait or a failure policy hides
+/// it. The store itself has reported it to subscribers.
 #[cold]
 pub(crate) fn hidden(error: &StoreError) {
     static HIDDEN: Throttle = Throttle::new();

@@ -552,19 +552,24 @@ async fn without_a_subscriber_a_failure_that_is_hidden_is_one_line_on_stderr() {
         let store = store::lazy("redis://127.0.0.1:1/").unwrap(); // no server listens there
         Limiter::new("api", store, Algorithm::token_bucket(), HOUR).on_failure(policy)
     };
-    for case in ["a response", "open", "local", "an error"] {
+    for case in ["a response", "open", "local", "a wait", "an error"] {
         let lines = match lines_of_another_process(this, case) {
             Ok(lines) => lines,
             Err(case) => {
                 let limiter = match &*case {
                     "open" => api(FailurePolicy::Open),
                     "local" => api(FailurePolicy::local(1.0)),
+                    "a wait" => api(FailurePolicy::Wait),
                     _ => api(FailurePolicy::Closed),
                 };
                 let layer = RateLimitLayer::new(limiter.clone(), |_: &Parts| "alice");
                 for _ in 0..2 {
                     match &*case {
                         "a response" => assert_eq!(send(&layer, get(&[])).await, 503),
+                        "a wait" => {
+                            let wait = Duration::from_millis(20);
+                            limiter.try_acquire("alice", 1, wait).await.unwrap_err();
+                        }
                         "an error" => _ = limiter.check("alice").await.unwrap_err(),
                         _ => assert!(limiter.check("alice").await.unwrap().is_allowed()),
                     }
