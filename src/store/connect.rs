@@ -130,12 +130,21 @@ fn redis(url: &str) -> Result<AnyStore, StoreError> {
     }
 }
 
-// The URL is not repeated, because it can contain a password.
 #[cfg(not(feature = "redis"))]
 fn redis(url: &str) -> Result<AnyStore, StoreError> {
+    Err(without_redis(url))
+}
+
+/// The error of a URL without the feature `redis`. It does not repeat the URL, which can contain a
+/// password.
+#[cfg(any(not(feature = "redis"), test))]
+fn without_redis(url: &str) -> StoreError {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-    let is_of_redis = ["redis", "valkey", "unix"].iter().any(|it| scheme.starts_with(it));
-    let why = if is_of_redis {
+    let begins = |names: &[&str]| names.iter().any(|it| scheme.starts_with(it));
+    let why = if begins(&["rediss", "valkeys"]) {
+        "the feature `tls-rustls` is not enabled; run `cargo add tower-ratelimit --features \
+         tls-rustls`, or write memory:"
+    } else if begins(&["redis", "valkey", "unix"]) {
         "the feature `redis` is not enabled; run `cargo add tower-ratelimit --features redis`, or \
          write memory:"
     } else if url != url.trim() {
@@ -143,7 +152,7 @@ fn redis(url: &str) -> Result<AnyStore, StoreError> {
     } else {
         "it has no scheme of a store; write memory:, or with the feature `redis` redis://HOST:PORT"
     };
-    Err(StoreError::config(format!("cannot use the URL of a store: {why}")))
+    StoreError::config(format!("cannot use the URL of a store: {why}"))
 }
 
 #[cfg(test)]
@@ -179,19 +188,21 @@ mod tests {
         }
     }
 
-    #[cfg(not(feature = "redis"))]
-    #[tokio::test]
-    async fn a_url_of_redis_names_the_feature() {
+    // The tests have all features.
+    #[test]
+    fn a_url_of_redis_names_the_feature() {
         for (url, part) in [
             ("redis://:zz@127.0.0.1", "`redis` is not enabled"),
-            ("valkeys://:zz@127.0.0.1", "`redis` is not enabled"),
+            ("valkeys://:zz@127.0.0.1", "`tls-rustls` is not enabled"),
+            ("rediss+cluster://:zz@a,b", "`tls-rustls` is not enabled"),
+            ("valkey://zz", "`redis` is not enabled"),
             ("redis+sentinel://zz/m", "`redis` is not enabled"),
             ("http://zz", "no scheme of a store"),
             (" memory:zz", "ends with a space"),
             ("zz:6379", "no scheme of a store"),
             (" ", "ends with a space"),
         ] {
-            let error = connect(url).await.unwrap_err().to_string();
+            let error = without_redis(url).to_string();
             assert!(error.contains(part) && !error.contains("zz"), "{error}");
         }
     }
