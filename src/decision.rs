@@ -27,7 +27,7 @@ const UNKNOWN: u64 = i64::MAX as u64;
 /// # Examples
 ///
 /// ```
-/// use std::{fmt, time::Duration};
+/// use std::time::Duration;
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -63,9 +63,9 @@ const UNKNOWN: u64 = i64::MAX as u64;
 ///
 /// # Details
 ///
-/// The layer inserts it into the extensions of the request and of the response. With the feature
-/// `serde`, it is [serialized](crate::guide::configuration#results-as-json), with times in
-/// milliseconds.
+/// With [`extensions`](crate::RateLimitLayer::extensions), a layer inserts it into the extensions
+/// of the request and of the response. With the feature `serde`, it is
+/// [serialized](crate::guide::configuration#results-as-json), with times in milliseconds.
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[must_use = "a denied request must not proceed"]
 pub struct Decision {
