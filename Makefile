@@ -154,7 +154,7 @@ release-check:
 	@! grep -n '\.invalid' Cargo.toml || { echo "Cargo.toml: set the repository" >&2; exit 1; }
 	@grep -q '^## \[$(VERSION)\]' CHANGELOG.md || \
 	  { echo "CHANGELOG.md: name the version $(VERSION)" >&2; exit 1; }
-	cargo deny check
+	cargo deny --workspace check
 	tag=$$(git describe --tags --abbrev=0 2>/dev/null) || exit 0; \
 	  cargo semver-checks -p tower-ratelimit --baseline-rev "$$tag"
 	$(MAKE) features package

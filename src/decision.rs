@@ -27,7 +27,7 @@ const UNKNOWN: u64 = i64::MAX as u64;
 /// # Examples
 ///
 /// ```
-/// use std::{fmt, time::Duration};
+/// use std::time::Duration;
 /// use tower_ratelimit::{Algorithm, Limiter, MemoryStore, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -44,6 +44,7 @@ const UNKNOWN: u64 = i64::MAX as u64;
 /// let third = limiter.check("alice").await?;
 /// assert!(!third.is_allowed());
 /// assert_eq!(third.retry_after(), Some(Duration::from_millis(500)));
+/// assert_eq!(third.to_string(), r#"denied by "api" (2/s): 0 left, retry after 500ms"#);
 /// # Ok(())
 /// # }
 /// ```
@@ -58,12 +59,13 @@ const UNKNOWN: u64 = i64::MAX as u64;
 /// | name the limit | [`limiter`](Decision::limiter), [`quota`](Decision::quota) |
 /// | know who decided | [`source`](Decision::source) |
 /// | answer over HTTP | [`headers`](Decision::headers) |
+/// | log it | `{}` for a line, `{:?}` for all fields |
 ///
 /// # Details
 ///
-/// The layer inserts it into the extensions of the request and of the response. With the feature
-/// `serde`, it is [serialized](crate::guide::configuration#results-as-json), with times in
-/// milliseconds.
+/// With [`extensions`](crate::RateLimitLayer::extensions), a layer inserts it into the extensions
+/// of the request and of the response. With the feature `serde`, it is
+/// [serialized](crate::guide::configuration#results-as-json), with times in milliseconds.
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[must_use = "a denied request must not proceed"]
 pub struct Decision {
@@ -669,6 +671,25 @@ impl Decision {
     #[must_use]
     pub const fn cost(&self) -> u64 {
         self.cost
+    }
+}
+
+/// Writes a line for a log or a terminal, such as `allowed by "api" (5/min): 4 left`.
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.is_allowed() { "allowed" } else { "denied" };
+        write!(f, "{verdict} by {:?} ({}): ", self.limiter(), self.quota())?;
+        if self.source() == Source::Open {
+            return f.write_str("not counted, because the store failed");
+        }
+        write!(f, "{} left", self.remaining())?;
+        let blocked = if self.is_blocked() { ", the key is blocked" } else { "" };
+        match self.retry_after() {
+            Some(time) => write!(f, "{blocked}, retry after {time:?}"),
+            None if !self.is_allowed() => write!(f, "{blocked}, the time to retry is unknown"),
+            None if self.delay().is_zero() => Ok(()),
+            None => write!(f, "{blocked}, proceeds after {:?}", self.delay()),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ fn write_with_causes(error: &dyn StdError, f: &mut fmt::Formatter<'_>) -> fmt::R
 /// # let quota = Quota::per_hour(3);
 /// # let limiter = Limiter::new("api", MemoryStore::new(), Algorithm::sliding_log(), quota);
 /// match limiter.check("alice").cost(4).await {
-///     Ok(decision) => println!("{decision:?}"),
+///     Ok(decision) => println!("{decision}"),
 ///     Err(error) if error.is_store() => println!("try again: {error}"),
 ///     Err(error) => println!("a mistake: {error}"), // 4 of at most 3
 /// }

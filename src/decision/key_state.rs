@@ -29,6 +29,7 @@ use crate::quota::Quota;
 /// let state = limiter.check("alice").cost(5).peek().await?;
 /// assert!(!state.allows());
 /// assert_eq!(state.retry_after(), Some(Duration::from_millis(200)));
+/// assert_eq!(state.to_string(), r#""api" (10/s): 3 left, the rest after 700ms"#);
 /// # Ok(())
 /// # }
 /// ```
@@ -286,6 +287,21 @@ impl KeyState {
     #[must_use]
     pub const fn source(&self) -> Source {
         self.0.source()
+    }
+}
+
+/// Writes a line for a log or a terminal, such as `"api" (5/min): 4 left, the rest after 12s`.
+impl fmt::Display for KeyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} ({}): {} left", self.limiter(), self.quota(), self.remaining())?;
+        if self.held() > 0 {
+            write!(f, ", {} held", self.held())?;
+        }
+        match (self.blocked_for(), self.reset_after()) {
+            (Some(time), _) => write!(f, ", blocked for {time:?}"),
+            (None, Duration::ZERO) => Ok(()),
+            (None, time) => write!(f, ", the rest after {time:?}"),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use super::{charge::Charge, failure_policy::FailurePolicy};
 use crate::{
     decision::Decision,
     error::{Error, ErrorKind, StoreError},
+    observe::log,
 };
 
 /// The treatment of a charge about which the store has not decided.
@@ -21,6 +22,7 @@ impl Charge {
     pub(crate) fn recover(&self, policy: FailurePolicy, error: &StoreError) -> Recovery {
         match policy {
             FailurePolicy::Open => {
+                log::hidden(error);
                 let decision = self.uncounted_decision();
                 decision.iter().for_each(|decision| self.report(decision));
                 Recovery::Uncounted(decision)
@@ -29,7 +31,10 @@ impl Charge {
             FailurePolicy::Local { share } if error.kind() != ErrorKind::Full => {
                 match self.fallback(share) {
                     // The cost can be above the fraction of the quota, but within the quota.
-                    Some(fallback) if fallback.can_be_granted() => Recovery::Fallback(fallback),
+                    Some(fallback) if fallback.can_be_granted() => {
+                        log::hidden(error);
+                        Recovery::Fallback(fallback)
+                    }
                     _ => Recovery::Fail,
                 }
             }

@@ -25,6 +25,7 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
+    observe::log,
     store::{Booking, Released, Reporting, StoreFuture, after},
     sync::POLLED,
 };
@@ -392,6 +393,7 @@ impl Waiter {
             self.wait = None;
             return Some(error);
         }
+        log::hidden(failure);
         if self.wait.is_none() {
             self.wait = self.charge.begin_undecided_wait();
         }

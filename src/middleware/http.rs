@@ -32,6 +32,7 @@ use crate::{
         protocol::{Protocol, ProtocolBase, Rejected},
         rejection::Rejection,
     },
+    observe::log,
 };
 
 type ChargeWhen = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
@@ -160,6 +161,9 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
             let mut response = problem::of(status, headers, body);
             self.annotate_rejection(response.extensions_mut(), rejection);
             return Rejected::Now(response);
+        }
+        if let Rejection::Store(error) = &rejection {
+            log::hidden(error);
         }
         let headers = self.headers.for_rejection(&rejection, charge);
         let respond = |headers| {

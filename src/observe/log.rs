@@ -13,7 +13,12 @@ use super::event::Event;
 #[cfg(feature = "serde")]
 use crate::error::ConfigError;
 use crate::{
-    algorithm::Algorithm, decision::Decision, error::Error, keys::Key, quota::Quota, sync::lock,
+    algorithm::Algorithm,
+    decision::Decision,
+    error::{Error, StoreError},
+    keys::Key,
+    quota::Quota,
+    sync::lock,
 };
 
 /// The time for which there is at most one event about a misconfigured service.
@@ -128,14 +133,30 @@ pub(crate) fn unsettled(throttle: &Throttle, error: &Error) {
     print_unrecorded(format_args!("the estimate of a request counts: {error}"));
 }
 
+/// Reports a failure of the store that no caller sees: a response, a wait or a failure policy hides
+/// it. The store itself has reported it to subscribers.
+#[cold]
+pub(crate) fn hidden(error: &StoreError) {
+    static HIDDEN: Throttle = Throttle::new();
+    if is_unrecorded() && HIDDEN.next(PERIOD).is_some() {
+        print_unrecorded(format_args!("decisions failed: {error:?}"));
+    }
+}
+
 /// Prints what no subscriber gets, so that a new user finds the mistake: responses do not name it.
 fn print_unrecorded(text: fmt::Arguments<'_>) {
-    #[cfg(feature = "tracing")]
-    if !tracing::dispatcher::get_default(|it| it.is::<tracing::subscriber::NoSubscriber>()) {
-        return;
+    if is_unrecorded() {
+        // Unlike `eprintln!`, no panic if stderr is closed.
+        let _ = writeln!(io::stderr(), "tower-ratelimit: {text}");
     }
-    // Unlike `eprintln!`, no panic if stderr is closed.
-    let _ = writeln!(io::stderr(), "tower-ratelimit: {text}");
+}
+
+/// Returns whether no subscriber gets the events.
+fn is_unrecorded() -> bool {
+    #[cfg(feature = "tracing")]
+    return tracing::dispatcher::get_default(|it| it.is::<tracing::subscriber::NoSubscriber>());
+    #[cfg(not(feature = "tracing"))]
+    true
 }
 
 /// Limits the rate of an event that each request would cause.

@@ -130,21 +130,29 @@ fn redis(url: &str) -> Result<AnyStore, StoreError> {
     }
 }
 
-// The URL is not repeated, because it can contain a password.
 #[cfg(not(feature = "redis"))]
 fn redis(url: &str) -> Result<AnyStore, StoreError> {
-    let is_of_redis = ["redis", "unix:"].iter().any(|scheme| url.starts_with(scheme));
-    let why = match is_of_redis {
-        true => {
-            "the feature `redis` is not enabled; run `cargo add tower-ratelimit --features redis`, \
-             or write memory:"
-        }
-        false => {
-            "it has no scheme of a store; write memory:, or with the feature `redis` \
-             redis://HOST:PORT"
-        }
+    Err(without_redis(url))
+}
+
+/// The error of a URL without the feature `redis`. It does not repeat the URL, which can contain a
+/// password.
+#[cfg(any(not(feature = "redis"), test))]
+fn without_redis(url: &str) -> StoreError {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    let begins = |names: &[&str]| names.iter().any(|it| scheme.starts_with(it));
+    let why = if begins(&["rediss", "valkeys"]) {
+        "the feature `tls-rustls` is not enabled; run `cargo add tower-ratelimit --features \
+         tls-rustls`, or write memory:"
+    } else if begins(&["redis", "valkey", "unix"]) {
+        "the feature `redis` is not enabled; run `cargo add tower-ratelimit --features redis`, or \
+         write memory:"
+    } else if url != url.trim() {
+        "it begins or ends with a space; remove it"
+    } else {
+        "it has no scheme of a store; write memory:, or with the feature `redis` redis://HOST:PORT"
     };
-    Err(StoreError::config(format!("cannot use the URL of a store: {why}")))
+    StoreError::config(format!("cannot use the URL of a store: {why}"))
 }
 
 #[cfg(test)]
@@ -180,15 +188,21 @@ mod tests {
         }
     }
 
-    #[cfg(not(feature = "redis"))]
-    #[tokio::test]
-    async fn a_url_of_redis_names_the_feature() {
+    // The tests have all features.
+    #[test]
+    fn a_url_of_redis_names_the_feature() {
         for (url, part) in [
             ("redis://:zz@127.0.0.1", "`redis` is not enabled"),
+            ("valkeys://:zz@127.0.0.1", "`tls-rustls` is not enabled"),
+            ("rediss+cluster://:zz@a,b", "`tls-rustls` is not enabled"),
+            ("valkey://zz", "`redis` is not enabled"),
+            ("redis+sentinel://zz/m", "`redis` is not enabled"),
+            ("http://zz", "no scheme of a store"),
+            (" memory:zz", "ends with a space"),
             ("zz:6379", "no scheme of a store"),
-            (" ", "no scheme of a store"),
+            (" ", "ends with a space"),
         ] {
-            let error = connect(url).await.unwrap_err().to_string();
+            let error = without_redis(url).to_string();
             assert!(error.contains(part) && !error.contains("zz"), "{error}");
         }
     }
@@ -264,6 +278,8 @@ mod tests {
             ("redis://:zz@h/x", "Invalid database"),
             ("redis+cluster://h/1", "no databases"),
             ("redis+sentinel://h", "names no master"),
+            ("redis://zz:zz@h/ ?prefix=a", "contains a space"),
+            ("redis+cluster://h, i", "contains a space"),
         ] {
             let config = crate::store::RedisConfig::from_url(url).and_then(RedisStore::new);
             let texts = [
@@ -278,7 +294,7 @@ mod tests {
                 assert_eq!(server.unwrap_err().to_string(), texts[0], "{url}");
             }
         }
-        for url in ["redi://h", "h:6379", "", "memory:"] {
+        for url in ["redi://h", "h:6379", "", "memory:", " redis://h", "redis://h\n"] {
             let texts =
                 [RedisStore::lazy(url).err(), crate::store::RedisConfig::from_url(url).err()]
                     .map(|error| error.expect("it is not a URL of Redis").to_string());

@@ -272,6 +272,38 @@ fn a_quota_prints_as_it_reads() {
         .unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_decision_and_a_state_print_as_one_line() {
+    let store = MemoryStore::new();
+    let limiter = |name, algorithm, quota| Limiter::new(name, store.clone(), algorithm, quota);
+    let api = limiter("api", Algorithm::token_bucket(), Quota::per_minute(5));
+    let print = async |cost| api.check("alice").cost(cost).await.unwrap().to_string();
+    assert_eq!(print(4).await, r#"allowed by "api" (5/min): 1 left"#);
+    assert_eq!(print(2).await, r#"denied by "api" (5/min): 1 left, retry after 12s"#);
+    let state = api.peek("alice").await.unwrap().to_string();
+    assert_eq!(state, r#""api" (5/min): 1 left, the rest after 48s"#);
+    assert_eq!(api.peek("bob").await.unwrap().to_string(), r#""api" (5/min): 5 left"#);
+
+    let blocked = api.block("alice", Duration::from_secs(600)).await.unwrap().to_string();
+    assert_eq!(blocked, r#""api" (5/min): 0 left, blocked for 600s"#);
+    let line = r#"denied by "api" (5/min): 0 left, the key is blocked, retry after 600s"#;
+    assert_eq!(print(1).await, line);
+
+    let queue = limiter("queue", Algorithm::leaky_bucket(), Quota::per_second(2));
+    let _ = queue.check("alice").await.unwrap();
+    let delayed = queue.check("alice").await.unwrap().to_string();
+    assert_eq!(delayed, r#"allowed by "queue" (2/s): 0 left, proceeds after 500ms"#);
+
+    let places = limiter("places", Algorithm::concurrency(), Quota::concurrent(1));
+    let permit = places.hold("alice", 1).await.unwrap().admitted().unwrap();
+    let denied = places.hold("alice", 1).await.unwrap();
+    let line = r#"denied by "places" (1 concurrent): 0 left, the time to retry is unknown"#;
+    assert_eq!(denied.decision().to_string(), line);
+    let state = places.peek("alice").await.unwrap().to_string();
+    assert!(state.starts_with(r#""places" (1 concurrent): 0 left, 1 held"#), "{state}");
+    drop(permit);
+}
+
 #[test]
 fn invalid_text_is_no_quota() {
     for (text, complaint) in [
@@ -283,11 +315,15 @@ fn invalid_text_is_no_quota() {
         ("per second", "write LIMIT/WINDOW"),
         ("ten/s", "the limit \"ten\" is not a whole number; use digits"),
         ("-1/s", "the limit \"-1\" is not a whole number"),
-        ("1.5/s", "the limit \"1.5\" is not a whole number"),
+        ("1.5/s", "the limit \"1.5\" is not a whole number; use a longer window"),
         ("1,000/s", "the limit \"1,000\" is not a whole number; use digits, such as 10 or 1_000"),
         ("_1/s", "the limit \"_1\" is not a whole number"),
         ("1__0/s", "the limit \"1__0\" is not a whole number"),
-        ("10 requests/s", "the limit \"10 requests\" is not a whole number"),
+        (
+            "10 requests/s",
+            "the limit \"10 requests\" is not a whole number; leave \"requests\" out",
+        ),
+        ("10req/s", "the limit \"10req\" is not a whole number; leave \"req\" out"),
         ("10/s burst", "the burst has no number"),
         ("10/s, burst", "the burst has no number"),
         ("10/s, burst many", "the burst \"many\" is not a whole number"),
@@ -296,7 +332,8 @@ fn invalid_text_is_no_quota() {
         ("10/s burst 5 5", "\"5\" is unexpected behind the window"),
         ("10/s burst 5 per key", "\"per\" is unexpected behind the window"),
         ("10/fortnight", "the unit \"fortnight\" is unknown; use us, ms, s, min, h, day or week"),
-        ("10/month, burst 20", "the unit \"month\" is unknown"),
+        ("10/month, burst 20", "a month has no fixed length; count in days, such as 30day"),
+        ("10 per 2 years", "a year has no fixed length; count in days, such as 365day"),
         ("10/5", "the window \"5\" has no unit; use us, ms"),
         ("10/5 burst 20", "the window \"5\" has no unit"),
         ("10/burst 20", "the window \"\" has no unit"),

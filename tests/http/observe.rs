@@ -21,6 +21,7 @@ use tower_ratelimit::{
     key::{self, ClientIp, KeyExtractor, ProxyHeader},
     layer::{MissingKey, RequestError, Usage},
     observe::{self, Event, Observer, TopDenied},
+    store,
 };
 
 use crate::support::{
@@ -513,26 +514,26 @@ async fn a_misconfigured_service_is_one_error_in_the_log() {
     assert_eq!(errors.load(Relaxed), 20);
 }
 
-/// Runs a test of this file in a process of its own, without a subscriber. Returns what this crate
-/// has printed there; `None` in that process.
-fn lines_of_another_process(test: &str) -> Option<Vec<String>> {
-    const CHILD: &str = "SENDS_REQUESTS_WITHOUT_A_SUBSCRIBER";
-    if env::var_os(CHILD).is_some() {
-        return None;
+/// Runs a case of a test of this file in a process of its own, without a subscriber. Returns what
+/// this crate has printed there; in that process, the case.
+fn lines_of_another_process(test: &str, case: &str) -> Result<Vec<String>, String> {
+    const CASE: &str = "CASE_WITHOUT_A_SUBSCRIBER";
+    if let Ok(case) = env::var(CASE) {
+        return Err(case);
     }
     let test = format!("observe::{test}");
     let mut child = Command::new(env::current_exe().unwrap());
-    let output = child.args(["--exact", &test, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let output = child.args(["--exact", &test, "--nocapture"]).env(CASE, case).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
-    Some(text.lines().filter(|line| line.contains("tower-ratelimit:")).map(String::from).collect())
+    Ok(text.lines().filter(|line| line.contains("tower-ratelimit:")).map(String::from).collect())
 }
 
 /// A new user has no subscriber yet, and the response does not name the mistake.
 #[tokio::test]
 async fn without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr() {
     let this = "without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr";
-    let Some(lines) = lines_of_another_process(this) else {
+    let Ok(lines) = lines_of_another_process(this, "") else {
         let layer = RateLimitLayer::per_ip(HOUR);
         for _ in 0..20 {
             send(&layer, get(&[])).await;
@@ -541,6 +542,65 @@ async fn without_a_subscriber_a_misconfigured_service_is_one_line_on_stderr() {
     };
     let [line] = &lines[..] else { panic!("{lines:?}") };
     assert!(line.contains("the service is misconfigured") && line.contains("with_connect_info"));
+}
+
+/// Neither the response nor the decision names the cause. A caller that gets an error prints it.
+#[tokio::test]
+async fn without_a_subscriber_a_failure_that_is_hidden_is_one_line_on_stderr() {
+    let this = "without_a_subscriber_a_failure_that_is_hidden_is_one_line_on_stderr";
+    let api = |policy| {
+        let store = store::lazy("redis://127.0.0.1:1/").unwrap(); // no server listens there
+        Limiter::new("api", store, Algorithm::token_bucket(), HOUR).on_failure(policy)
+    };
+    for case in ["a response", "open", "local", "a wait", "an error"] {
+        let lines = match lines_of_another_process(this, case) {
+            Ok(lines) => lines,
+            Err(case) => {
+                let limiter = match &*case {
+                    "open" => api(FailurePolicy::Open),
+                    "local" => api(FailurePolicy::local(1.0)),
+                    "a wait" => api(FailurePolicy::Wait),
+                    _ => api(FailurePolicy::Closed),
+                };
+                let layer = RateLimitLayer::new(limiter.clone(), |_: &Parts| "alice");
+                for _ in 0..2 {
+                    match &*case {
+                        "a response" => assert_eq!(send(&layer, get(&[])).await, 503),
+                        "a wait" => {
+                            let wait = Duration::from_millis(20);
+                            limiter.try_acquire("alice", 1, wait).await.unwrap_err();
+                        }
+                        "an error" => _ = limiter.check("alice").await.unwrap_err(),
+                        _ => assert!(limiter.check("alice").await.unwrap().is_allowed()),
+                    }
+                }
+                return;
+            }
+        };
+        assert_eq!(lines.len(), usize::from(case != "an error"), "{case}: {lines:?}");
+        let parts = ["decisions failed: ", "127.0.0.1:1", "refused"];
+        assert!(lines.iter().all(|line| parts.iter().all(|it| line.contains(it))), "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_name_beside_a_right_one_is_a_warning_if_an_estimate_is_left() {
+    let this = "a_wrong_name_beside_a_right_one_is_a_warning_if_an_estimate_is_left";
+    let Ok(lines) = lines_of_another_process(this, "") else {
+        let store = MemoryStore::new();
+        let limiter = |name| Limiter::new(name, store.clone(), Algorithm::token_bucket(), HOUR);
+        let (input, output) = (limiter("input"), limiter("output"));
+        let plan = Charge::new(&input, "bob").estimate(1); // it has no limit on the output
+        let both = Charge::new(&input, "alice").estimate(1).also(&output).estimate(1);
+        for (charge, name) in [(plan, "output"), (both, "outptu")] {
+            let layer = RateLimitLayer::by_rule(move |_: &Parts| Ok(charge.clone()))
+                .settle_by(move |_| Some(Usage::of("input", 1).and(name, 1)));
+            assert_eq!(send(&layer, get(&[])).await, StatusCode::OK);
+        }
+        return;
+    };
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert!(line.contains("the estimate of a request counts") && line.contains("\"outptu\""));
 }
 
 #[tokio::test]

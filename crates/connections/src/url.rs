@@ -103,6 +103,9 @@ pub fn scheme_error(url: &str) -> Option<String> {
         ["redis", "rediss", "valkey", "valkeys", "unix", "redis+unix", "valkey+unix"];
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     let topology = scheme.strip_prefix("rediss+").or_else(|| scheme.strip_prefix("redis+"));
+    if url != url.trim() {
+        return Some("it begins or ends with a space".to_owned());
+    }
     if SCHEMES.contains(&scheme) || matches!(topology, Some("sentinel" | "cluster")) {
         return None;
     }
@@ -120,6 +123,11 @@ pub fn scheme_error(url: &str) -> Option<String> {
 /// Rejects a URL with special characters in the login. The error cannot name the address.
 fn reject_ambiguous(url: &str) -> Result<(), TransportError> {
     let is_unix = url.contains("unix://");
+    if !is_unix && url.contains(char::is_whitespace) {
+        return Err(TransportError::config(
+            "cannot use the Redis URL: it contains a space; remove it, or write %20 in a password",
+        ));
+    }
     let is_ambiguous = url.contains('#') || !is_unix && url.matches('@').count() > 1;
     match is_ambiguous && !url.ends_with("#insecure") {
         true => Err(TransportError::config(

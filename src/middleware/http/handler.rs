@@ -40,9 +40,13 @@ impl Rejection {
     /// ```
     #[must_use]
     pub fn to_response(&self) -> Response<ResponseBody> {
-        if let Self::Request(RequestError::Misconfigured { message: error }) = self {
-            static MISTAKES: Throttle = Throttle::new();
-            log::misconfigured(&MISTAKES, error);
+        static MISTAKES: Throttle = Throttle::new();
+        match self {
+            Self::Request(RequestError::Misconfigured { message: error }) => {
+                log::misconfigured(&MISTAKES, error);
+            }
+            Self::Store(error) => log::hidden(error),
+            _ => {}
         }
         let headers = HeaderWriter::new(None).for_rejection(self, None);
         let mut response = problem::response(headers, self).map(ResponseBody::rejection);

@@ -164,8 +164,8 @@ impl Usage {
     }
 
     /// Adds the usage of `used` units of another limiter. A name that the request holds no units of
-    /// is ignored, unless there is no other: then the log names it. If a name is repeated, the
-    /// first number counts.
+    /// is ignored; if an estimate is left that no name settles, the log names it. If a name is
+    /// repeated, the first number counts.
     ///
     /// # Examples
     ///
@@ -181,17 +181,18 @@ impl Usage {
         self
     }
 
-    /// Settles what the request holds of these limiters. That is none if all names are wrong.
+    /// Settles what the request holds of these limiters. A wrong name beside an estimate that
+    /// nothing settles is a mistake; a limit that only some plans have is none.
     pub(crate) fn settle(&self, holds: &mut RequestHolds) {
         static MISTAKES: Throttle = Throttle::new();
-        let (mut wrong, mut is_known) = (None, false);
+        let mut wrong = None;
         for (limiter, used) in &self.0 {
-            match holds.settle(limiter, *used) {
-                Err(error @ Error::NotHeld { .. }) => wrong = Some(error),
-                Ok(()) | Err(_) => is_known = true, // or the service has settled it
+            // Or the service has settled it.
+            if let Err(error @ Error::NotHeld { .. }) = holds.settle(limiter, *used) {
+                wrong = Some(error);
             }
         }
-        if let Some(error) = wrong.filter(|_| !is_known && holds.is_open()) {
+        if let Some(error) = wrong.filter(|_| holds.has_estimate()) {
             log::unsettled(&MISTAKES, &error);
         }
     }

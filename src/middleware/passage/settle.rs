@@ -194,6 +194,11 @@ impl RequestHolds {
         }
     }
 
+    /// Returns whether the end of the request counts an estimate as used.
+    pub(crate) fn has_estimate(&mut self) -> bool {
+        self.is_open() && self.with(|holds| holds.has_spent())
+    }
+
     /// Ends what is still held of limits whose units can be spent, with the units that `used`
     /// returns for the number of units held. Units that count at a time stay held.
     #[inline]

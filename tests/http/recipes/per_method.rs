@@ -1,6 +1,6 @@
 //! `recipes.md`: a quota for each method of a gRPC service.
 
-use http::request::Parts;
+use axum::http::request::Parts;
 use tonic::transport::server::TcpConnectInfo;
 use tower_ratelimit::{
     Charge, Limiter, RateLimitLayer,

@@ -17,6 +17,9 @@ const UNITS: [(&str, u64, &[&str]); 7] = [
     ("us", 1, &["µs", "usec", "microsecond"]),
 ];
 
+/// The units of a calendar, and what to write.
+const NO_LENGTH: [(&str, &str); 2] = [("month", "30day"), ("year", "365day")];
+
 const FORM: &str = "write LIMIT/WINDOW or LIMIT/WINDOW burst BURST, such as 10/s, 1_000/day or \
      100/min burst 20, or LIMIT concurrent, such as 10 concurrent";
 const CONCURRENT: &str = "concurrent";
@@ -117,9 +120,15 @@ fn window(text: &str) -> Result<(Duration, &str), String> {
     let (unit, rest) = behind.split_at(end);
     let length = match unit {
         "" | "burst" => return Err(format!("the window {count:?} has no unit; {USE_UNITS}")),
-        unit => {
-            unit_us(unit).ok_or_else(|| format!("the unit {unit:?} is unknown; {USE_UNITS}"))?
-        }
+        unit => unit_us(unit).ok_or_else(|| {
+            let instead = NO_LENGTH.iter().find(|(name, _)| unit.trim_end_matches('s') == *name);
+            match instead {
+                Some((unit, days)) => {
+                    format!("a {unit} has no fixed length; count in days, such as {days}")
+                }
+                None => format!("the unit {unit:?} is unknown; {USE_UNITS}"),
+            }
+        })?,
     };
     let digits = digits(if count.is_empty() { "1" } else { count }).ok_or_else(|| {
         format!("the window {count:?} is not a whole number; use a smaller unit, such as 1500ms")
@@ -159,7 +168,17 @@ fn burst(text: &str) -> Result<Option<u64>, String> {
 
 fn number(name: &str, text: &str) -> Result<u64, String> {
     let digits = digits(text).ok_or_else(|| {
-        format!("the {name} {text:?} is not a whole number; use digits, such as 10 or 1_000")
+        let word = text.trim_start_matches(|it: char| it.is_ascii_digit() || it == '_').trim();
+        let remedy = match word {
+            _ if name == "limit" && word.starts_with('.') => {
+                "use a longer window in place of a fraction: 3/2s is 1.5/s".to_owned()
+            }
+            _ if word.len() < text.len() && word.bytes().all(|it| it.is_ascii_alphabetic()) => {
+                format!("leave {word:?} out")
+            }
+            _ => "use digits, such as 10 or 1_000".to_owned(),
+        };
+        format!("the {name} {text:?} is not a whole number; {remedy}")
     })?;
     digits
         .parse()
