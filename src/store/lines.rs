@@ -200,7 +200,7 @@ impl Waiting {
         self.absent_at().is_some_and(|at| now >= at)
     }
 
-    fn call(&mut self, at: Instant, calls: u64, change: &mut Change) {
+    fn call(&mut self, at: Instant, calls: u64, change: &mut LineChange) {
         self.told = Some(calls);
         if let Stage::Checking(again) = &mut self.stage {
             *again = Some(at);
@@ -213,7 +213,7 @@ impl Waiting {
 
 /// A change of the lines at an instant, with the wakers to call and to drop after it, without the
 /// lock: both can run foreign code.
-struct Change {
+struct LineChange {
     now: Instant,
     woken: Vec<Waker>,
     dropped: Vec<Waker>,
@@ -240,8 +240,8 @@ impl Lines {
         self.numbers.fetch_add(1, Relaxed)
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut LineSet, &mut Change) -> R) -> R {
-        let mut changed = Change { now: Instant::now(), woken: vec![], dropped: vec![] };
+    fn change<R>(&self, change: impl FnOnce(&mut LineSet, &mut LineChange) -> R) -> R {
+        let mut changed = LineChange { now: Instant::now(), woken: vec![], dropped: vec![] };
         let result = {
             let state = &mut *lock(&self.state);
             let result = change(state, &mut changed);
@@ -292,7 +292,7 @@ impl Lines {
     pub(crate) fn found_full(&self, keys: impl IntoIterator<Item = u64>, takes: bool) {
         let mut keys = keys.into_iter().peekable();
         if keys.peek().is_some() {
-            self.change(|state, Change { now, .. }| {
+            self.change(|state, LineChange { now, .. }| {
                 keys.for_each(|key| state.turns.found_full(key, takes, *now));
             });
         }
@@ -338,8 +338,8 @@ impl LineSet {
     fn update<R>(
         &mut self,
         line: u64,
-        change: &mut Change,
-        update: impl FnOnce(&mut KeyLine, &mut Change) -> R,
+        change: &mut LineChange,
+        update: impl FnOnce(&mut KeyLine, &mut LineChange) -> R,
     ) -> Option<R> {
         let found = self.lines.get_mut(&line)?;
         let result = update(found, change);
@@ -363,7 +363,7 @@ impl LineSet {
         place: &mut LinePlace,
         index: usize,
         admits: impl FnOnce(&KeyLine, &LineLimit) -> bool,
-        change: &mut Change,
+        change: &mut LineChange,
     ) -> bool {
         let limit = place.limits[index];
         let new = || KeyLine { limiter: limit.limiter, ..KeyLine::default() };
@@ -379,7 +379,7 @@ impl LineSet {
         place.at.is_some()
     }
 
-    fn leave(&mut self, place: &mut LinePlace, next: NextCheck, change: &mut Change) {
+    fn leave(&mut self, place: &mut LinePlace, next: NextCheck, change: &mut LineChange) {
         if let Some(index) = place.at.take() {
             let line = place.limits[index].line;
             self.update(line, change, |line, change| line.leave(place.number, next, change));
@@ -399,7 +399,7 @@ impl LineSet {
         &mut self,
         runtime: runtime::Id,
         waker: &mut Option<Waker>,
-        change: &mut Change,
+        change: &mut LineChange,
     ) -> Option<Instant> {
         if self.lines.is_empty() {
             change.dropped.extend(self.watch.wakers.remove(&runtime).flatten());
@@ -434,7 +434,7 @@ impl KeyLine {
     }
 
     /// Calls the first request, if those before it are absent. Returns when it is absent, too.
-    fn look(&mut self, change: &mut Change) -> Option<Instant> {
+    fn look(&mut self, change: &mut LineChange) -> Option<Instant> {
         let calls = self.calls;
         let first = self.first(change.now)?;
         if first.told != Some(calls) {
@@ -503,7 +503,7 @@ impl KeyLine {
     }
 
     /// Lets the first request that is not absent check at this instant.
-    fn call(&mut self, at: Instant, change: &mut Change) {
+    fn call(&mut self, at: Instant, change: &mut LineChange) {
         self.known = None;
         self.calls += 1;
         for waiting in self.waiting.values_mut() {
@@ -518,7 +518,7 @@ impl KeyLine {
     }
 
     /// Removes a request, and calls the next one.
-    fn leave(&mut self, number: u64, next: NextCheck, change: &mut Change) {
+    fn leave(&mut self, number: u64, next: NextCheck, change: &mut LineChange) {
         let now = change.now;
         let is_behind = self.is_behind(number, now);
         let Some(mut left) = self.waiting.remove(&number) else { return };
@@ -688,7 +688,7 @@ impl LinePlace {
         state: &mut LineSet,
         deadline: Option<Instant>,
         waker: &mut Option<Waker>,
-        change: &mut Change,
+        change: &mut LineChange,
     ) -> LineStep {
         let now = change.now;
         while let Some(index) = self.at {
