@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line b1dbf509d8be6904f174884a3f6eb5b9ae13c1c3
+-- EVALSHA names the text below this line 9c053b6f361507bbc7dd81cf3165156d0e966279
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -119,7 +119,7 @@ function fast(_, found, runs, held)
 end
 
 function write(key, found, debt, expires, before, old)
-  if key and now + debt / new_lump <= expires then
+  if key and debt / new_lump <= expires - now then
     return done(try('SETRANGE', key, '1', struct.pack('<I7I7', now, debt)))
   end
   local state = debt and struct.pack(SHORT, 84, now, debt, new_unit, new_lump, exponent)

@@ -26,7 +26,7 @@ function fast(_, found, runs, held)
 end
 
 function write(key, found, debt, expires, before, old)
-  if key and now + debt / new_lump <= expires then
+  if key and debt / new_lump <= expires - now then -- their sum would be rounded
     return done(try('SETRANGE', key, '1', struct.pack('<I7I7', now, debt)))
   end
   local state = debt and struct.pack(SHORT, 84, now, debt, new_unit, new_lump, exponent)

@@ -187,3 +187,17 @@ fn a_bucket_stores_a_reservation_behind_the_others_without_a_look_at_them() {
         assert!(server.calls("getrange") - before < reads, "{algorithm}");
     }
 }
+
+#[test]
+fn a_key_stays_for_the_last_fraction_of_a_microsecond() {
+    let server = RedisServer::start();
+    let quota = Quota::per_second(8_000_000).burst(10);
+    let params = Params::new(Algorithm::token_bucket(), quota).unwrap();
+    let (mut scripted, mut twin) = (Scripted::new(&server, "{key}"), State::default());
+    scripted.forget();
+    let now = START - 1; // the first check counts until the end of a millisecond
+    for cost in [7, 2] {
+        assert!(both(&mut scripted, &mut twin, &params, check(cost, now)).admitted);
+        stays(&mut scripted, &twin, &params, now);
+    }
+}
