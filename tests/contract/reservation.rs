@@ -70,7 +70,7 @@ async fn a_dropped_reservation_is_released_once() {
     }
 }
 
-/// A sliding log keeps its entries in order: what is spent counts from the last reserved instant on.
+/// A sliding log keeps its entries in order: there, spent units count from the last instant on.
 #[tokio::test]
 async fn units_that_are_spent_beside_reservations_do_not_stay_behind_them() {
     let server = RedisServer::start();
