@@ -13,8 +13,9 @@ use crate::support;
 struct Demo(Child);
 
 impl Drop for Demo {
+    /// By SIGTERM: a demo that is killed leaves its Redis behind.
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
         let _ = self.0.wait();
     }
 }
