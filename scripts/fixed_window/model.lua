@@ -77,9 +77,8 @@ function earliest(needed)
 end
 
 function commit(instant, units)
-  if count == 0 or math.floor((instant - start) / length) > ahead() then
-    -- A window opens when the request proceeds: `start` is whole windows before that.
-    start, count = instant - math.ceil((instant - start) / length) * length, 0
+  if math.floor((instant - start) / length) > ahead() then
+    count = 0
   end
   count = math.min(count + units, 2 ^ 53) -- units spent may exceed the quota
   last = math.max(last, instant)

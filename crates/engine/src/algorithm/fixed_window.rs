@@ -160,9 +160,7 @@ impl Model for FixedWindowState {
 
     #[inline(always)]
     fn commit(&mut self, instant: i64, cost: i64, _: &FixedWindowParams) {
-        if self.count == 0 || self.index_of(instant) > self.ahead() {
-            // A window opens when the request proceeds: `start` is whole windows before that.
-            self.start = instant - ceil_div(instant - self.start, self.length) * self.length;
+        if self.index_of(instant) > self.ahead() {
             self.count = 0;
         }
         self.count = (self.count + cost).min(EXACT); // units spent may exceed the quota
