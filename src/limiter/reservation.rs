@@ -86,14 +86,14 @@ impl Charge {
     async fn reserve(self, max_wait: MaxWait) -> Result<Admission<Reservation>, Error> {
         self.check_costs()?;
         let answer = self.decide(Action::Check, max_wait);
-        Waiter::new(self, answer, max_wait).reserve().await
+        Waiter::new(self, answer, max_wait).leave_delay().reserve().await
     }
 }
 
 impl Waiter {
     /// Waits for the decision, and leaves the delay to the caller.
     async fn reserve(mut self) -> Result<Admission<Reservation>, Error> {
-        let decision = poll_fn(|cx| self.poll_decision(cx)).await?;
+        let decision = poll_fn(|cx| self.poll(cx)).await?;
         let (max_wait, deadline) = (self.max_wait(), self.deadline());
         let (charge, outcome) = self.outcome(decision);
         if !outcome.decision.is_allowed() {

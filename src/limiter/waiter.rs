@@ -83,6 +83,8 @@ pub(crate) struct Waiter {
     slot: Option<WaitSlot>,
     /// The end of the wait, once it is known.
     deadline: Option<Instant>,
+    /// True if the caller waits for the reserved instant by itself, and for nothing else.
+    leaves_delay: bool,
     /// A late request checks again only once.
     was_late: bool,
     /// The end of the last block that the request has found.
@@ -124,6 +126,7 @@ impl Waiter {
             max_lateness: DEFAULT_MAX_LATENESS,
             slot: None,
             deadline,
+            leaves_delay: false,
             was_late: false,
             blocked_until: None,
             retries: deadline.is_some(),
@@ -200,6 +203,12 @@ impl Waiter {
 
     pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
         self.max_lateness = max_lateness;
+        self
+    }
+
+    /// Lets the caller wait for the reserved instant.
+    pub(super) fn leave_delay(mut self) -> Self {
+        self.leaves_delay = true;
         self
     }
 
@@ -329,6 +338,9 @@ impl Waiter {
         let lateness = self.start_wait(&decision);
         // Creating a timer panics without a runtime: the drop then releases the reservation.
         self.phase = Phase::Admitted(outcome, None);
+        if self.leaves_delay {
+            return None;
+        }
         if self.is_too_late(lateness) {
             self.begin_release();
         } else if !decision.remaining_delay().is_zero() {
@@ -351,7 +363,7 @@ impl Waiter {
     }
 
     fn denied(&mut self, decision: Decision) -> Option<Decision> {
-        let wait = self.charge.resolve(self.max_wait);
+        let wait = if self.leaves_delay { 0 } else { self.charge.resolve(self.max_wait) };
         if decision.waits_for_holds() && !self.retries && wait > 0 {
             // There is no instant to reserve before a hold ends.
             let wait = Duration::from_micros(wait);
@@ -360,7 +372,8 @@ impl Waiter {
         }
         let stands =
             |line: &mut InLine, charge: &_, deadline| line.denied(charge, &decision, deadline);
-        let waits = self.retries && self.with_line(stands).unwrap_or(false);
+        let may_wait = self.retries && !self.leaves_delay;
+        let waits = may_wait && self.with_line(stands).unwrap_or(false);
         if !waits {
             (self.line, self.wait) = (None, None);
             self.report_final(&decision);
@@ -478,45 +491,6 @@ impl Waiter {
     pub(crate) fn remaining_wait(&self) -> Duration {
         let rest = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
         rest.unwrap_or(Duration::MAX)
-    }
-
-    /// Waits for the decision alone, and leaves the delay to the caller.
-    pub(super) fn poll_decision(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let outcome = loop {
-            match &mut self.phase {
-                Phase::Deciding(answer) => {
-                    let answer = ready!(Pin::new(answer).poll(cx));
-                    self.phase = Phase::Done;
-                    match answer {
-                        Ok(outcome) => break outcome,
-                        Err(error) => {
-                            if let Some(error) = self.failed(error) {
-                                return Poll::Ready(Err(error));
-                            }
-                        }
-                    }
-                }
-                Phase::Waiting(_) | Phase::Leaving(..) => {
-                    if let Some(last) = ready!(self.poll_line(cx)) {
-                        return Poll::Ready(last);
-                    }
-                }
-                _ => panic!("{POLLED}"),
-            }
-        };
-        let decision = outcome.decision.clone();
-        let line = self.line.take().filter(|_| decision.is_allowed());
-        if let Some(line) = line {
-            line.allowed(&self.charge, &decision);
-        }
-        self.wait = None;
-        if decision.is_allowed() {
-            self.start_wait(&decision);
-            self.phase = Phase::Admitted(outcome, None);
-        } else {
-            self.report_final(&decision);
-        }
-        Poll::Ready(Ok(decision))
     }
 
     /// Returns a request that has a reservation, and waits until it is `due`.
