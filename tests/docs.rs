@@ -329,6 +329,47 @@ fn the_threat_model_names_tests_that_exist() {
     }
 }
 
+/// As `store.rs`, `algorithm/..`, `Versions::current`, `decide`.
+#[test]
+fn contributing_names_files_and_items_that_exist() {
+    let text = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+    let begin = text.find("## The path of a request").unwrap();
+    let end = text.find("## Rules").unwrap();
+    let code: Vec<_> =
+        ["src", "crates"].into_iter().flat_map(|folder| sources(&root().join(folder))).collect();
+    let is_item = |name: &str| {
+        let is_word = |it: char| it.is_alphanumeric() || it == '_';
+        let is_in = |code: &str| {
+            code.match_indices(name).any(|(at, _)| {
+                !code[..at].ends_with(is_word) && !code[at + name.len()..].starts_with(is_word)
+            })
+        };
+        code.iter().any(|(_, code)| is_in(code))
+    };
+    let exists = |name: &str| {
+        let folders = ["", "src", "crates/engine/src", "crates/connections/src", "scripts"];
+        code.iter().any(|(path, _)| path.ends_with(name))
+            || folders.iter().any(|folder| root().join(folder).join(name).exists())
+    };
+    let (mut files, mut items) = (0, 0);
+    // Text between backquotes is at the odd places.
+    for name in text[begin..end].split('`').skip(1).step_by(2) {
+        let name = name.trim_end_matches("/..").trim_end_matches('/');
+        if ["NAME", ".lua"].iter().any(|it| name.contains(it))
+            || name.contains([' ', '\n', '#', '(', '-', '!'])
+        {
+            continue;
+        } else if name.contains(['/', '.']) {
+            assert!(exists(name), "there is no {name}");
+            files += 1;
+        } else {
+            assert!(name.split("::").all(is_item), "there is no {name}");
+            items += 1;
+        }
+    }
+    assert!(files > 60 && items > 60, "{files} files, {items} items");
+}
+
 #[test]
 fn all_references_are_defined_and_used() {
     for (name, text) in pages() {

@@ -77,7 +77,7 @@ struct LockedKey<'a> {
     hash: u64,
     /// The index of its shard, at last among the locked shards.
     shard: usize,
-    place: Place,
+    place: EntryPlace,
     decided: Decided,
 }
 
@@ -92,7 +92,7 @@ enum Decided {
 
 /// Where the entry of a key is.
 #[derive(Clone, Copy)]
-enum Place {
+enum EntryPlace {
     /// The bucket in the table of its shard.
     Bucket(usize),
     /// The index among the entries that are not in the store.
@@ -157,7 +157,8 @@ impl<'a> Locked<'a> {
         let (MemoryStore(inner), mut wanted) = (*store, 0_u64);
         for limit in limits {
             let hash = store.hash(limit.settings, limit.key.as_bytes());
-            let (shard, place, decided) = (store.shard_index(hash), Place::Bucket(0), Decided::No);
+            let (shard, place, decided) =
+                (store.shard_index(hash), EntryPlace::Bucket(0), Decided::No);
             wanted |= 1 << shard;
             keys.push(LockedKey { limit, hash, shard, place, decided });
         }
@@ -178,10 +179,10 @@ impl<'a> Locked<'a> {
             shard.latest = latest;
             let (settings, text) = (key.limit.settings, key.limit.key.as_bytes());
             key.place = match shard.find_bucket(key.hash, settings, text) {
-                Some(bucket) => Place::Bucket(bucket),
+                Some(bucket) => EntryPlace::Bucket(bucket),
                 None => {
                     missing.push(Entry::new(settings, text));
-                    Place::Missing(missing.len() - 1)
+                    EntryPlace::Missing(missing.len() - 1)
                 }
             };
         }
@@ -197,8 +198,8 @@ impl<'a> Locked<'a> {
         let shard = &mut self.shards[key.shard].1;
         let request = shard.request(request, key.limit, self.now);
         let entry = match key.place {
-            Place::Bucket(bucket) => shard.entry(bucket),
-            Place::Missing(index) => &mut self.missing[index],
+            EntryPlace::Bucket(bucket) => shard.entry(bucket),
+            EntryPlace::Missing(index) => &mut self.missing[index],
         };
         (entry, request)
     }
@@ -234,7 +235,7 @@ impl<'a> Locked<'a> {
     #[inline(never)]
     fn insert_missing(&mut self, keys: &[LockedKey<'_>], mut slots: Vec<Slot<'_>>) {
         let MemoryStore(inner) = self.store;
-        let missing = keys.iter().filter(|key| matches!(key.place, Place::Missing(_)));
+        let missing = keys.iter().filter(|key| matches!(key.place, EntryPlace::Missing(_)));
         for (key, entry) in missing.zip(self.missing.drain(..)) {
             if !entry.is_initial()
                 && let Some(slot) = slots.pop()
