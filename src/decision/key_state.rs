@@ -161,8 +161,8 @@ impl KeyState {
 
     /// Returns the time until the key is in its initial state. While units are held, this is the
     /// time if all holds end now, and all of their units are used: in memory and in Redis. Of a
-    /// limit on concurrency, it is zero. A peek at a blocked key reports the time until the block
-    /// ends; used units can count for longer.
+    /// limit on concurrency, it is zero. Of a blocked key, it is the time until the block
+    /// ends, or until no unit counts, whichever is later.
     ///
     /// # Examples
     ///

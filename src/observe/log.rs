@@ -133,22 +133,26 @@ pub(crate) fn unsettled(throttle: &Throttle, error: &Error) {
     print_unrecorded(format_args!("the estimate of a request counts: {error}"));
 }
 
-/// Reports a failure of the store that no caller sees: a response, a wait or a failure policy hides
-/// it. The store itself has reported it to subscribers.
+/// Prints a failure of the store that a response, a wait or a failure policy hides: at most one in
+/// [`PERIOD`]. The store itself reports each to subscribers.
 #[cold]
 pub(crate) fn hidden(error: &StoreError) {
     static HIDDEN: Throttle = Throttle::new();
     if is_unrecorded() && HIDDEN.next(PERIOD).is_some() {
-        print_unrecorded(format_args!("decisions failed: {error:?}"));
+        print(format_args!("decisions failed: {error:?}"));
     }
 }
 
 /// Prints what no subscriber gets, so that a new user finds the mistake: responses do not name it.
 fn print_unrecorded(text: fmt::Arguments<'_>) {
     if is_unrecorded() {
-        // Unlike `eprintln!`, no panic if stderr is closed.
-        let _ = writeln!(io::stderr(), "tower-ratelimit: {text}");
+        print(text);
     }
+}
+
+fn print(text: fmt::Arguments<'_>) {
+    // Unlike `eprintln!`, no panic if stderr is closed.
+    let _ = writeln!(io::stderr(), "tower-ratelimit: {text}");
 }
 
 /// Returns whether no subscriber gets the events.

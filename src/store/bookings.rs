@@ -10,7 +10,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    hash::{BuildHasher, Hash},
+    hash::{BuildHasher, Hash, RandomState},
     pin::Pin,
     sync::{
         Arc, Mutex,
@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use foldhash::fast::RandomState;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
@@ -43,8 +42,9 @@ pub struct Bookings {
 
 #[derive(Debug, Default)]
 struct BookingGroups {
-    /// By the hash of limits, quotas, keys and costs. Two with equal hashes are unlikely.
-    groups: HashMap<u64, Group, RandomState>,
+    /// By the hash of limits, quotas, keys and costs. Clients choose keys, so the hash is one that
+    /// resists collisions.
+    groups: HashMap<u64, Group>,
     next_number: u64,
 }
 

@@ -175,7 +175,7 @@ struct Waiting {
     /// The deadline of a request that sleeps: it is to be polled then, too.
     deadline: Option<Instant>,
     /// The calls of the line of which it knows: it was called, or checked after them. `None` while
-    /// it stands behind others.
+    /// it stands behind others, and is not called beside them.
     told: Option<u64>,
     stage: Stage,
 }

@@ -141,10 +141,10 @@ impl Monitor {
     /// computed: to the observers of the limiter, and in the log.
     #[cold]
     pub(super) fn differs(&self, observers: &Observers, limiter: &str, key: &str, admitted: bool) {
-        observers.report(&observe::Event::DecisionDiffered { limiter, key, admitted });
         if let Some(requests) = self.different_decisions.next(FAILED_AFTER) {
             events::decision_differed(limiter, requests, key, admitted);
         }
+        observers.report(&observe::Event::DecisionDiffered { limiter, key, admitted });
     }
 
     /// Finds out by a ping which permission is missing, and reports it.

@@ -138,6 +138,15 @@ type GroupHead = Arc<[u8]>;
 #[derive(Default)]
 struct GivenUp(Vec<JobTask>, VecDeque<(Box<dyn Item>, Instant)>);
 
+/// The room of items that are pushed again later. It is free when this is dropped.
+pub(crate) struct Room(Arc<JobQueue>, usize);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        lock(&self.0.queued).asleep -= self.1;
+    }
+}
+
 impl QueuedJobs {
     /// Returns for how many more items and tasks there is room.
     fn room(&self) -> usize {
@@ -216,18 +225,13 @@ impl JobQueue {
 
     /// Keeps room for the items of a batch that is pushed again later. Gives up those for which
     /// there is none.
-    pub(crate) fn put_aside(&self, batch: &mut Batch) {
+    pub(crate) fn put_aside(self: &Arc<Self>, mut batch: Batch) -> (Batch, Room) {
         let mut queued = lock(&self.queued);
         let count = queued.room().min(batch.items.len());
         queued.asleep += count;
         drop(queued);
         drop(batch.items.split_off(count)); // not under the lock
-    }
-
-    /// Returns a batch that was put aside, to push it: the room is free then.
-    pub(crate) fn take_back(&self, batch: Batch) -> Job {
-        lock(&self.queued).asleep -= batch.items.len();
-        Job::Batch(batch)
+        (batch, Room(self.clone(), count))
     }
 
     /// Returns the age of the next job.
@@ -357,17 +361,16 @@ mod tests {
             let items = (0..items).map(|number| item(2 * number)).collect();
             Batch { head: redis::cmd("EVALSHA"), text: "", items }
         };
-        let queue = JobQueue::default();
+        let queue = Arc::new(JobQueue::default());
         let count = || lock(&queue.queued).count;
         let all = MAX_QUEUED as u64;
-        let (mut asleep, mut without_room) = (batch(all - 1), batch(2));
-        queue.put_aside(&mut asleep);
-        queue.put_aside(&mut without_room);
+        let (asleep, room) = queue.put_aside(batch(all - 1));
+        let (without_room, _room) = queue.put_aside(batch(2));
         assert_eq!((asleep.items.len(), without_room.items.len()), (MAX_QUEUED - 1, 1));
         queue.push(Job::Batch(batch(1)));
         assert_eq!(count(), 0);
-        let job = queue.take_back(asleep);
-        queue.push(job);
+        drop(room);
+        queue.push(Job::Batch(asleep));
         queue.push(Job::Batch(batch(all)));
         assert_eq!(count(), MAX_QUEUED - 1);
     }

@@ -188,12 +188,12 @@ impl Client {
                     Ok((reply, _)) => reply,
                     Err(error) => return error.may_have_run(),
                 };
-                if let Some((mut again, age)) = batch.executed(&reply) {
-                    jobs.put_aside(&mut again);
-                    let (client, jobs) = (self.clone(), jobs.clone());
+                if let Some((again, age)) = batch.executed(&reply) {
+                    let (client, (again, room)) = (self.clone(), jobs.put_aside(again));
                     home::spawn(async move {
                         sleep(age.max(AGAIN)).await;
-                        client.execute_later(jobs.take_back(again));
+                        drop(room);
+                        client.execute_later(Job::Batch(again));
                     });
                 }
                 true
