@@ -136,8 +136,16 @@ impl Scripted {
     fn compare<T: PartialEq + fmt::Debug>(&mut self, reply: &T, by: impl FnOnce(&mut Self) -> T) {
         let Some(mut engine) = self.engine.take() else { return };
         assert_eq!(reply, &by(&mut engine));
-        let [fast, slow] = [&mut *self, &mut *engine].map(Self::bytes);
-        assert_eq!(fast, slow, "{reply:?}");
+        let [fast, slow] = [&mut *self, &mut *engine].map(|it| (it.bytes(), it.expiry()));
+        assert_eq!(fast.0, slow.0, "{reply:?}");
+        assert!(fast.1 >= slow.1, "{reply:?}: expires at {:?}, before {:?}", fast.1, slow.1);
+        // Both may keep a key for longer than it counts. It is to expire at the same instant.
+        let expiry = format!("{}:expiry", engine.key);
+        match fast.1 {
+            Some(at) => redis::cmd("SET").arg(expiry).arg(at).exec(&mut engine.connection),
+            None => redis::cmd("DEL").arg(expiry).exec(&mut engine.connection),
+        }
+        .unwrap();
         self.engine = Some(engine);
     }
 
