@@ -62,13 +62,13 @@ fn decide<M: Model, const HOLDS: bool>(
         waiting.0 = None;
     }
     if admits {
-        // Units that are spent whatever is left are used now: the requests may leave.
-        let at = if action.can_be_denied() { instant } else { now };
         // It waits, or proceeds before others, which wait for another limit.
-        if M::RESERVES && (at > now || waiting.0.is_some()) {
+        if M::RESERVES && (instant > now || waiting.0.is_some()) {
             if is_in_core {
                 return None;
             }
+            // Units that are spent whatever is left are used now: the requests may leave.
+            let at = if action.can_be_denied() { instant } else { now };
             waiting.insert(now, Reservation { instant: at, cost }, state, params);
         }
         state.commit(instant, cost, params);
