@@ -7,11 +7,11 @@
 --        was done; if not, the error of the server, or none if the engine must decide. Without a
 --        key, it stores nothing, and returns the state and when that expires; also if no units
 --        are used.
--- drain  for how long a unit counts, once it is spent; all units together for the `longest` time.
---        An algorithm without it has no fast path beside holds (held.lua).
+-- drain  for how long a unit counts, once it is spent, times the `pace`; all units together for the
+--        `longest` time. An algorithm without it has no fast path beside holds (held.lua).
 
 local is_denied -- whether a request of the key at work is denied
-local waits -- whether requests wait for a token bucket
+local waits, fast_waiting, write_waiting -- of a token bucket; see queue.lua
 
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,
 -- and what is missing for the one that is denied longest; none if one of them has to wait. Each run

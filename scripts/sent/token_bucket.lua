@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 9c053b6f361507bbc7dd81cf3165156d0e966279
+-- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, token_bucket/queue.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
+-- EVALSHA names the text below this line 2ec42b942036aae5ef4c1c6f9a7ac40944dae3a6
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -35,7 +35,7 @@ local is_common, spends, reads = can_be_denied or holds, true, true
 local reply, unknown, asks, errors, pending = {now, nil}, nil, nil, nil, nil
 
 local is_denied
-local waits
+local waits, fast_waiting, write_waiting
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -92,12 +92,13 @@ local function with_verdict(state, runs)
 end
 
 do
-  local fast, write, drain, longest, fast_held, fast_queue, write_queue
+  local fast, write, drain, pace, longest, fast_held
   if is_common then
-drain, longest = new_unit / new_lump, most
+drain, pace, longest = new_unit, new_lump, most
 
 function fast(_, found, runs, held)
   local before, expires, old = 0, 0, exponent
+  waits = false
   if #found == 26 and string.byte(found) == 84 then
     local _, at, debt, unit, lump, stored = struct.unpack(SHORT, found)
     if unit ~= new_unit or lump ~= new_lump or now < at or stored > 63 then
@@ -135,10 +136,10 @@ end
   for i = 1, #KEYS do
     key, is_denied = KEYS[i], false
     if position <= last then
-      local count
-      count, position = struct.unpack('<I2', items, position)
+      local runs
+      runs, position = struct.unpack('<I2', items, position)
       asked = {nil}
-      for j = 1, count do
+      for j = 1, runs do
         if action == 'holds' then
           asked[j], position = {struct.unpack('<dddddd', items, position)}, position + 48
         else
@@ -152,14 +153,13 @@ end
     local found, used, a, b, c, d, e
     local written, err, entries
     if is_common then
-      local value, is_held, write = values and values[i] or '', false, write
-      waits = false
+      local value, is_held, write_used = values and values[i] or '', false, write
       if not holds then
         found, used, a, b, c, d, e = fast(key, value, asked, 0)
       end
-      if waits then
-        if not fast_queue then
-          local fast, write
+      if waits and not holds then
+        if not fast_waiting then
+          local usual_fast, usual_write = fast, write
 local SIZE, unit, lump, full = 44, new_unit, new_lump, limit * new_unit
 local at, debt, last
 local PAGE, page_end = 256, '255'
@@ -295,11 +295,12 @@ function fast(key, value, runs)
     return string.sub(value, 1, SIZE), debt > before, value, newest, entries, expires
   end
 end
-          fast_queue, write_queue = fast, write
+          fast_waiting, write_waiting, fast, write = fast, write, usual_fast, usual_write
         end
-        is_denied, write = false, write_queue
-        found, used, a, b, c, d, e = fast_queue(key, value, asked)
-      elseif not found and drain and (holds or string.byte(value, -1) == 72) then
+        is_denied, write_used = false, write_waiting
+        found, used, a, b, c, d, e = fast_waiting(key, value, asked)
+      end
+      if not found and drain and (holds or string.byte(value, -1) == 72) then
         if not fast_held then
 local add_units, change_slots
 
@@ -461,8 +462,9 @@ function fast_held(value, asked)
   local new, expires = write(nil, state, used, a, b, c, d)
   if slots[1] then
     new = new .. pack_slots(slots, epoch, at, skew, joined)
-    expires = math.max(expires, slots[#slots - 1] - skew)
-      + math.min(total_of(slots) * drain + 1, longest)
+    local parts = total_of(slots) * drain
+    local time = parts < 2 ^ 53 and math.ceil(parts / pace) or math.floor(parts / pace) + 1
+    expires = math.max(expires, slots[#slots - 1] - skew) + math.min(time, longest)
   end
   return results, true, value, new, expires
 end
@@ -474,7 +476,7 @@ end
       if is_held and found and not written then
         written, err = replace(key, a, b, c)
       elseif found and not written then
-        written, err, entries = write(key, found, used, a, b, c, d, e)
+        written, err, entries = write_used(key, found, used, a, b, c, d, e)
       end
     end
     reply[i + 1] = found and is_denied and with_verdict(found, asked) or found
@@ -982,6 +984,14 @@ function expiry_now()
   return expiry_after(reset_after())
 end
 
+local function grown(state, other)
+  if #state < #other then
+    decode(state)
+    state = encode(true)
+  end
+  return state
+end
+
 local function tails()
   local function read_tail(size)
     local tail = get(size, -1)
@@ -1028,7 +1038,7 @@ local function tails()
         packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
       end
     end
-    return packed[1] and base .. table.concat(packed) or ''
+    return base, table.concat(packed)
   end
 
   return {fold = fold, lower = lower, read = read_tail, recount = recount}
@@ -1052,7 +1062,8 @@ local function reserving()
     end
     local entry = struct.pack('<dd', instant, cost)
     local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
-    put(head .. encode(true) .. rest, expiry_after(reset))
+    local base = encode(true)
+    put(grown(head, base) .. base .. rest, expiry_after(reset))
   end
 
   local function reserve(head, before, instant, cost, more, reset)
@@ -1115,22 +1126,20 @@ if returns then
         refund(instant, units)
       end
     end
-    local behind, reset = tails.recount(entries), reset_after()
-    local head = reset > 0 and encode(behind ~= '') or ''
-    if behind ~= '' and head == before then
+    local base, behind = tails.recount(entries)
+    local reset, waits = reset_after(), behind ~= ''
+    local head = reset > 0 and encode(waits) or ''
+    if waits and head == before then
       return true
     end
-    put(head .. behind, expiry_after(reset))
+    put(waits and head .. grown(base, head) .. behind or head, expiry_after(reset))
   end
 end
 
 function store(before, instant)
   local reset = reset_after()
   local head = before and encode(true)
-  if before and #before ~= #head then
-    decode(before)
-    before = encode(true)
-  end
+  before = before and grown(before, head)
   if before and not stale then
     reserving()(head, before, instant, cost, '', reset)
   elseif before then
@@ -1139,14 +1148,15 @@ function store(before, instant)
     put('')
   elseif found and #found > size and not stale then
     head = encode(true)
-    local tails, behind = tails(), nil
+    local tails, value = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
       commit(now + earliest(-math.huge), cost)
-      behind = encode(true) .. string.sub(tail, position)
+      local base = encode(true)
+      value = grown(head, base) .. base .. string.sub(tail, position)
     end
-    put(behind and head .. behind or encode(), expiry_after(reset))
+    put(value or encode(), expiry_after(reset))
   else
     put(encode(), expiry_after(reset))
   end
@@ -1473,7 +1483,7 @@ else
     local before
     local holds = lifetime > 0
     if commits and admitted and not holds then
-      before = wait > 0 and can_be_denied and encode(true, cost)
+      before = wait > 0 and can_be_denied and encode(true)
       commit(now + wait, cost)
     end
     local state = described(found_state())

@@ -1,7 +1,7 @@
 -- Fast path of the sliding window: checks that do not wait, and a state with the same sub-windows
 -- and without reservations. It decides as the engine does. state.lua stands before this text.
 longest = math.ceil((buckets + 1) * window / buckets)
-drain = longest
+drain, pace = longest, 1
 
 local function count_at(found, i)
   return (struct.unpack(ONE_COUNT, found, STATE_SIZE + COUNT_SIZE * (i - 1) + 1))
@@ -50,7 +50,11 @@ end
 
 function write(key, found, sum, slot, by, granted)
   if not sum then
-    return replace(key, found, nil, by > buckets and now or opening(slot - by + buckets + 1))
+    local i = 1 -- of the newest count that is not 0
+    while by <= buckets and count_at(found, i) == 0 do
+      i = i + 1
+    end
+    return replace(key, found, nil, by > buckets and now or opening(slot - by - i + buckets + 2))
   end
   local newest = by == 0 and count_at(found, 1) + granted or granted
   if key and newest > granted and slot < buckets then -- the expiry stays
