@@ -9,7 +9,10 @@ use std::{
 
 use tokio::time;
 
-use super::{connections::ANSWER_TIMEOUT, ends::OpenEnd};
+use super::{
+    connections::{ANSWER_TIMEOUT, MAX_JOB_AGE},
+    ends::OpenEnd,
+};
 use crate::{
     algorithm::{HoldReceipt, Lifetime},
     observe::Event,
@@ -65,7 +68,7 @@ pub(super) struct Ended {
     /// True while a renewal is under way: the end is sent after it. Before it, the renewal would
     /// find no units, and hold them again.
     pub(super) is_renewed: bool,
-    /// It is not sent later: the units have been spent then.
+    /// The units have been spent then.
     pub(super) expires: Instant,
     /// True once the server has executed it in time.
     pub(super) is_settled: bool,
@@ -75,10 +78,11 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Returns whether the end changes nothing any more: the units were spent when the hold
-    /// expired, and what was used beyond them is nothing.
+    /// Returns whether the end is given up. The units were spent when the hold expired, but not
+    /// what was used beyond them: that is sent for as long as a job in the background.
     fn is_too_late(&self, now: Instant) -> bool {
-        self.expires <= now && self.used <= self.hold.units
+        let is_beyond = self.used > self.hold.units;
+        self.expires + if is_beyond { MAX_JOB_AGE } else { Duration::ZERO } <= now
     }
 }
 
@@ -254,4 +258,53 @@ pub(super) fn first_lifetime(of_hold: Duration) -> Lifetime {
 
 pub(super) fn lifetime(lifetime: Duration) -> Lifetime {
     Lifetime::new(lifetime.as_micros() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{super::ends::Ends, *};
+    use crate::{
+        algorithm::{Algorithm, Params},
+        keys::Key,
+        observe::Observers,
+        quota::Quota,
+        store::{LatestSettings, Lines, Settings, Source, denials::Denials},
+    };
+
+    #[test]
+    fn an_end_is_given_up_when_its_hold_expires_or_an_hour_later_if_more_was_used() {
+        let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_day(9));
+        let params = Params::new(algorithm, quota).unwrap();
+        let settings = Arc::new(Settings::new("a", algorithm, quota, params, Source::Store));
+        let lines = Arc::<Lines>::default();
+        let (denials, key) = (Denials::new(Duration::ZERO, lines.clone()), "k".into());
+        let (receipt, expires) = (HoldReceipt { epoch: 0, ends: 0 }, Instant::now());
+        for (used, hour) in [(0, 0), (5, 0), (6, 1)] {
+            let same = settings.clone();
+            let end = Ended {
+                id: 1,
+                hold: Hold {
+                    settings: settings.clone(),
+                    latest: LatestSettings(Arc::new(move || same.clone())),
+                    observers: Observers::default(),
+                    key: Key::clone(&key),
+                    units: 5,
+                    lifetime: Duration::from_secs(1),
+                    receipt,
+                    age: Duration::ZERO,
+                },
+                used,
+                is_renewed: false,
+                expires,
+                is_settled: false,
+                _open: Ends::new(lines.clone()).begin(1),
+                _change: denials.begin_return(&settings, &key),
+            };
+            let given_up = expires + hour * Duration::from_secs(3_600);
+            assert!(!end.is_too_late(given_up - Duration::from_micros(1)), "{used}");
+            assert!(end.is_too_late(given_up), "{used}");
+        }
+    }
 }
