@@ -68,11 +68,12 @@ pub(super) async fn execute(
     });
     let answer = async move {
         let _given_up = given_up;
-        // The task is dropped only if its runtime ends.
-        receiver.await.unwrap_or_else(|_| Err(TransportError::timeout(Default::default())))
+        receiver.await
     };
     match deadline.wait_for(answer).await {
-        Some(result) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
+        Some(Ok(result)) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
+        // The task is dropped only if its runtime ends: that says nothing about the server.
+        Some(Err(_)) => Err(TransportError::timeout(deadline.within())),
         _ => {
             let client = &call.backend.client;
             Err(client.record_timeout(client.slot_of(call.first_key()), deadline, Some(&claim)))
