@@ -209,7 +209,7 @@ impl Keeper {
 async fn run(keeper: Keeper) {
     let (keeper, changed) = (&keeper, &keeper.0.holds_changed);
     // For the calls to each node.
-    let mut slots: HashMap<usize, Arc<Semaphore>> = HashMap::new();
+    let mut permits: HashMap<usize, Arc<Semaphore>> = HashMap::new();
     loop {
         drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let (due, next) = keeper.take_due();
@@ -223,15 +223,17 @@ async fn run(keeper: Keeper) {
             continue;
         }
         let by_key = keeper.0.is_clustered.load(Relaxed);
+        permits.retain(|_, permits| Arc::strong_count(permits) > 1); // nodes leave a cluster
         let mut round = JoinSet::new();
         for call in calls(keeper, due, by_key) {
             let new = || Arc::new(Semaphore::new(MAX_CALLS));
-            let slots = slots.entry(call.node_id()).or_insert_with(new).clone();
+            let permits = permits.entry(call.node_id()).or_insert_with(new).clone();
             // A node that does not answer must not delay the calls to others. One server gets a
-            // call with the changes that come while its slots are taken.
-            let slot = if by_key { None } else { slots.clone().acquire_owned().await.ok() };
+            // call with the changes that come while its permits are taken.
+            let permit = if by_key { None } else { permits.clone().acquire_owned().await.ok() };
             round.spawn(async move {
-                let _slot = if slot.is_some() { slot } else { slots.acquire_owned().await.ok() };
+                let _permit =
+                    if permit.is_some() { permit } else { permits.acquire_owned().await.ok() };
                 send(call).await;
             });
         }
