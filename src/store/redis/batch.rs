@@ -23,7 +23,6 @@ use super::{
     late::release_late,
 };
 use crate::{
-    algorithm::Lifetime,
     decision::Outcome,
     keys::Key,
     observe::{Event, Observers},
@@ -43,8 +42,8 @@ const MAX_DELAY: Duration = Duration::from_millis(1);
 
 pub(super) struct CheckBatch {
     settings: Arc<Settings>,
-    /// The first lifetime of its holds; `None` for checks.
-    hold: Option<Lifetime>,
+    /// The lifetime of its holds; `None` for checks.
+    hold: Option<Duration>,
     /// Those of the first check.
     observers: Observers,
     backend: Arc<Backend>,
@@ -137,7 +136,7 @@ impl CheckBatch {
         deadline: Deadline,
     ) -> (Arc<Self>, Queued) {
         let (settings, observers) = (request.settings.clone(), request.observers.clone());
-        let (hold, backend) = (request.hold.map(first_lifetime), backend.clone());
+        let (hold, backend) = (request.hold, backend.clone());
         let contents = Mutex::new(Contents::with_room(expected));
         let batch = Arc::new(Self { settings, hold, observers, backend, slot, contents });
         let queued = batch.push(request, hash, deadline).expect("an empty batch has room");
@@ -285,7 +284,8 @@ impl CheckBatch {
         }
         // Stable: the checks of a key stay in the order of their arrival.
         indexes.sort_by_key(|index| callers[*index].key);
-        let mut checks = CheckEach::new(self.settings.params, self.hold, indexes.len());
+        let lifetime = self.hold.map(first_lifetime);
+        let mut checks = CheckEach::new(self.settings.params, lifetime, indexes.len());
         let mut of_keys = 0;
         for of_key in indexes.chunk_by(|one, next| callers[*one].key == callers[*next].key) {
             of_keys += 1;
@@ -342,8 +342,9 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        let Self { settings, observers, .. } = self;
-        let limit = LimitRequest { settings, observers, key: &key, cost, max_wait: 0, hold: None };
+        let Self { settings, observers, hold, .. } = self;
+        let (key, hold) = (&key, *hold);
+        let limit = LimitRequest { settings, observers, key, cost, max_wait: 0, hold };
         release_late(&self.backend, &limit, &outcome.receipts.get(0));
     }
 

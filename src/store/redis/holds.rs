@@ -27,8 +27,6 @@ const FIRST_PART: u32 = 4;
 const RENEWED_AFTER: u32 = 2;
 /// The pause after a call that the server has not executed, as for other calls in the background.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
-/// The id of a hold that no guard keeps.
-pub(super) const NO_ID: u64 = 0;
 /// A hold that has expired is not renewed.
 const NEVER: Duration = Duration::from_secs(365 * 86_400);
 /// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are

@@ -19,7 +19,7 @@ use tower_ratelimit_engine::script;
 use super::{
     backend::Backend,
     connections::{ANSWER_TIMEOUT, Command, Deadline, TransportError, home},
-    holds::{Due, Ended, NO_ID, PAUSE, lifetime},
+    holds::{Due, Ended, PAUSE, lifetime},
     wire,
 };
 use crate::{
@@ -94,24 +94,13 @@ impl Keeper {
         Box::new(RedisHold { id, keeper: self.clone() })
     }
 
-    /// Ends a hold that no guard has kept, because its caller has gone: none of it was used.
-    pub(super) fn cancel(&self, hold: Hold) {
-        let expires = Instant::now() + hold.lifetime;
-        self.push(NO_ID, hold, 0, expires);
-    }
-
-    fn end_kept(&self, id: u64, used: u64) {
+    fn end(&self, id: u64, used: u64) {
         let known = lock(&self.0.holds).find(id);
         let Some((hold, taken, expires)) = known else { return };
-        let lines = &self.0.lines;
-        lines.units_end(lines.line_of(hold.settings.name, &hold.key), taken);
-        self.push(id, hold, used, expires);
-    }
-
-    fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
         let Backend { ends, denials, lines, .. } = &*self.0;
-        let change = denials.begin_return(&hold.settings, &hold.key);
         let key = lines.line_of(hold.settings.name, &hold.key);
+        lines.units_end(key, taken);
+        let change = denials.begin_return(&hold.settings, &hold.key);
         let _open = ends.begin(key);
         // Units that count at a time are free when they are returned, and not before.
         if !hold.settings.params.spends() || lines.is_waited_for(key) {
@@ -351,7 +340,7 @@ struct RedisHold {
 
 impl HoldGuard for RedisHold {
     fn end(self: Box<Self>, used: u64) {
-        self.keeper.end_kept(self.id, used);
+        self.keeper.end(self.id, used);
     }
 
     fn is_expired(&self) -> bool {

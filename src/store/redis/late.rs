@@ -16,13 +16,9 @@ use super::{
 use crate::{
     algorithm::{Release, units},
     decision::{Decision, Outcome, Receipt},
-    observe::{Event, Observers},
+    observe::Event,
     store::{Hold, LatestSettings, LimitRequest},
 };
-
-/// The time for which the end of a hold is sent whose caller has gone, as for other jobs in the
-/// background. An end that comes too late changes nothing.
-const LATE_HOLD: Duration = Duration::from_secs(3_600);
 
 /// What a call has charged, which is released unless the caller takes it.
 pub(super) struct Charged {
@@ -93,29 +89,30 @@ impl Drop for GivenUp {
 /// Releases in the background the units that a decision has spent for one limit: its caller has
 /// gone.
 pub(super) fn release_late(backend: &Arc<Backend>, limit: &LimitRequest<'_>, of: &Receipt) {
-    let LimitRequest { settings, observers, key, cost, .. } = *limit;
-    match *of {
-        Receipt::At(instant, _) => {
-            let release = Release { instant: Some(instant as i64), units: units(cost) };
+    let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
+    match (of, hold) {
+        (Receipt::At(instant, _), _) => {
+            let release = Release { instant: Some(*instant as i64), units: units(cost) };
             let (change, name) =
                 (backend.denials.begin_return(settings, key), backend.key(settings, key));
             let job = release::job(&settings.params, &name, release, None, change, || ());
             backend.client.execute_later(job);
         }
-        Receipt::Hold(receipt, _) => {
+        (Receipt::Hold(receipt, _), Some(lifetime)) => {
             let same = settings.clone();
-            Keeper::of(backend).cancel(Hold {
+            let guard = Keeper::of(backend).keep(Hold {
                 settings: settings.clone(),
                 latest: LatestSettings(Arc::new(move || same.clone())),
-                observers: Observers::default(),
+                observers: observers.clone(),
                 key: key.clone().into_owned(),
                 units: cost,
-                lifetime: LATE_HOLD,
-                receipt,
+                lifetime,
+                receipt: *receipt,
                 age: Duration::ZERO,
             });
+            guard.end(0);
         }
-        Receipt::None | Receipt::Id(_) => return,
+        _ => return,
     }
     let limiter = settings.name;
     observers.report(&Event::Released { limiter, key, units: cost });
