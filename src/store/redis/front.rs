@@ -129,9 +129,9 @@ impl Front {
             return self.begin(id, &runtime, request, hash, deadline);
         }
         let queued = lane.push(request, hash, backend, place.slot, deadline);
-        let begins = lane.next_call().is_some();
+        let next = lane.next_call();
         drop(lanes);
-        if begins {
+        if let Some(runtime) = next {
             runtime.spawn(Turn::new(self, id, None).call());
             share_last_task();
         }

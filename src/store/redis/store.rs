@@ -568,7 +568,6 @@ impl Store for RedisStore {
         };
         let deadline = Deadline::starting(start.into(), self.deadline);
         let Self { front, backend, .. } = self;
-        let backend = backend.clone();
         let limiter = request.limits[0].settings.name;
         let resolve = {
             let backend = backend.clone();
@@ -594,27 +593,27 @@ impl Store for RedisStore {
                 })
             }
             Plan::Call => {
-                let call = ScriptCall::new(&backend, request);
+                let call = ScriptCall::new(backend, request);
                 StoreFuture::pending(async move {
                     resolve(call.execute(deadline, &Arc::default()).await)
                 })
             }
             Plan::Task => {
-                let (call, open) = (Arc::new(ScriptCall::new(&backend, request)), open());
+                let (call, open) = (Arc::new(ScriptCall::new(backend, request)), open());
                 StoreFuture::pending(async move {
                     let execute = async || late::execute(&call, deadline).await.map(Charged::take);
                     resolve(open.execute(execute(), execute, deadline).await)
                 })
             }
             Plan::InOrder => {
-                let (calls, open) = (CrossSlot::new(&backend, request), open());
+                let (calls, open) = (CrossSlot::new(backend, request), open());
                 StoreFuture::pending(async move {
                     let execute = || calls.execute_in_order(deadline);
                     resolve(open.execute(execute(), execute, deadline).await)
                 })
             }
             Plan::AtOnce => {
-                let calls = CrossSlot::new(&backend, request);
+                let calls = CrossSlot::new(backend, request);
                 StoreFuture::pending(async move { resolve(calls.execute_all(deadline).await) })
             }
         }
