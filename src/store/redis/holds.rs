@@ -16,7 +16,7 @@ use super::{
 use crate::{
     algorithm::{HoldReceipt, Lifetime},
     observe::Event,
-    store::{Hold, denials::Change},
+    store::{RenewableHold, denials::Change},
 };
 
 /// A new hold lives for a quarter of the lifetime of its limiter, so that units whose reply is lost
@@ -35,7 +35,7 @@ const MAX_ENDED: usize = 100_000;
 
 /// The holds of a store and its clones.
 #[derive(Default)]
-pub(super) struct Holds {
+pub(super) struct HoldTable {
     live: HashMap<u64, Live>,
     /// When each of them is renewed: a task that wakes for an end looks at no other holds.
     renewals: BTreeSet<(Instant, u64)>,
@@ -48,7 +48,7 @@ pub(super) struct Holds {
 
 /// A hold whose permit is held.
 pub(super) struct Live {
-    hold: Hold,
+    hold: RenewableHold,
     /// True while a renewal is under way.
     is_renewed: bool,
     /// By the clock of the caller, which a test can script.
@@ -61,7 +61,7 @@ pub(super) struct Live {
 /// A hold whose permit has ended. If it is dropped without an answer, that is reported.
 pub(super) struct Ended {
     pub(super) id: u64,
-    pub(super) hold: Hold,
+    pub(super) hold: RenewableHold,
     pub(super) used: u64,
     /// True while a renewal is under way: the end is sent after it. Before it, the renewal would
     /// find no units, and hold them again.
@@ -106,14 +106,14 @@ pub(super) struct Due {
     /// The ends that are too late for it.
     pub(super) late: Vec<Ended>,
     pub(super) ended: Vec<Ended>,
-    pub(super) renewals: Vec<(u64, Hold)>,
+    pub(super) renewals: Vec<(u64, RenewableHold)>,
     /// The time of the next renewal, if there is one.
     pub(super) next: Option<Instant>,
 }
 
-impl Holds {
+impl HoldTable {
     /// Keeps a hold. Returns its id, and when it is to be renewed.
-    pub(super) fn keep(&mut self, hold: Hold) -> (u64, Instant) {
+    pub(super) fn keep(&mut self, hold: RenewableHold) -> (u64, Instant) {
         let lives = hold.lifetime / FIRST_PART;
         let (now, taken) = (Instant::now(), time::Instant::now());
         // By the clock of the server, it began with the decision, not with its arrival.
@@ -126,7 +126,7 @@ impl Holds {
     }
 
     /// Returns a hold, when it was taken, and when it expires.
-    pub(super) fn find(&self, id: u64) -> Option<(Hold, time::Instant, Instant)> {
+    pub(super) fn find(&self, id: u64) -> Option<(RenewableHold, time::Instant, Instant)> {
         self.live.get(&id).map(|live| (live.hold.clone(), live.taken, live.expires))
     }
 
@@ -198,7 +198,7 @@ impl Holds {
 
     /// Finds a hold, when it expires, and whether a renewal is under way. Its permit can have ended
     /// meanwhile: the units are those of the new receipt then.
-    fn find_mut(&mut self, id: u64) -> Option<(&mut Hold, &mut Instant, &mut bool)> {
+    fn find_mut(&mut self, id: u64) -> Option<(&mut RenewableHold, &mut Instant, &mut bool)> {
         match self.live.get_mut(&id) {
             Some(Live { hold, expires, is_renewed, .. }) => Some((hold, expires, is_renewed)),
             None => {
@@ -283,7 +283,7 @@ mod tests {
             let same = settings.clone();
             let end = Ended {
                 id: 1,
-                hold: Hold {
+                hold: RenewableHold {
                     settings: settings.clone(),
                     latest: LatestSettings(Arc::new(move || same.clone())),
                     observers: Observers::default(),

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReply},
     observe::Event,
-    store::{Hold, HoldGuard},
+    store::{HoldGuard, RenewableHold},
     sync::lock,
 };
 
@@ -53,7 +53,7 @@ enum Sent {
 /// A renewal under way. The drop ends it.
 struct Renewal {
     id: u64,
-    hold: Hold,
+    hold: RenewableHold,
     keeper: Keeper,
 }
 
@@ -66,7 +66,7 @@ impl Drop for Renewal {
 }
 
 impl Sent {
-    fn hold(&self) -> &Hold {
+    fn hold(&self) -> &RenewableHold {
         let (Self::Renewal(Renewal { hold, .. }) | Self::End(Ended { hold, .. })) = self;
         hold
     }
@@ -88,7 +88,7 @@ impl Keeper {
     }
 
     /// Keeps a hold until its guard ends it.
-    pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
+    pub(super) fn keep(&self, hold: RenewableHold) -> Box<dyn HoldGuard> {
         let (id, due) = lock(&self.0.holds).keep(hold);
         self.wake_by(due);
         Box::new(RedisHold { id, keeper: self.clone() })
@@ -146,7 +146,7 @@ impl Keeper {
             end.hold.update_settings();
             Sent::End(end)
         };
-        let renewal = |(id, mut hold): (u64, Hold)| {
+        let renewal = |(id, mut hold): (u64, RenewableHold)| {
             hold.update_settings();
             Sent::Renewal(Renewal { id, hold, keeper: self.clone() })
         };
@@ -161,7 +161,7 @@ impl Keeper {
             end.is_settled = !is_late;
         }
         let hold = sent.hold();
-        let Hold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
+        let RenewableHold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
         let (limiter, held) = (settings.name, *held);
         let lost = Event::HoldLost { limiter, key, held };
         match (&sent, reply) {

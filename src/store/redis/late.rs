@@ -17,7 +17,7 @@ use crate::{
     algorithm::{Release, units},
     decision::{Decision, Outcome, Receipt},
     observe::Event,
-    store::{Hold, LatestSettings, LimitRequest},
+    store::{LatestSettings, LimitRequest, RenewableHold},
 };
 
 /// What a call has charged, which is released unless the caller takes it.
@@ -39,7 +39,7 @@ impl Charged {
 
 impl Drop for Charged {
     fn drop(&mut self) {
-        let limits = self.call.limits().enumerate();
+        let limits = self.call.requests().enumerate();
         limits.for_each(|(index, limit)| {
             release_late(&self.call.backend, &limit, &self.outcome.receipts.get(index));
         });
@@ -100,7 +100,7 @@ pub(super) fn release_late(backend: &Arc<Backend>, limit: &LimitRequest<'_>, of:
         }
         (Receipt::Hold(receipt, _), Some(lifetime)) => {
             let same = settings.clone();
-            let guard = Keeper::of(backend).keep(Hold {
+            let guard = Keeper::of(backend).keep(RenewableHold {
                 settings: settings.clone(),
                 latest: LatestSettings(Arc::new(move || same.clone())),
                 observers: observers.clone(),

@@ -34,8 +34,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Flushed, Health, Hold, HoldGuard, LimitRequest, MemoryStore, Names, Offer,
-        Ping, Released, Sealed, Settings, Store, StoreFuture, StoreRequest,
+        BackgroundTask, Flushed, Health, HoldGuard, LimitRequest, MemoryStore, Names, Offer, Ping,
+        Released, RenewableHold, Sealed, Settings, Store, StoreFuture, StoreRequest,
         denials::{Denials, Lookup},
     },
 };
@@ -631,16 +631,15 @@ impl Store for RedisStore {
             let key = key.clone().into_owned();
             move || denials.begin_return(&settings, &key)
         };
-        // Dropped with the job.
-        let (held, dropped) = oneshot::channel::<()>();
-        let (held, returned) = ((begin(), held), move || drop(begin()));
+        let (signal, executed) = oneshot::channel::<()>();
+        let (until_executed, returned) = ((begin(), signal), move || drop(begin()));
         let key = self.backend.key(settings, key);
-        let job = release::job(&settings.params, &key, release, offer, held, returned);
+        let job = release::job(&settings.params, &key, release, offer, until_executed, returned);
         self.backend.client.execute_later(job);
-        Some(Box::pin(async move { drop(dropped.await) }))
+        Some(Box::pin(async move { drop(executed.await) }))
     }
 
-    fn keep_hold(&self, hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
+    fn keep_hold(&self, hold: &dyn Fn() -> RenewableHold) -> Option<Box<dyn HoldGuard>> {
         Some(Keeper::of(&self.backend).keep(hold()))
     }
 
