@@ -25,8 +25,8 @@ use crate::{
 pub(crate) type ReleaseFuture = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
 /// Returns a job that releases units of a key, unless another request takes them before. One call
-/// can carry many of them. `until_executed` is dropped when it was executed, or was given up; `returned` is
-/// called when a release that Redis has kept at first returns the units.
+/// can carry many of them. `until_executed` is dropped when it was executed, or was given up;
+/// `returned` is called when a release that Redis has kept at first returns the units.
 pub(super) fn job(
     params: &Params,
     key: &str,

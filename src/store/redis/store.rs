@@ -392,8 +392,8 @@ impl RedisStore {
     /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
     /// waits until the holds expire, up to 30 s for the answers to such requests, and up to an hour
     /// for units of dropped requests. If more was used than a hold has, it waits for up to an hour
-    /// after the hold expired. It needs only the runtime of its caller: the ones in which
-    /// the permits were taken may have ended, or stand still.
+    /// after the hold has expired. It needs only the runtime of its caller: the ones in which the
+    /// permits were taken may have ended, or stand still.
     ///
     /// # Cancel safety
     ///
