@@ -169,8 +169,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the registry of the names of the limiters over this store. Two stores are the same,
-    /// and decide together, if they share it. A decorator returns the registry of the store that it
-    /// decorates.
+    /// and decide together, if they share it.
     #[doc(hidden)]
     fn names(&self) -> &Names;
 
