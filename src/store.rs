@@ -43,7 +43,7 @@ pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::request::KeptLimit;
 pub(crate) use self::{
     bookings::{Booking, BookingGroup, Bookings, Offer},
-    hold::{EndedHold, Hold, HoldGuard, LatestSettings},
+    hold::{EndedHold, HoldGuard, LatestSettings, RenewableHold},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
     request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
@@ -128,7 +128,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Keeps an admitted hold until its guard ends it. `None` if this store renews no holds: then
     /// [`end_hold`](Store::end_hold) ends it.
     #[doc(hidden)]
-    fn keep_hold(&self, _hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
+    fn keep_hold(&self, _hold: &dyn Fn() -> RenewableHold) -> Option<Box<dyn HoldGuard>> {
         None
     }
 
@@ -169,8 +169,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the registry of the names of the limiters over this store. Two stores are the same,
-    /// and decide together, if they share it. A decorator returns the registry of the store that it
-    /// decorates.
+    /// and decide together, if they share it.
     #[doc(hidden)]
     fn names(&self) -> &Names;
 
@@ -254,7 +253,7 @@ impl Store for AnyStore {
     }
 
     #[inline]
-    fn keep_hold(&self, hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
+    fn keep_hold(&self, hold: &dyn Fn() -> RenewableHold) -> Option<Box<dyn HoldGuard>> {
         match self {
             Self::Memory(store) => store.keep_hold(hold),
             Self::Dyn(store) => store.keep_hold(hold),

@@ -21,8 +21,8 @@ use crate::{
     observe::{Event, LimiterObservers, log},
     quota::{self, Quota},
     store::{
-        AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer,
-        Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
+        AnyStore, EndedHold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer, Released,
+        RenewableHold, Reporting, Settings, Store, StoreFuture, StoreRequest,
     },
 };
 
@@ -631,7 +631,7 @@ impl Limiter {
             // Not the limiter: the store would keep itself alive.
             let versions = versions.clone();
             let latest = move || versions.settings_of(algorithm);
-            Hold {
+            RenewableHold {
                 settings: latest(),
                 latest: LatestSettings(Arc::new(latest)),
                 observers: (**observers).clone(),

@@ -15,7 +15,7 @@ use crate::{
 /// The units of a key that an admitted request holds, for a store that renews them.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub struct Hold {
+pub struct RenewableHold {
     /// The latest ones at the last call.
     pub(crate) settings: Arc<Settings>,
     pub(crate) latest: LatestSettings,
@@ -44,7 +44,7 @@ impl fmt::Debug for LatestSettings {
 }
 
 #[cfg(feature = "redis")]
-impl Hold {
+impl RenewableHold {
     /// Takes the latest settings.
     pub(crate) fn update_settings(&mut self) {
         self.settings = (self.latest.0)();

@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     thread,
     time::Duration,
 };
@@ -18,8 +18,8 @@ use tokio::{
     time::timeout,
 };
 use tower_ratelimit::{
-    Algorithm, Limiter, Permit, Quota, RedisStore,
-    store::{self, RedisConfig},
+    Algorithm, Charge, Error, Limiter, Permit, Quota, RedisStore,
+    store::{self, ErrorKind, RedisConfig},
 };
 
 use crate::support::{
@@ -220,6 +220,31 @@ fn a_runtime_that_ends_while_it_reads_the_slots_of_a_cluster_fails_no_other_requ
     let _ = current_thread().block_on(requests.check("key"));
     assert_eq!(reads.load(SeqCst), 1);
     assert_eq!(store.health().timeouts, 0);
+}
+
+#[test]
+fn the_end_of_a_runtime_is_no_failure_of_the_server() {
+    let server = RedisServer::start();
+    let store = support::lazy(&server.url());
+    let (requests, places) = (requests(&store), places(&store));
+    let serving = current_thread();
+    use_store(&serving, &requests, 0, false);
+    let cx = &mut Context::from_waker(Waker::noop());
+    for _ in 0..10 {
+        let charge = Charge::new(&places, "key").also(&requests);
+        let mut call = pin!(charge.hold());
+        let ending = current_thread();
+        {
+            let _entered = ending.enter();
+            assert!(call.as_mut().poll(cx).is_pending());
+        }
+        drop(ending);
+        let _entered = serving.enter();
+        let Poll::Ready(Err(Error::Store(error))) = call.poll(cx) else { panic!() };
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+    }
+    use_store(&serving, &requests, 0, false);
+    assert_eq!(store.health().status(), "ready");
 }
 
 /// The connection of a runtime that stands still answers nothing.

@@ -31,6 +31,6 @@ pub use self::{
         ServerState, TransportError, login_provider,
     },
     sync::share_last_task,
-    topology::{Batch, Client, Item, Job},
+    topology::{Batch, Client, Item, Job, MAX_JOB_AGE},
     url::{FORMS, Parameters, scheme_error},
 };

@@ -11,7 +11,7 @@ mod sentinel;
 mod server;
 
 pub use self::{
-    background::{Batch, Item, Job},
+    background::{Batch, Item, Job, MAX_JOB_AGE},
     client::Client,
 };
 pub(crate) use self::{cluster::Cluster, node::Common, sentinel::Sentinels, server::Server};

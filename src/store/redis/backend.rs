@@ -11,7 +11,7 @@ use tokio::{
 use super::{
     connections::{Client, TransportError},
     ends::{Ends, OpenEnds},
-    holds::Holds,
+    holds::HoldTable,
     monitor::Monitor,
 };
 use crate::{
@@ -39,7 +39,7 @@ pub(super) struct Backend {
     pub(super) denials: Denials,
     /// The requests of the process that wait for units.
     pub(super) lines: Arc<Lines>,
-    pub(super) holds: Mutex<Holds>,
+    pub(super) holds: Mutex<HoldTable>,
     /// Notified when the holds have changed.
     pub(super) holds_changed: Notify,
     pub(super) ends: Ends,

@@ -23,7 +23,6 @@ use super::{
     late::release_late,
 };
 use crate::{
-    algorithm::Lifetime,
     decision::Outcome,
     keys::Key,
     observe::{Event, Observers},
@@ -43,8 +42,8 @@ const MAX_DELAY: Duration = Duration::from_millis(1);
 
 pub(super) struct CheckBatch {
     settings: Arc<Settings>,
-    /// The first lifetime of its holds; `None` for checks.
-    hold: Option<Lifetime>,
+    /// The lifetime of its holds; `None` for checks.
+    hold: Option<Duration>,
     /// Those of the first check.
     observers: Observers,
     backend: Arc<Backend>,
@@ -59,8 +58,6 @@ struct Contents {
     index_of: HashTable<usize>,
     /// In the order of arrival.
     callers: Vec<Caller>,
-    /// Those of the calls so far.
-    claims: Vec<Arc<Claim>>,
 }
 
 struct Caller {
@@ -70,8 +67,8 @@ struct Caller {
     max_wait: u64,
     deadline: Deadline,
     end: End,
-    /// The number of its last call, if one was made for it.
-    claim: Option<usize>,
+    /// The claim of its last call, if one was made for it.
+    claim: Option<Arc<Claim>>,
     state: CallerState,
 }
 
@@ -99,8 +96,6 @@ pub(super) struct BatchCall {
     callers: Vec<usize>,
     /// The latest deadline of the callers.
     deadline: Deadline,
-    /// The index of its claim.
-    number: usize,
     /// Given up when the first caller fails before the call is written.
     claim: Arc<Claim>,
     has_one_key: bool,
@@ -121,7 +116,6 @@ impl Contents {
             keys: Vec::with_capacity(keys),
             index_of: HashTable::with_capacity(keys),
             callers: Vec::with_capacity(checks),
-            claims: vec![],
         }
     }
 }
@@ -137,7 +131,7 @@ impl CheckBatch {
         deadline: Deadline,
     ) -> (Arc<Self>, Queued) {
         let (settings, observers) = (request.settings.clone(), request.observers.clone());
-        let (hold, backend) = (request.hold.map(first_lifetime), backend.clone());
+        let (hold, backend) = (request.hold, backend.clone());
         let contents = Mutex::new(Contents::with_room(expected));
         let batch = Arc::new(Self { settings, hold, observers, backend, slot, contents });
         let queued = batch.push(request, hash, deadline).expect("an empty batch has room");
@@ -213,7 +207,9 @@ impl CheckBatch {
                 let mut contents = self.contents();
                 for &index in &call.callers {
                     let end = &mut contents.callers[index].end;
-                    *end = if *end == End::Past { End::Past } else { End::Deadline };
+                    if *end == End::OfBatch {
+                        *end = End::Deadline;
+                    }
                 }
                 drop(contents);
                 self.expire();
@@ -261,22 +257,21 @@ impl CheckBatch {
     /// Makes a call for some callers.
     fn call(
         &self,
-        Contents { keys, callers, claims, .. }: &mut Contents,
+        Contents { keys, callers, .. }: &mut Contents,
         mut indexes: Vec<usize>,
         may_linger: bool,
     ) -> Option<BatchCall> {
         let mut last = callers[*indexes.first()?].deadline;
-        let (claim, number, mut may_wait) = (Arc::<Claim>::default(), claims.len(), false);
+        let (claim, mut may_wait) = (Arc::<Claim>::default(), false);
         for &index in &indexes {
             let caller = &mut callers[index];
             may_wait |= self.is_returned(caller);
-            caller.claim = Some(number);
+            caller.claim = Some(claim.clone());
             if caller.deadline.end() > last.end() {
                 last = caller.deadline;
             }
         }
         let lingers = may_wait && may_linger;
-        claims.push(claim.clone());
         let ends_with_call = last.end() - MAX_DELAY;
         for &index in &indexes {
             // A call that lingers ends up to 30 s late: too late for any caller.
@@ -285,7 +280,8 @@ impl CheckBatch {
         }
         // Stable: the checks of a key stay in the order of their arrival.
         indexes.sort_by_key(|index| callers[*index].key);
-        let mut checks = CheckEach::new(self.settings.params, self.hold, indexes.len());
+        let lifetime = self.hold.map(first_lifetime);
+        let mut checks = CheckEach::new(self.settings.params, lifetime, indexes.len());
         let mut of_keys = 0;
         for of_key in indexes.chunk_by(|one, next| callers[*one].key == callers[*next].key) {
             of_keys += 1;
@@ -295,7 +291,7 @@ impl CheckBatch {
         }
         let deadline = last.shared(lingers);
         let (callers, has_one_key) = (indexes, of_keys == 1);
-        Some(BatchCall { checks, callers, deadline, number, claim, has_one_key })
+        Some(BatchCall { checks, callers, deadline, claim, has_one_key })
     }
 
     fn name(&self, key: &Key<'_>) -> String {
@@ -342,8 +338,9 @@ impl CheckBatch {
             let Caller { key, cost, .. } = callers[index];
             (keys[key].1.clone(), cost)
         };
-        let Self { settings, observers, .. } = self;
-        let limit = LimitRequest { settings, observers, key: &key, cost, max_wait: 0, hold: None };
+        let Self { settings, observers, hold, .. } = self;
+        let (key, hold) = (&key, *hold);
+        let limit = LimitRequest { settings, observers, key, cost, max_wait: 0, hold };
         release_late(&self.backend, &limit, &outcome.receipts.get(0));
     }
 
@@ -378,7 +375,8 @@ impl CheckBatch {
     /// of them; of another error the call itself has recorded one.
     fn fail(&self, call: &BatchCall, error: &TransportError) {
         let (client, slot, mut is_first) = (&self.backend.client, self.slot, true);
-        let is_of_call = |it: &Caller| it.claim == Some(call.number);
+        let is_of_call =
+            |it: &Caller| it.claim.as_ref().is_some_and(|it| Arc::ptr_eq(it, &call.claim));
         self.fail_those(is_of_call, |deadline, claim| match error.clone() {
             error if error.is_timeout() => client.record_timeout(slot, deadline, claim),
             error if mem::take(&mut is_first) || error.is_error_reply() => error,
@@ -437,17 +435,16 @@ impl CheckBatch {
         filter: impl Fn(&Caller) -> bool,
         mut error: impl FnMut(Deadline, Option<&Claim>) -> TransportError,
     ) {
-        let give_up = |(index, caller): (usize, &mut Caller), claims: &[Arc<Claim>]| {
+        let give_up = |(index, caller): (usize, &mut Caller)| {
             caller.end = End::Past;
-            let claim = caller.claim.map(|number| claims[number].clone());
+            let claim = caller.claim.clone();
             claim.iter().for_each(|claim| _ = claim.give_up());
             (index, caller.deadline, claim)
         };
         let failing: Vec<_> = {
-            let Contents { callers, claims, .. } = &mut *self.contents();
-            let callers = callers.iter_mut().enumerate();
-            let failing = callers.filter(|(_, it)| it.is_waiting() && filter(it));
-            failing.map(|caller| give_up(caller, claims)).collect()
+            let mut contents = self.contents();
+            let callers = contents.callers.iter_mut().enumerate();
+            callers.filter(|(_, it)| it.is_waiting() && filter(it)).map(give_up).collect()
         };
         let failing = failing.into_iter();
         let failures: Vec<_> =

@@ -45,7 +45,7 @@ impl ScriptCall {
         }
     }
 
-    pub(super) fn limits(&self) -> impl Iterator<Item = LimitRequest<'_>> + Clone {
+    pub(super) fn requests(&self) -> impl Iterator<Item = LimitRequest<'_>> + Clone {
         self.kept.iter().map(KeptLimit::request)
     }
 

@@ -129,10 +129,10 @@ impl Front {
             return self.begin(id, &runtime, request, hash, deadline);
         }
         let queued = lane.push(request, hash, backend, place.slot, deadline);
-        let begins = lane.next_call().is_some();
+        let next = lane.next_call();
         drop(lanes);
-        if begins {
-            runtime.spawn(Turn::new(self, id, None).call());
+        if let Some(runtime) = next {
+            runtime.spawn(LaneCall::new(self, id, None).call());
             share_last_task();
         }
         queued
@@ -149,7 +149,7 @@ impl Front {
     ) -> Queued {
         let (slot, size) = (id.place.slot, BatchSize::default());
         let (batch, queued) = CheckBatch::of(&self.backend, slot, size, request, hash, deadline);
-        let mut call = Box::pin(Turn::new(self, id, Some(batch)).call());
+        let mut call = Box::pin(LaneCall::new(self, id, Some(batch)).call());
         // Its task or its caller polls it again, and so it needs no wake-up.
         let cx = &mut Context::from_waker(Waker::noop());
         if call.as_mut().poll(cx).is_ready() {
@@ -240,20 +240,20 @@ impl Lane {
 }
 
 /// One of the calls of a lane. Its handover, and its end, let the next one begin.
-struct Turn {
+struct LaneCall {
     front: Arc<Front>,
     id: LaneId,
     /// True until later calls cannot overtake this one. Atomic because `hand_over` is called while
-    /// the call has borrowed the turn; each swap finds one winner, which then takes the lock of the
+    /// the call has borrowed it; each swap finds one winner, which then takes the lock of the
     /// lanes. `Relaxed`, because that lock orders everything else.
     is_starting: AtomicBool,
-    /// True once the turn has left its lane, in the same way.
+    /// True once the call has left its lane, in the same way.
     is_over: AtomicBool,
     /// The batch of the call; `None` if it takes the first one of the queue when it begins.
     batch: Option<Arc<CheckBatch>>,
 }
 
-impl Turn {
+impl LaneCall {
     fn new(front: &Arc<Front>, id: LaneId, batch: Option<Arc<CheckBatch>>) -> Self {
         let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
         Self { front: front.clone(), id, is_starting, is_over, batch }
@@ -308,7 +308,7 @@ impl Turn {
         self.spawn_next(next);
     }
 
-    /// Ends the turn. The callers that still wait fail.
+    /// Ends the call. The callers that still wait fail.
     fn end(&self) {
         if self.is_over.swap(true, Relaxed) {
             return;
@@ -336,7 +336,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for LaneCall {
     fn drop(&mut self) {
         self.end();
     }

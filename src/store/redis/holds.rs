@@ -9,11 +9,14 @@ use std::{
 
 use tokio::time;
 
-use super::{connections::ANSWER_TIMEOUT, ends::OpenEnd};
+use super::{
+    connections::{ANSWER_TIMEOUT, MAX_JOB_AGE},
+    ends::OpenEnd,
+};
 use crate::{
     algorithm::{HoldReceipt, Lifetime},
     observe::Event,
-    store::{Hold, denials::Change},
+    store::{RenewableHold, denials::Change},
 };
 
 /// A new hold lives for a quarter of the lifetime of its limiter, so that units whose reply is lost
@@ -24,8 +27,6 @@ const FIRST_PART: u32 = 4;
 const RENEWED_AFTER: u32 = 2;
 /// The pause after a call that the server has not executed, as for other calls in the background.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
-/// The id of a hold that no guard keeps.
-pub(super) const NO_ID: u64 = 0;
 /// A hold that has expired is not renewed.
 const NEVER: Duration = Duration::from_secs(365 * 86_400);
 /// The most ends that wait for a server that does not answer, some 100 bytes each. Further ones are
@@ -34,7 +35,7 @@ const MAX_ENDED: usize = 100_000;
 
 /// The holds of a store and its clones.
 #[derive(Default)]
-pub(super) struct Holds {
+pub(super) struct HoldTable {
     live: HashMap<u64, Live>,
     /// When each of them is renewed: a task that wakes for an end looks at no other holds.
     renewals: BTreeSet<(Instant, u64)>,
@@ -47,7 +48,7 @@ pub(super) struct Holds {
 
 /// A hold whose permit is held.
 pub(super) struct Live {
-    hold: Hold,
+    hold: RenewableHold,
     /// True while a renewal is under way.
     is_renewed: bool,
     /// By the clock of the caller, which a test can script.
@@ -60,12 +61,12 @@ pub(super) struct Live {
 /// A hold whose permit has ended. If it is dropped without an answer, that is reported.
 pub(super) struct Ended {
     pub(super) id: u64,
-    pub(super) hold: Hold,
+    pub(super) hold: RenewableHold,
     pub(super) used: u64,
     /// True while a renewal is under way: the end is sent after it. Before it, the renewal would
     /// find no units, and hold them again.
     pub(super) is_renewed: bool,
-    /// It is not sent later: the units have been spent then.
+    /// The units have been spent then.
     pub(super) expires: Instant,
     /// True once the server has executed it in time.
     pub(super) is_settled: bool,
@@ -75,10 +76,11 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Returns whether the end changes nothing any more: the units were spent when the hold
-    /// expired, and what was used beyond them is nothing.
+    /// Returns whether the end is given up. The units were spent when the hold expired, but not
+    /// what was used beyond them: that is sent for as long as a job in the background.
     fn is_too_late(&self, now: Instant) -> bool {
-        self.expires <= now && self.used <= self.hold.units
+        let is_beyond = self.used > self.hold.units;
+        self.expires + if is_beyond { MAX_JOB_AGE } else { Duration::ZERO } <= now
     }
 }
 
@@ -104,14 +106,14 @@ pub(super) struct Due {
     /// The ends that are too late for it.
     pub(super) late: Vec<Ended>,
     pub(super) ended: Vec<Ended>,
-    pub(super) renewals: Vec<(u64, Hold)>,
+    pub(super) renewals: Vec<(u64, RenewableHold)>,
     /// The time of the next renewal, if there is one.
     pub(super) next: Option<Instant>,
 }
 
-impl Holds {
+impl HoldTable {
     /// Keeps a hold. Returns its id, and when it is to be renewed.
-    pub(super) fn keep(&mut self, hold: Hold) -> (u64, Instant) {
+    pub(super) fn keep(&mut self, hold: RenewableHold) -> (u64, Instant) {
         let lives = hold.lifetime / FIRST_PART;
         let (now, taken) = (Instant::now(), time::Instant::now());
         // By the clock of the server, it began with the decision, not with its arrival.
@@ -124,7 +126,7 @@ impl Holds {
     }
 
     /// Returns a hold, when it was taken, and when it expires.
-    pub(super) fn find(&self, id: u64) -> Option<(Hold, time::Instant, Instant)> {
+    pub(super) fn find(&self, id: u64) -> Option<(RenewableHold, time::Instant, Instant)> {
         self.live.get(&id).map(|live| (live.hold.clone(), live.taken, live.expires))
     }
 
@@ -196,7 +198,7 @@ impl Holds {
 
     /// Finds a hold, when it expires, and whether a renewal is under way. Its permit can have ended
     /// meanwhile: the units are those of the new receipt then.
-    fn find_mut(&mut self, id: u64) -> Option<(&mut Hold, &mut Instant, &mut bool)> {
+    fn find_mut(&mut self, id: u64) -> Option<(&mut RenewableHold, &mut Instant, &mut bool)> {
         match self.live.get_mut(&id) {
             Some(Live { hold, expires, is_renewed, .. }) => Some((hold, expires, is_renewed)),
             None => {
@@ -254,4 +256,53 @@ pub(super) fn first_lifetime(of_hold: Duration) -> Lifetime {
 
 pub(super) fn lifetime(lifetime: Duration) -> Lifetime {
     Lifetime::new(lifetime.as_micros() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{super::ends::Ends, *};
+    use crate::{
+        algorithm::{Algorithm, Params},
+        keys::Key,
+        observe::Observers,
+        quota::Quota,
+        store::{LatestSettings, Lines, Settings, Source, denials::Denials},
+    };
+
+    #[test]
+    fn an_end_is_given_up_when_its_hold_expires_or_an_hour_later_if_more_was_used() {
+        let (algorithm, quota) = (Algorithm::token_bucket(), Quota::per_day(9));
+        let params = Params::new(algorithm, quota).unwrap();
+        let settings = Arc::new(Settings::new("a", algorithm, quota, params, Source::Store));
+        let lines = Arc::<Lines>::default();
+        let (denials, key) = (Denials::new(Duration::ZERO, lines.clone()), "k".into());
+        let (receipt, expires) = (HoldReceipt { epoch: 0, ends: 0 }, Instant::now());
+        for (used, hour) in [(0, 0), (5, 0), (6, 1)] {
+            let same = settings.clone();
+            let end = Ended {
+                id: 1,
+                hold: RenewableHold {
+                    settings: settings.clone(),
+                    latest: LatestSettings(Arc::new(move || same.clone())),
+                    observers: Observers::default(),
+                    key: Key::clone(&key),
+                    units: 5,
+                    lifetime: Duration::from_secs(1),
+                    receipt,
+                    age: Duration::ZERO,
+                },
+                used,
+                is_renewed: false,
+                expires,
+                is_settled: false,
+                _open: Ends::new(lines.clone()).begin(1),
+                _change: denials.begin_return(&settings, &key),
+            };
+            let given_up = expires + hour * Duration::from_secs(3_600);
+            assert!(!end.is_too_late(given_up - Duration::from_micros(1)), "{used}");
+            assert!(end.is_too_late(given_up), "{used}");
+        }
+    }
 }

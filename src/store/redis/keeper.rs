@@ -19,13 +19,13 @@ use tower_ratelimit_engine::script;
 use super::{
     backend::Backend,
     connections::{ANSWER_TIMEOUT, Command, Deadline, TransportError, home},
-    holds::{Due, Ended, NO_ID, PAUSE, lifetime},
+    holds::{Due, Ended, PAUSE, lifetime},
     wire,
 };
 use crate::{
     algorithm::{HoldAction, HoldChange, HoldReply},
     observe::Event,
-    store::{Hold, HoldGuard},
+    store::{HoldGuard, RenewableHold},
     sync::lock,
 };
 
@@ -53,7 +53,7 @@ enum Sent {
 /// A renewal under way. The drop ends it.
 struct Renewal {
     id: u64,
-    hold: Hold,
+    hold: RenewableHold,
     keeper: Keeper,
 }
 
@@ -66,7 +66,7 @@ impl Drop for Renewal {
 }
 
 impl Sent {
-    fn hold(&self) -> &Hold {
+    fn hold(&self) -> &RenewableHold {
         let (Self::Renewal(Renewal { hold, .. }) | Self::End(Ended { hold, .. })) = self;
         hold
     }
@@ -88,30 +88,19 @@ impl Keeper {
     }
 
     /// Keeps a hold until its guard ends it.
-    pub(super) fn keep(&self, hold: Hold) -> Box<dyn HoldGuard> {
+    pub(super) fn keep(&self, hold: RenewableHold) -> Box<dyn HoldGuard> {
         let (id, due) = lock(&self.0.holds).keep(hold);
         self.wake_by(due);
         Box::new(RedisHold { id, keeper: self.clone() })
     }
 
-    /// Ends a hold that no guard has kept, because its caller has gone: none of it was used.
-    pub(super) fn cancel(&self, hold: Hold) {
-        let expires = Instant::now() + hold.lifetime;
-        self.push(NO_ID, hold, 0, expires);
-    }
-
-    fn end_kept(&self, id: u64, used: u64) {
+    fn end(&self, id: u64, used: u64) {
         let known = lock(&self.0.holds).find(id);
         let Some((hold, taken, expires)) = known else { return };
-        let lines = &self.0.lines;
-        lines.units_end(lines.line_of(hold.settings.name, &hold.key), taken);
-        self.push(id, hold, used, expires);
-    }
-
-    fn push(&self, id: u64, hold: Hold, used: u64, expires: Instant) {
         let Backend { ends, denials, lines, .. } = &*self.0;
-        let change = denials.begin_return(&hold.settings, &hold.key);
         let key = lines.line_of(hold.settings.name, &hold.key);
+        lines.units_end(key, taken);
+        let change = denials.begin_return(&hold.settings, &hold.key);
         let _open = ends.begin(key);
         // Units that count at a time are free when they are returned, and not before.
         if !hold.settings.params.spends() || lines.is_waited_for(key) {
@@ -157,7 +146,7 @@ impl Keeper {
             end.hold.update_settings();
             Sent::End(end)
         };
-        let renewal = |(id, mut hold): (u64, Hold)| {
+        let renewal = |(id, mut hold): (u64, RenewableHold)| {
             hold.update_settings();
             Sent::Renewal(Renewal { id, hold, keeper: self.clone() })
         };
@@ -172,7 +161,7 @@ impl Keeper {
             end.is_settled = !is_late;
         }
         let hold = sent.hold();
-        let Hold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
+        let RenewableHold { settings, observers, key, units: held, receipt, lifetime, .. } = hold;
         let (limiter, held) = (settings.name, *held);
         let lost = Event::HoldLost { limiter, key, held };
         match (&sent, reply) {
@@ -209,7 +198,7 @@ impl Keeper {
 async fn run(keeper: Keeper) {
     let (keeper, changed) = (&keeper, &keeper.0.holds_changed);
     // For the calls to each node.
-    let mut slots: HashMap<usize, Arc<Semaphore>> = HashMap::new();
+    let mut permits: HashMap<usize, Arc<Semaphore>> = HashMap::new();
     loop {
         drop(timeout(GATHER, keeper.0.ends.needed()).await);
         let (due, next) = keeper.take_due();
@@ -223,15 +212,17 @@ async fn run(keeper: Keeper) {
             continue;
         }
         let by_key = keeper.0.is_clustered.load(Relaxed);
+        permits.retain(|_, permits| Arc::strong_count(permits) > 1); // nodes leave a cluster
         let mut round = JoinSet::new();
         for call in calls(keeper, due, by_key) {
             let new = || Arc::new(Semaphore::new(MAX_CALLS));
-            let slots = slots.entry(call.node_id()).or_insert_with(new).clone();
+            let permits = permits.entry(call.node_id()).or_insert_with(new).clone();
             // A node that does not answer must not delay the calls to others. One server gets a
-            // call with the changes that come while its slots are taken.
-            let slot = if by_key { None } else { slots.clone().acquire_owned().await.ok() };
+            // call with the changes that come while its permits are taken.
+            let permit = if by_key { None } else { permits.clone().acquire_owned().await.ok() };
             round.spawn(async move {
-                let _slot = if slot.is_some() { slot } else { slots.acquire_owned().await.ok() };
+                let _permit =
+                    if permit.is_some() { permit } else { permits.acquire_owned().await.ok() };
                 send(call).await;
             });
         }
@@ -349,7 +340,7 @@ struct RedisHold {
 
 impl HoldGuard for RedisHold {
     fn end(self: Box<Self>, used: u64) {
-        self.keeper.end_kept(self.id, used);
+        self.keeper.end(self.id, used);
     }
 
     fn is_expired(&self) -> bool {

@@ -16,13 +16,9 @@ use super::{
 use crate::{
     algorithm::{Release, units},
     decision::{Decision, Outcome, Receipt},
-    observe::{Event, Observers},
-    store::{Hold, LatestSettings, LimitRequest},
+    observe::Event,
+    store::{LatestSettings, LimitRequest, RenewableHold},
 };
-
-/// The time for which the end of a hold is sent whose caller has gone, as for other jobs in the
-/// background. An end that comes too late changes nothing.
-const LATE_HOLD: Duration = Duration::from_secs(3_600);
 
 /// What a call has charged, which is released unless the caller takes it.
 pub(super) struct Charged {
@@ -43,7 +39,7 @@ impl Charged {
 
 impl Drop for Charged {
     fn drop(&mut self) {
-        let limits = self.call.limits().enumerate();
+        let limits = self.call.requests().enumerate();
         limits.for_each(|(index, limit)| {
             release_late(&self.call.backend, &limit, &self.outcome.receipts.get(index));
         });
@@ -68,11 +64,12 @@ pub(super) async fn execute(
     });
     let answer = async move {
         let _given_up = given_up;
-        // The task is dropped only if its runtime ends.
-        receiver.await.unwrap_or_else(|_| Err(TransportError::timeout(Default::default())))
+        receiver.await
     };
     match deadline.wait_for(answer).await {
-        Some(result) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
+        Some(Ok(result)) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
+        // The task is dropped only if its runtime ends: that says nothing about the server.
+        Some(Err(_)) => Err(TransportError::timeout(deadline.within())),
         _ => {
             let client = &call.backend.client;
             Err(client.record_timeout(client.slot_of(call.first_key()), deadline, Some(&claim)))
@@ -92,29 +89,30 @@ impl Drop for GivenUp {
 /// Releases in the background the units that a decision has spent for one limit: its caller has
 /// gone.
 pub(super) fn release_late(backend: &Arc<Backend>, limit: &LimitRequest<'_>, of: &Receipt) {
-    let LimitRequest { settings, observers, key, cost, .. } = *limit;
-    match *of {
-        Receipt::At(instant, _) => {
-            let release = Release { instant: Some(instant as i64), units: units(cost) };
+    let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
+    match (of, hold) {
+        (Receipt::At(instant, _), _) => {
+            let release = Release { instant: Some(*instant as i64), units: units(cost) };
             let (change, name) =
                 (backend.denials.begin_return(settings, key), backend.key(settings, key));
             let job = release::job(&settings.params, &name, release, None, change, || ());
             backend.client.execute_later(job);
         }
-        Receipt::Hold(receipt, _) => {
+        (Receipt::Hold(receipt, _), Some(lifetime)) => {
             let same = settings.clone();
-            Keeper::of(backend).cancel(Hold {
+            let guard = Keeper::of(backend).keep(RenewableHold {
                 settings: settings.clone(),
                 latest: LatestSettings(Arc::new(move || same.clone())),
-                observers: Observers::default(),
+                observers: observers.clone(),
                 key: key.clone().into_owned(),
                 units: cost,
-                lifetime: LATE_HOLD,
-                receipt,
+                lifetime,
+                receipt: *receipt,
                 age: Duration::ZERO,
             });
+            guard.end(0);
         }
-        Receipt::None | Receipt::Id(_) => return,
+        _ => return,
     }
     let limiter = settings.name;
     observers.report(&Event::Released { limiter, key, units: cost });

@@ -25,18 +25,19 @@ use crate::{
 pub(crate) type ReleaseFuture = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
 /// Returns a job that releases units of a key, unless another request takes them before. One call
-/// can carry many of them. `held` is dropped when it was executed, or was given up; `returned` is
-/// called when a release that Redis has kept at first returns the units.
+/// can carry many of them. `until_executed` is dropped when it was executed, or was given up;
+/// `returned` is called when a release that Redis has kept at first returns the units.
 pub(super) fn job(
     params: &Params,
     key: &str,
     release: Release,
     offer: Option<Arc<Offer>>,
-    held: impl Any + Send,
+    until_executed: impl Any + Send,
     returned: impl Fn() + Send + Sync + 'static,
 ) -> Job {
     let (head, script) = wire::command(1, |arguments| script::release(key, params, arguments));
-    let item = ReleaseItem { release, offer, held: Mutex::new(Some(held)), returned };
+    let until_executed = Mutex::new(Some(until_executed));
+    let item = ReleaseItem { release, offer, until_executed, returned };
     Job::Batch(Batch::new(head, &script.text, item))
 }
 
@@ -45,7 +46,7 @@ struct ReleaseItem<H, R> {
     /// Lets other requests take the reservation until the release is sent.
     offer: Option<Arc<Offer>>,
     /// Dropped when the release was executed for the first time, or was given up.
-    held: Mutex<Option<H>>,
+    until_executed: Mutex<Option<H>>,
     returned: R,
 }
 
@@ -59,9 +60,9 @@ impl<H: Send, R: Fn() + Send + Sync> Item for ReleaseItem<H, R> {
     }
 
     fn executed(&self, reply: &Value) -> bool {
-        let held = lock(&self.held).take();
-        let is_first = held.is_some();
-        drop(held);
+        let until_executed = lock(&self.until_executed).take();
+        let is_first = until_executed.is_some();
+        drop(until_executed);
         if wire::is_kept(reply) {
             return self.offer.as_ref().is_some_and(|offer| offer.begin_again());
         }

@@ -34,8 +34,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Flushed, Health, Hold, HoldGuard, LimitRequest, MemoryStore, Names, Offer,
-        Ping, Released, Sealed, Settings, Store, StoreFuture, StoreRequest,
+        BackgroundTask, Flushed, Health, HoldGuard, LimitRequest, MemoryStore, Names, Offer, Ping,
+        Released, RenewableHold, Sealed, Settings, Store, StoreFuture, StoreRequest,
         denials::{Denials, Lookup},
     },
 };
@@ -391,8 +391,9 @@ impl RedisStore {
     ///
     /// Call it after the server has shut down, within a timeout: while Redis does not answer, it
     /// waits until the holds expire, up to 30 s for the answers to such requests, and up to an hour
-    /// for units of dropped requests. It needs only the runtime of its caller: the ones in which
-    /// the permits were taken may have ended, or stand still.
+    /// for units of dropped requests. If more was used than a hold has, it waits for up to an hour
+    /// after the hold has expired. It needs only the runtime of its caller: the ones in which the
+    /// permits were taken may have ended, or stand still.
     ///
     /// # Cancel safety
     ///
@@ -567,7 +568,6 @@ impl Store for RedisStore {
         };
         let deadline = Deadline::starting(start.into(), self.deadline);
         let Self { front, backend, .. } = self;
-        let backend = backend.clone();
         let limiter = request.limits[0].settings.name;
         let resolve = {
             let backend = backend.clone();
@@ -593,27 +593,27 @@ impl Store for RedisStore {
                 })
             }
             Plan::Call => {
-                let call = ScriptCall::new(&backend, request);
+                let call = ScriptCall::new(backend, request);
                 StoreFuture::pending(async move {
                     resolve(call.execute(deadline, &Arc::default()).await)
                 })
             }
             Plan::Task => {
-                let (call, open) = (Arc::new(ScriptCall::new(&backend, request)), open());
+                let (call, open) = (Arc::new(ScriptCall::new(backend, request)), open());
                 StoreFuture::pending(async move {
                     let execute = async || late::execute(&call, deadline).await.map(Charged::take);
                     resolve(open.execute(execute(), execute, deadline).await)
                 })
             }
             Plan::InOrder => {
-                let (calls, open) = (CrossSlot::new(&backend, request), open());
+                let (calls, open) = (CrossSlot::new(backend, request), open());
                 StoreFuture::pending(async move {
                     let execute = || calls.execute_in_order(deadline);
                     resolve(open.execute(execute(), execute, deadline).await)
                 })
             }
             Plan::AtOnce => {
-                let calls = CrossSlot::new(&backend, request);
+                let calls = CrossSlot::new(backend, request);
                 StoreFuture::pending(async move { resolve(calls.execute_all(deadline).await) })
             }
         }
@@ -631,16 +631,15 @@ impl Store for RedisStore {
             let key = key.clone().into_owned();
             move || denials.begin_return(&settings, &key)
         };
-        // Dropped with the job.
-        let (held, dropped) = oneshot::channel::<()>();
-        let (held, returned) = ((begin(), held), move || drop(begin()));
+        let (signal, executed) = oneshot::channel::<()>();
+        let (until_executed, returned) = ((begin(), signal), move || drop(begin()));
         let key = self.backend.key(settings, key);
-        let job = release::job(&settings.params, &key, release, offer, held, returned);
+        let job = release::job(&settings.params, &key, release, offer, until_executed, returned);
         self.backend.client.execute_later(job);
-        Some(Box::pin(async move { drop(dropped.await) }))
+        Some(Box::pin(async move { drop(executed.await) }))
     }
 
-    fn keep_hold(&self, hold: &dyn Fn() -> Hold) -> Option<Box<dyn HoldGuard>> {
+    fn keep_hold(&self, hold: &dyn Fn() -> RenewableHold) -> Option<Box<dyn HoldGuard>> {
         Some(Keeper::of(&self.backend).keep(hold()))
     }
 

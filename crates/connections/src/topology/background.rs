@@ -25,7 +25,7 @@ const MAX_PER_CALL: usize = 100;
 const MAX_WORKERS: usize = 4;
 /// The lifetime of a job that the node cannot execute. A job that is repeated is harmless at any
 /// time, so this only bounds the time for which memory is held.
-const MAX_AGE: Duration = Duration::from_secs(3_600);
+pub const MAX_JOB_AGE: Duration = Duration::from_secs(3_600);
 
 pub enum Job {
     Batch(Batch),
@@ -180,7 +180,7 @@ impl QueuedJobs {
     /// Takes the next job that is not too old.
     fn pop(&mut self, given_up: &mut GivenUp) -> Option<Job> {
         let now = Instant::now();
-        let is_young = |since: Instant| now.saturating_duration_since(since) < MAX_AGE;
+        let is_young = |since: Instant| now.saturating_duration_since(since) < MAX_JOB_AGE;
         loop {
             match self.order.pop_front()? {
                 Next::Task(task) => {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     fn since(is_old: bool) -> Instant {
-        Instant::now() - if is_old { MAX_AGE } else { Duration::ZERO }
+        Instant::now() - if is_old { MAX_JOB_AGE } else { Duration::ZERO }
     }
 
     fn task(is_old: bool) -> Job {
