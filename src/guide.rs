@@ -60,6 +60,8 @@ macro_rules! headings {
 [line]: crate::guide::waiting#in-a-line
 [learning]: crate::guide::outgoing#learning-from-the-vendors-answer
 [login]: crate::guide::recipes#login-failures-by-name-and-address
+[asking]: crate::guide::design_decisions#how-processes-ask-for-units
+[health]: crate::guide::redis_connecting#a-service-that-starts-without-redis
 [long-windows]: crate::guide::quotas#long-windows
 [nests]: crate::guide::layers#nests-and-services
 [permit-life]: crate::guide::concurrency#the-life-of-a-permit-in-redis

@@ -5,7 +5,10 @@
 use std::{
     fmt,
     io::{self, Write},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -139,7 +142,20 @@ pub(crate) fn unsettled(throttle: &Throttle, error: &Error) {
 pub(crate) fn hidden(error: &StoreError) {
     static HIDDEN: Throttle = Throttle::new();
     if is_unrecorded() && HIDDEN.next(PERIOD).is_some() {
+        IS_FAILING.store(true, Relaxed);
         print(format_args!("decisions failed: {error:?}"));
+    }
+}
+
+/// True from a line of [`hidden`] to that of [`decides_again`].
+static IS_FAILING: AtomicBool = AtomicBool::new(false);
+
+/// Prints the end of an outage, if [`hidden`] has printed a failure.
+#[cfg(feature = "redis")]
+pub(crate) fn decides_again(server: &str, outage: Duration) {
+    if IS_FAILING.swap(false, Relaxed) {
+        let at = if server.is_empty() { "" } else { " at " };
+        print_unrecorded(format_args!("Redis{at}{server} decides again after {outage:.1?}"));
     }
 }
 

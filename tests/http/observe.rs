@@ -1,9 +1,7 @@
 //! The events of limiters and layers, for observers, metrics and logs: each exactly once.
 
 use std::{
-    env,
     net::SocketAddr,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -27,7 +25,7 @@ use tower_ratelimit::{
 use crate::support::{
     calls_back::{CallsBack, within_a_minute},
     get,
-    log::Log,
+    log::{Log, lines_of_another_process},
     recorder::{Recorder, observed as observed_store},
 };
 
@@ -512,21 +510,6 @@ async fn a_misconfigured_service_is_one_error_in_the_log() {
     let parts = ["ERROR tower_ratelimit: the service is misconfigured", "with_connect_info"];
     assert!(parts.iter().all(|part| event.contains(part)), "{event}");
     assert_eq!(errors.load(Relaxed), 20);
-}
-
-/// Runs a case of a test of this file in a process of its own, without a subscriber. Returns what
-/// this crate has printed there; in that process, the case.
-fn lines_of_another_process(test: &str, case: &str) -> Result<Vec<String>, String> {
-    const CASE: &str = "CASE_WITHOUT_A_SUBSCRIBER";
-    if let Ok(case) = env::var(CASE) {
-        return Err(case);
-    }
-    let test = format!("observe::{test}");
-    let mut child = Command::new(env::current_exe().unwrap());
-    let output = child.args(["--exact", &test, "--nocapture"]).env(CASE, case).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stderr).unwrap();
-    Ok(text.lines().filter(|line| line.contains("tower-ratelimit:")).map(String::from).collect())
 }
 
 /// A new user has no subscriber yet, and the response does not name the mistake.

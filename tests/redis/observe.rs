@@ -25,7 +25,7 @@ use crate::support::{
     cluster::Cluster,
     counting, get,
     load::until,
-    log::Log,
+    log::{Log, lines_of_another_process},
     proxy::Proxy,
     recorder::{Recorder, observed},
     redis_store,
@@ -417,6 +417,32 @@ async fn redis_decides_again_only_when_no_permission_is_missing() {
     let outage = text.split("outage=").nth(1).unwrap().split_whitespace().next().unwrap();
     let seconds: f64 = outage.strip_suffix('s').unwrap().parse().expect(outage);
     assert!(seconds >= 5.0, "{text}");
+}
+
+#[tokio::test]
+async fn without_a_subscriber_an_outage_and_its_end_are_two_lines_on_stderr() {
+    let this = "without_a_subscriber_an_outage_and_its_end_are_two_lines_on_stderr";
+    let Ok(lines) = lines_of_another_process(this, "") else {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(&server);
+        let config = support::config(&proxy.url()).deadline(Duration::from_millis(50));
+        let store = support::connected(config).await;
+        let limiter = once_per_hour(store.clone()).on_failure(FailurePolicy::Open);
+        proxy.hold_replies(true);
+        while store.health().is_available {
+            let _ = limiter.check("key").await.unwrap();
+        }
+        proxy.hold_replies(false);
+        while !store.health().is_available {
+            sleep(Duration::from_millis(10)).await;
+        }
+        sleep(Duration::from_millis(500)).await; // the breaker closes before the event
+        return;
+    };
+    let [failed, again] = &lines[..] else { panic!("{lines:?}") };
+    assert!(failed.contains("tower-ratelimit: decisions failed: "), "{failed}");
+    assert!(again.contains("tower-ratelimit: Redis at 127.0.0.1:"), "{again}");
+    assert!(again.contains(" decides again after "), "{again}");
 }
 
 #[tokio::test]

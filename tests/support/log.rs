@@ -1,7 +1,8 @@
 //! The `tracing` events of one test, as lines of text.
 
 use std::{
-    io,
+    env, io,
+    process::Command,
     sync::{Arc, LazyLock, Mutex},
 };
 
@@ -40,4 +41,19 @@ impl io::Write for Log {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Runs a case of a test of `observe.rs` in a process of its own, without a subscriber. Returns what
+/// this crate has printed there; in that process, the case.
+pub fn lines_of_another_process(test: &str, case: &str) -> Result<Vec<String>, String> {
+    const CASE: &str = "CASE_WITHOUT_A_SUBSCRIBER";
+    if let Ok(case) = env::var(CASE) {
+        return Err(case);
+    }
+    let test = format!("observe::{test}");
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output = child.args(["--exact", &test, "--nocapture"]).env(CASE, case).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    Ok(text.lines().filter(|line| line.contains("tower-ratelimit:")).map(String::from).collect())
 }

@@ -132,6 +132,17 @@ fn hint(error: &RedisError, account: &Account) -> Option<String> {
             }
             None => "check the user and the password of the connection".to_owned(),
         },
+        // The number of the database, when a connection is opened.
+        _ if text.starts_with("DB index is out of range") => {
+            "use a lower number of the database, in the URL or in `RedisConfig`, or raise \
+             `databases` of the server"
+                .to_owned()
+        }
+        _ if text.starts_with("SELECT is not allowed in cluster mode") => {
+            "a cluster has only database 0: leave out the number, and write `redis+cluster://` in \
+             the URL"
+                .to_owned()
+        }
         // As Valkey says it, from 9.1 on.
         _ if text.starts_with("Could not find scripting engine") => {
             "the server has no Lua engine, in which decisions run: load the module of the engine, \
@@ -247,6 +258,8 @@ mod tests {
             ("ERR", in_script, "ACL LOG"),
             ("WRONGPASS", "invalid username-password pair", "check the user `limiter`"),
             ("ERR", "Could not find scripting engine 'lua'", "has no Lua engine, in which"),
+            ("ERR", "DB index is out of range", "use a lower number of the database"),
+            ("ERR", "SELECT is not allowed in cluster mode", "leave out the number"),
         ] {
             let reason = explained(code, text).reason();
             assert!(reason.contains(hint) && reason.starts_with(code), "{reason}: {hint}");

@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{
     error::StoreError,
-    observe::{self, Observer, Observers, log::Throttle},
+    observe::{
+        self, Observer, Observers,
+        log::{self, Throttle},
+    },
     store::Health,
     sync::lock,
 };
@@ -186,7 +189,14 @@ impl Owner for Monitor {
                 self.counters.outages.fetch_add(is_open.into(), Relaxed);
                 self.observers().report(&observe::Event::BreakerChanged { server, is_open });
             }
-            _ => events::log(event, &self.account),
+            _ => {
+                events::log(event, &self.account);
+                if let Event::Available { server, outage, .. }
+                | Event::Executes { server, outage, .. } = *event
+                {
+                    log::decides_again(server, outage);
+                }
+            }
         }
     }
 
