@@ -84,9 +84,9 @@ impl Limiter {
 
 impl Charge {
     async fn reserve(self, max_wait: MaxWait) -> Result<Admission<Reservation>, Error> {
-        self.check_costs()?;
-        let answer = self.decide(Action::Check, max_wait);
-        Waiter::new(self, answer, max_wait).leave_delay().reserve().await
+        let action = Action::Check;
+        let answer = self.decide(action, max_wait);
+        Waiter::new(action, self, answer, max_wait).leave_delay().reserve().await
     }
 }
 
@@ -99,9 +99,7 @@ impl Waiter {
         if !outcome.decision.is_allowed() {
             return Ok(Admission::Denied(outcome.decision));
         }
-        let reservation = Reservation::new(charge, outcome, max_wait, deadline);
-        reservation.charge.check_spent(&reservation.outcome.receipts)?; // or the drop releases
-        Ok(Admission::Admitted(reservation))
+        Ok(Admission::Admitted(Reservation::new(charge, outcome, max_wait, deadline)))
     }
 }
 

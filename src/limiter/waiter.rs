@@ -75,6 +75,8 @@ impl Charge {
 /// that, it returns the units that it has spent, reserved or held.
 pub(crate) struct Waiter {
     phase: Phase,
+    /// `HOLD`, or `Check` if the request has no permit.
+    action: Action,
     charge: Charge,
     max_wait: MaxWait,
     /// The longest wait of the last check.
@@ -115,10 +117,16 @@ enum Phase {
 }
 
 impl Waiter {
-    pub(crate) fn new(charge: Charge, answer: StoreFuture<Outcome>, max_wait: MaxWait) -> Self {
+    pub(crate) fn new(
+        action: Action,
+        charge: Charge,
+        answer: StoreFuture<Outcome>,
+        max_wait: MaxWait,
+    ) -> Self {
         let deadline = charge.retry_deadline(max_wait);
         Self {
             phase: Phase::Deciding(answer),
+            action,
             waits_for_store: charge.waits_for_store().then(Instant::now),
             charge,
             max_wait,
@@ -138,8 +146,13 @@ impl Waiter {
 
     /// Begins a request. One that may wait without a reservation stands behind those that wait
     /// already. If it `is_endless`, it does so whether or not it could make a reservation.
-    pub(crate) fn begin(charge: Charge, max_wait: MaxWait, is_endless: bool) -> Self {
-        let mut waiter = Self::new(charge, StoreFuture::Ready(None), max_wait);
+    pub(crate) fn begin(
+        action: Action,
+        charge: Charge,
+        max_wait: MaxWait,
+        is_endless: bool,
+    ) -> Self {
+        let mut waiter = Self::new(action, charge, StoreFuture::Ready(None), max_wait);
         waiter.retries |= is_endless;
         let entered = if waiter.retries { waiter.enter() } else { None };
         waiter.start(entered)
@@ -147,7 +160,7 @@ impl Waiter {
 
     /// Begins a request that may not wait: if others wait before it, it is denied.
     pub(crate) fn begin_without_room(charge: Charge) -> Self {
-        let mut waiter = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
+        let mut waiter = Self::new(Action::HOLD, charge, StoreFuture::Ready(None), MaxWait::NONE);
         waiter.deadline = Some(Instant::now());
         let entered = waiter.enter();
         waiter.start(entered)
@@ -155,7 +168,7 @@ impl Waiter {
 
     fn start(mut self, entered: Option<bool>) -> Self {
         self.phase = match entered {
-            None => Phase::Deciding(self.charge.decide(Action::Check, self.max_wait)),
+            None => Phase::Deciding(self.charge.decide(self.action, self.max_wait)),
             Some(true) => Phase::Waiting(None),
             Some(false) => Phase::Leaving(self.charge.denial(), None),
         };
@@ -168,7 +181,7 @@ impl Waiter {
         if !self.charge.is_immediate() {
             self.number = Some((lines.next_number(), Instant::now())); // decisions take time
         }
-        if lines.is_empty() || !self.charge.can_be_granted() {
+        if lines.is_empty() || !self.charge.can_be_granted(self.action) {
             return None;
         }
         let entered = self.with_line(|line, _, deadline| line.enter(deadline))??;
@@ -196,7 +209,7 @@ impl Waiter {
 
     /// Returns an admitted request.
     fn admitted(charge: Charge, outcome: Outcome) -> Self {
-        let mut waiter = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
+        let mut waiter = Self::new(Action::Check, charge, StoreFuture::Ready(None), MaxWait::NONE);
         waiter.phase = Phase::Admitted(outcome, None);
         waiter
     }
@@ -323,7 +336,7 @@ impl Waiter {
     /// Checks with the rest of the wait.
     fn check_again(&mut self) {
         self.last_max_wait = self.max_wait.at_most(self.remaining_wait());
-        self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.last_max_wait));
+        self.phase = Phase::Deciding(self.charge.decide(self.action, self.last_max_wait));
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
@@ -520,10 +533,11 @@ impl Waiter {
         };
         let rest = self.max_wait.at_most(self.remaining_wait());
         let is_endless = self.retries && matches!(self.max_wait, MaxWait::UpTo(ENDLESS));
+        let action = self.action;
         match self.disarm().0.recover_by_limiter(error)? {
             Recovered::Uncounted(decision) => Ok((Charge::exempt(), Outcome::of_nothing(decision))),
             Recovered::Fallback(charge) => {
-                let mut waiter = Self::begin(charge, rest, is_endless);
+                let mut waiter = Self::begin(action, charge, rest, is_endless);
                 let decision = poll_fn(|cx| waiter.poll(cx)).await?;
                 Ok(waiter.outcome(decision))
             }

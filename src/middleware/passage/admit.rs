@@ -110,7 +110,7 @@ impl<P: ProtocolBase> Shared<P> {
         }
         // A reload in between must not let it reserve an instant.
         let max_wait = if is_first { MaxWait::NONE } else { max_wait };
-        let answer = charge.decide(Action::Check, max_wait);
+        let answer = charge.decide(Action::HOLD, max_wait);
         Asked::of(answer, &mut bill.outcome)
     }
 
@@ -207,7 +207,8 @@ impl<P: ProtocolBase> Shared<P> {
                     return self.decide_without_room(max_wait, bill);
                 };
                 if charge.is_waited_for(max_wait) {
-                    let waiter = Waiter::begin(self.take_charge(bill), max_wait, false);
+                    let charge = self.take_charge(bill);
+                    let waiter = Waiter::begin(Action::HOLD, charge, max_wait, false);
                     return self.begin_wait(waiter, Some(slot));
                 }
                 Some(slot)
@@ -266,7 +267,8 @@ impl<P: ProtocolBase> Shared<P> {
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
     ) -> Verdict {
-        self.begin_wait(Waiter::new(self.take_charge(bill), answer, max_wait), slot)
+        let waiter = Waiter::new(Action::HOLD, self.take_charge(bill), answer, max_wait);
+        self.begin_wait(waiter, slot)
     }
 
     fn begin_wait(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Verdict {
