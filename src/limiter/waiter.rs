@@ -240,10 +240,14 @@ impl Waiter {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
             match &mut self.phase {
-                Phase::Waiting(_) | Phase::Leaving(..) => {
-                    if let Some(last) = ready!(self.poll_line(cx)) {
-                        return Poll::Ready(last);
+                Phase::Waiting(_) => {
+                    if let Some(error) = ready!(self.poll_line(cx)) {
+                        return Poll::Ready(Err(error));
                     }
+                }
+                Phase::Leaving(answer, last) => {
+                    let (answer, last) = (ready!(Pin::new(answer).poll(cx)), last.take());
+                    return Poll::Ready(self.left(answer, last));
                 }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
@@ -256,17 +260,15 @@ impl Waiter {
                         return Poll::Ready(last);
                     }
                 }
-                Phase::Admitted(outcome, None) => {
-                    // Others may wait now. The phase stays: until `disarm`, a drop releases.
-                    (self.slot, self.wait) = (None, None);
-                    return Poll::Ready(Ok(outcome.decision.clone()));
-                }
-                Phase::Admitted(outcome, Some(booking)) => {
-                    let (due, receipts) = ready!(booking.poll(cx));
-                    outcome.decision.move_delay(booking.reserved(), due);
-                    outcome.receipts = receipts;
-                    let outcome = outcome.clone();
-                    self.phase = Phase::Admitted(outcome, None);
+                Phase::Admitted(outcome, booking) => {
+                    let Some(booked) = booking else {
+                        // Others may wait now. The phase stays: until `disarm`, a drop releases.
+                        (self.slot, self.wait) = (None, None);
+                        return Poll::Ready(Ok(outcome.decision.clone()));
+                    };
+                    let (due, receipts) = ready!(booked.poll(cx));
+                    outcome.decision.move_delay(booked.reserved(), due);
+                    (outcome.receipts, *booking) = (receipts, None);
                     let lateness = Instant::now().saturating_duration_since(due);
                     if self.checks_again(lateness) {
                         self.begin_release();
@@ -288,13 +290,9 @@ impl Waiter {
         }
     }
 
-    /// Waits in a line to check. Returns the last answer of a request that leaves at its deadline.
-    fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
-        if let Phase::Leaving(answer, last) = &mut self.phase {
-            let answer = ready!(Pin::new(answer).poll(cx));
-            let last = last.take();
-            return Poll::Ready(Some(self.left(answer, last)));
-        }
+    /// Waits in a line to check, or to leave at the deadline. Returns the error of a store that has
+    /// failed until then.
+    fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
         let polled = self.with_line(|line, _, deadline| line.poll(cx, deadline));
         if ready!(polled.unwrap_or(Poll::Ready(true))) {
             self.check_again();
@@ -304,9 +302,7 @@ impl Waiter {
         let is_blocked = self.is_blocked();
         (self.line, self.wait) = (None, None);
         let last = match mem::replace(&mut self.phase, Phase::Done) {
-            Phase::Waiting(Some(Err(error))) if !is_blocked => {
-                return Poll::Ready(Some(Err(error)));
-            }
+            Phase::Waiting(Some(Err(error))) if !is_blocked => return Poll::Ready(Some(error)),
             Phase::Waiting(Some(Ok(denied))) => Some(denied),
             _ => None,
         };
@@ -389,7 +385,10 @@ impl Waiter {
         let waits = may_wait && self.with_line(stands).unwrap_or(false);
         if !waits {
             (self.line, self.wait) = (None, None);
-            self.report_final(&decision);
+            // Unless its check has reported it: the request could wait then.
+            if !self.is_reported(&decision) {
+                self.charge.report(&decision);
+            }
             return Some(decision);
         }
         self.begin_wait(&decision);
@@ -425,13 +424,6 @@ impl Waiter {
         }
         self.phase = Phase::Waiting(Some(Err(error)));
         None
-    }
-
-    /// Reports a final denial, unless its check has reported it: the request could wait then.
-    fn report_final(&self, denied: &Decision) {
-        if !self.is_reported(denied) {
-            self.charge.report(denied);
-        }
     }
 
     /// Returns whether the last check has reported its denial.
@@ -526,22 +518,29 @@ impl Waiter {
 
     /// Waits until the request may proceed or is denied, and applies the failure policy of the
     /// limiters if their store fails. Returns what the request has taken, and of which charge.
-    pub(super) async fn finish(mut self) -> Result<(Charge, Outcome), Error> {
+    pub(super) async fn finish(self) -> Result<(Charge, Outcome), Error> {
+        let (decision, mut waiter) = self.decided().await?;
+        Ok(waiter.outcome(decision))
+    }
+
+    /// Waits like [`finish`](Self::finish). Returns the request that was decided about: with the
+    /// failure policy, it can be another one, which has the rest of the wait.
+    pub(super) async fn decided(mut self) -> Result<(Decision, Self), Error> {
         let error = match poll_fn(|cx| self.poll(cx)).await {
-            Ok(decision) => return Ok(self.outcome(decision)),
+            Ok(decision) => return Ok((decision, self)),
             Err(error) => error,
         };
         let rest = self.max_wait.at_most(self.remaining_wait());
         let is_endless = self.retries && matches!(self.max_wait, MaxWait::UpTo(ENDLESS));
-        let action = self.action;
-        match self.disarm().0.recover_by_limiter(error)? {
-            Recovered::Uncounted(decision) => Ok((Charge::exempt(), Outcome::of_nothing(decision))),
-            Recovered::Fallback(charge) => {
-                let mut waiter = Self::begin(action, charge, rest, is_endless);
-                let decision = poll_fn(|cx| waiter.poll(cx)).await?;
-                Ok(waiter.outcome(decision))
+        let mut waiter = match self.disarm().0.recover_by_limiter(error)? {
+            Recovered::Uncounted(decision) => {
+                Self::admitted(Charge::exempt(), Outcome::of_nothing(decision))
             }
-        }
+            Recovered::Fallback(charge) => Self::begin(self.action, charge, rest, is_endless),
+        };
+        waiter.leaves_delay = self.leaves_delay;
+        let decision = poll_fn(|cx| waiter.poll(cx)).await?;
+        Ok((decision, waiter))
     }
 
     /// Returns the charge of a request with this decision, and what it has taken.
