@@ -17,7 +17,7 @@ use crate::{
     keys::Key,
     observe::Observers,
     store::{
-        LimitRequest, Offer, Released, Reporting, Store, StoreFuture, StoreRequest, report_decided,
+        LimitRequest, Offer, Reporting, Store, StoreFuture, StoreRequest, Task, report_decided,
     },
 };
 
@@ -546,7 +546,7 @@ impl Charge {
         &self,
         receipts: &Receipts,
         offer: Option<&Arc<Offer>>,
-    ) -> Vec<Released> {
+    ) -> Vec<Task> {
         let released = self.parts.iter().enumerate().filter_map(|(index, part)| {
             let receipt = receipts.get(index);
             part.limiter.release_in_background(&part.key, &receipt, part.cost(), offer)

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use super::{
     backoff::Backoff,
     failure_policy::FailurePolicy,
-    report::report_released,
     version::{Current, MaxWait, Version, Versions},
 };
 use crate::{
@@ -22,7 +21,7 @@ use crate::{
     quota::{self, Quota},
     store::{
         AnyStore, EndedHold, Hold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer,
-        Released, Reporting, Settings, Store, StoreFuture, StoreRequest,
+        Reporting, Settings, Store, StoreFuture, StoreRequest, Task,
     },
 };
 
@@ -597,11 +596,13 @@ impl Limiter {
         receipt: &Receipt,
         units: u64,
         offer: Option<&Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
+        let (limiter, observers) = (self.name(), self.observers());
+        let report_released = || observers.report(&Event::Released { limiter, key, units });
         if let Receipt::Hold(receipt, algorithm) = *receipt {
             let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
             self.end_hold(hold, key, units, 0);
-            report_released(&self.0.observers, self.0.taken.text, key, units);
+            report_released();
             return None;
         }
         let version = self.current();
@@ -612,7 +613,7 @@ impl Limiter {
             released.release_in_background(&version.settings, key, release, offer.cloned());
         if is_reported {
             // Last: an observer can panic.
-            report_released(&self.0.observers, self.0.taken.text, key, units);
+            report_released();
         }
         released
     }
@@ -815,7 +816,7 @@ impl AnyLimiter {
         receipt: &Receipt,
         units: u64,
         offer: Option<&Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.release_in_background(key, receipt, units, offer),
             AnyKind::Foreign(limiter) => {

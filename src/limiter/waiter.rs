@@ -26,7 +26,7 @@ use crate::{
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
     observe::log,
-    store::{Booking, Released, Reporting, StoreFuture, after},
+    store::{Booking, Reporting, StoreFuture, Task, after},
     sync::POLLED,
 };
 
@@ -112,7 +112,7 @@ enum Phase {
     /// Until its instant, the receipts are in the booking.
     Admitted(Outcome, Option<Box<Booking>>),
     /// The reservation of a late request is being released.
-    Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
+    Releasing(Vec<Task>, Option<Pin<Box<Sleep>>>),
     Done,
 }
 

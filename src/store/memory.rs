@@ -30,8 +30,8 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Offer, Released, Reporting, Sealed,
-    Settings, Store, StoreFuture, StoreRequest,
+    AnyStore, EndedHold, LimitRequest, Names, Offer, Reporting, Sealed, Settings, Store,
+    StoreFuture, StoreRequest, Task,
 };
 use crate::{
     algorithm::{Action, EngineRequest, Release},
@@ -548,7 +548,7 @@ impl Store for MemoryStore {
         key: &Key<'_>,
         release: Release,
         offer: Option<Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
         if offer.is_none_or(|offer| offer.end()) {
             self.return_units(settings, key, &[release]);
         }
@@ -587,7 +587,7 @@ impl Store for MemoryStore {
         Some(self.0.clock.instant(ends))
     }
 
-    fn spawn_background(&self, mut task: BackgroundTask) {
+    fn spawn_background(&self, mut task: Task) {
         // The answers of this store are ready immediately.
         let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
