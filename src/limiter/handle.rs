@@ -828,7 +828,7 @@ impl AnyLimiter {
 
     /// Returns whether a request of this process may wait to check again, for whatever key.
     #[inline]
-    pub(crate) fn is_waited_for(&self) -> bool {
+    pub(crate) fn store_has_lines(&self) -> bool {
         !self.store().names().lines().is_empty()
     }
 

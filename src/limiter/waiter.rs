@@ -43,14 +43,14 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Charge {
     /// Reports that the request waits after a decision.
-    pub(crate) fn begin_wait(&self, decision: &Decision) -> Option<Wait> {
+    fn report_wait(&self, decision: &Decision) -> Option<Wait> {
         let limiter = decision.limiter();
         let waiting = self.limiters().find(|target| target.name() == limiter)?;
         Wait::begin(waiting.observers(), limiter)
     }
 
     /// Reports that the request waits without a decision.
-    fn begin_undecided_wait(&self) -> Option<Wait> {
+    fn report_undecided_wait(&self) -> Option<Wait> {
         let (limiter, ..) = self.held_parts().chain(self.own_parts()).next()?;
         Wait::begin(limiter.observers(), limiter.static_name())
     }
@@ -186,7 +186,7 @@ impl Waiter {
         }
         let entered = self.with_line(|line, _, deadline| line.enter(deadline))??;
         if entered {
-            self.wait = self.charge.begin_undecided_wait();
+            self.wait = self.charge.report_undecided_wait();
         }
         Some(entered)
     }
@@ -420,7 +420,7 @@ impl Waiter {
         }
         log::hidden(failure);
         if self.wait.is_none() {
-            self.wait = self.charge.begin_undecided_wait();
+            self.wait = self.charge.report_undecided_wait();
         }
         self.phase = Phase::Waiting(Some(Err(error)));
         None
@@ -434,7 +434,7 @@ impl Waiter {
 
     fn begin_wait(&mut self, decision: &Decision) {
         if self.wait.is_none() {
-            self.wait = self.charge.begin_wait(decision);
+            self.wait = self.charge.report_wait(decision);
         }
     }
 

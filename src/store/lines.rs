@@ -299,7 +299,7 @@ impl Lines {
 
     /// Returns whether requests stand in this line.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn is_waited_for(&self, line: u64) -> bool {
+    pub(crate) fn has_waiting(&self, line: u64) -> bool {
         lock(&self.state).lines.contains_key(&line)
     }
 
