@@ -27,6 +27,8 @@ mod version;
 mod wait_queue;
 mod waiter;
 
+#[allow(unused_imports, reason = "only optional features use them")]
+pub(crate) use self::handle::{ForeignLimiter, check_name};
 pub use self::{
     acquire::Acquire,
     admission::Admission,
@@ -41,15 +43,9 @@ pub use self::{
 };
 pub(crate) use self::{
     handle::Asked,
-    learn::Learning,
     permit::Holds,
     recovery::Recovery,
     version::MaxWait,
     wait_queue::{WaitQueue, WaitSlot},
     waiter::{DEFAULT_MAX_LATENESS, Waiter},
-};
-#[allow(unused_imports, reason = "only optional features use them")]
-pub(crate) use self::{
-    handle::{ForeignLimiter, check_name},
-    report::report_released,
 };

@@ -67,14 +67,8 @@ pub use crate::{
     error::{ErrorKind, StoreError},
 };
 
-/// A task that no request waits for.
-pub(crate) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// A release in the background, which is ready when it is done or given up.
-pub(crate) type Released = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// The wait until what was returned is back.
-pub(crate) type Flushed = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A call or a task without a result, which is ready when it is done or given up.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The result of a ping.
 pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
@@ -123,7 +117,7 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
         key: &Key<'_>,
         release: Release,
         offer: Option<Arc<Offer>>,
-    ) -> Option<Released>;
+    ) -> Option<Task>;
 
     /// Keeps an admitted hold until its guard ends it. `None` if this store renews no holds: then
     /// [`end_hold`](Store::end_hold) ends it.
@@ -148,11 +142,11 @@ pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
 
     /// Runs a task that waits for answers of this store to its end, if a runtime lives that long.
     #[doc(hidden)]
-    fn spawn_background(&self, task: BackgroundTask);
+    fn spawn_background(&self, task: Task);
 
     /// Waits until all that was returned in the background is back, or was given up.
     #[doc(hidden)]
-    fn flush(&self) -> Flushed {
+    fn flush(&self) -> Task {
         Box::pin(future::ready(()))
     }
 
@@ -248,7 +242,7 @@ impl Store for AnyStore {
         key: &Key<'_>,
         release: Release,
         offer: Option<Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
         self.as_dyn().release_in_background(settings, key, release, offer)
     }
 
@@ -276,11 +270,11 @@ impl Store for AnyStore {
         self.as_dyn().blocked_until(settings, key)
     }
 
-    fn spawn_background(&self, task: BackgroundTask) {
+    fn spawn_background(&self, task: Task) {
         self.as_dyn().spawn_background(task);
     }
 
-    fn flush(&self) -> Flushed {
+    fn flush(&self) -> Task {
         self.as_dyn().flush()
     }
 

@@ -142,17 +142,15 @@ impl Limiter {
 impl Charge {
     /// Spends the costs, and waits.
     pub(crate) async fn wait(self, max_wait: Duration) -> Result<Decision, Error> {
-        self.check_costs()?;
         let is_endless = max_wait == Duration::MAX;
-        Waiter::begin(self, MaxWait::up_to(max_wait), is_endless).check().await
+        Waiter::begin(Action::Check, self, MaxWait::up_to(max_wait), is_endless).check().await
     }
 }
 
 impl Waiter {
     /// Waits until the request may proceed or is denied, without a permit.
     pub(super) async fn check(self) -> Result<Decision, Error> {
-        let (charge, outcome) = self.finish().await?;
-        charge.checked(outcome)
+        Ok(self.finish().await?.1.decision)
     }
 }
 
@@ -203,7 +201,8 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
                 {
                     return Poll::Ready(Ok(decision.clone()));
                 }
-                let waiter = Waiter::new(Charge::of_units(limiter, key, units), answer, max_wait);
+                let charge = Charge::of_units(limiter, key, units);
+                let waiter = Waiter::new(Action::Check, charge, answer, max_wait);
                 return this.call.go_on(cx, false, waiter.check());
             }
             Charge::of_units(limiter, key, units)

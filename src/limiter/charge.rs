@@ -12,12 +12,12 @@ use super::{
 };
 use crate::{
     algorithm::{Action, PerLimit},
-    decision::{Decision, KeyState, Outcome, Receipt, Receipts},
+    decision::{Decision, KeyState, Outcome, Receipts},
     error::Error,
     keys::Key,
     observe::Observers,
     store::{
-        LimitRequest, Offer, Released, Reporting, Store, StoreFuture, StoreRequest, report_decided,
+        LimitRequest, Offer, Reporting, Store, StoreFuture, StoreRequest, Task, report_decided,
     },
 };
 
@@ -504,11 +504,12 @@ impl Charge {
         Some(charge)
     }
 
-    /// Returns whether the costs are such that all limits can grant them.
-    pub(super) fn can_be_granted(&self) -> bool {
+    /// Returns whether the costs are such that all limits can grant them to this action.
+    pub(super) fn can_be_granted(&self, action: Action) -> bool {
+        let can_hold = |part: &Part| action.holds() && part.limiter.can_hold();
         self.costs().all(|cost| cost > 0)
             && self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
-            && self.parts.iter().all(|part| !part.holds() || part.limiter.can_hold())
+            && self.parts.iter().all(|part| !part.holds() || can_hold(part))
     }
 
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
@@ -545,7 +546,7 @@ impl Charge {
         &self,
         receipts: &Receipts,
         offer: Option<&Arc<Offer>>,
-    ) -> Vec<Released> {
+    ) -> Vec<Task> {
         let released = self.parts.iter().enumerate().filter_map(|(index, part)| {
             let receipt = receipts.get(index);
             part.limiter.release_in_background(&part.key, &receipt, part.cost(), offer)
@@ -590,24 +591,6 @@ impl Charge {
     /// Returns whether units of a limit are held.
     pub(crate) fn holds_units(&self) -> bool {
         self.parts.iter().any(Part::holds)
-    }
-
-    /// Returns an error if units of a limit are held.
-    #[inline]
-    pub(super) fn check_costs(&self) -> Result<(), Error> {
-        self.parts.iter().find(|part| part.holds()).map_or(Ok(()), Part::only_holds)
-    }
-
-    /// Returns an error if an admitted request, which has no permit, holds units: a limit counts
-    /// them at a time since the costs were checked.
-    #[inline]
-    pub(super) fn check_spent(&self, receipts: &Receipts) -> Result<(), Error> {
-        if !receipts.may_hold() {
-            return Ok(());
-        }
-        let is_held = |index: &usize| matches!(receipts.get(*index), Receipt::Hold(..));
-        let held = (0..self.parts.len()).find(is_held);
-        held.map_or(Ok(()), |index| self.parts[index].only_holds())
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key<'static>> {
@@ -659,9 +642,14 @@ impl Charge {
         self.limiters().map(AnyLimiter::default_max_waiting).max().unwrap_or_default()
     }
 
-    /// Decides about all limits.
+    /// Decides about all limits. `HOLD` spends the units of those that can be spent and are no
+    /// estimate, and `Check` is an error if not all of them are.
     pub(crate) fn decide(&self, action: Action, max_wait: MaxWait) -> StoreFuture<Outcome> {
         let fail = |error| StoreFuture::ready(Err(error));
+        let find_estimate = || self.parts.iter().find(|part| part.is_estimate);
+        if let (Action::Check, Some(part)) = (action, find_estimate()) {
+            return fail(Error::HasEstimate { limiter: part.limiter.name().to_owned().into() });
+        }
         if let Some(part) = self.only_part() {
             let action = Part::action(action, part.holds());
             return part.limiter.decide(action, &part.key, part.cost(), max_wait);
@@ -704,6 +692,7 @@ impl Charge {
             limits.push(limit);
         }
         let (counts, reporting) = (self.counts, Reporting::of_waiting(waits));
+        let action = Part::action(action, false);
         store.decide(&StoreRequest { action, limits: &limits, reporting, counts })
     }
 
@@ -723,20 +712,10 @@ impl Part {
         self.is_estimate || self.limiter.only_holds()
     }
 
-    /// Returns the error of a check, which has no permit to hold the units.
-    #[cold]
-    fn only_holds(&self) -> Result<(), Error> {
-        let limiter = self.limiter.name().to_owned().into();
-        Err(match self.is_estimate {
-            true => Error::HasEstimate { limiter },
-            false => Error::OnlyHolds { limiter },
-        })
-    }
-
     /// Returns the action of a request on a part.
     #[inline]
     fn action(action: Action, is_held: bool) -> Action {
-        if is_held && action == Action::Check { Action::HOLD } else { action }
+        if action.holds() && !is_held { Action::Check } else { action }
     }
 
     fn cost(&self) -> u64 {

@@ -138,28 +138,16 @@ impl Charge {
         Check { call: Call::Charge(self, None) }
     }
 
-    /// Returns the decision of a check, which has no permit.
-    #[inline]
-    pub(super) fn checked(&self, outcome: Outcome) -> Result<Decision, Error> {
-        if let Err(error) = self.check_spent(&outcome.receipts) {
-            self.release_in_background(&outcome.receipts);
-            return Err(error);
-        }
-        Ok(outcome.decision)
-    }
-
     /// Ends a check, whose store may fail.
     async fn finish_check(&self, answer: StoreFuture<Outcome>) -> Result<Decision, Error> {
         let error = match answer.await {
-            Ok(outcome) => return self.checked(outcome),
+            Ok(outcome) => return Ok(outcome.decision),
             Err(error) => error,
         };
         match self.recover_by_limiter(error)? {
             Recovered::Uncounted(decision) => Ok(decision),
             Recovered::Fallback(charge) => {
-                // It may count units at a time by now.
-                charge.check_costs()?;
-                charge.checked(charge.decide(Action::Check, MaxWait::DEFAULT).await?)
+                Ok(charge.decide(Action::Check, MaxWait::DEFAULT).await?.decision)
             }
         }
     }
@@ -388,17 +376,14 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             return self.call.poll_rest(cx);
         };
         let charge = charge.with_cost(cost);
-        if let Err(error) = charge.check_costs() {
-            return Poll::Ready(Err(error));
-        }
         let mut answer = match charge.decide(Action::Check, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(charge.checked(outcome)),
+            StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(Ok(outcome.decision)),
             later => later,
         };
         let polled = poll_outcome(&mut answer, cx);
         let is_pending = polled.is_pending();
         match polled {
-            Poll::Ready(Some(outcome)) => Poll::Ready(charge.checked(outcome)),
+            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(outcome.decision)),
             _ => self.call.go_on(cx, is_pending, async move { charge.finish_check(answer).await }),
         }
     }

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use super::{
     backoff::Backoff,
     failure_policy::FailurePolicy,
-    report::report_released,
     version::{Current, MaxWait, Version, Versions},
 };
 use crate::{
@@ -21,8 +20,8 @@ use crate::{
     observe::{Event, LimiterObservers, log},
     quota::{self, Quota},
     store::{
-        AnyStore, EndedHold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer, Released,
-        RenewableHold, Reporting, Settings, Store, StoreFuture, StoreRequest,
+        AnyStore, EndedHold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer,
+        RenewableHold, Reporting, Settings, Store, StoreFuture, StoreRequest, Task,
     },
 };
 
@@ -597,11 +596,13 @@ impl Limiter {
         receipt: &Receipt,
         units: u64,
         offer: Option<&Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
+        let (limiter, observers) = (self.name(), self.observers());
+        let report_released = || observers.report(&Event::Released { limiter, key, units });
         if let Receipt::Hold(receipt, algorithm) = *receipt {
             let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
             self.end_hold(hold, key, units, 0);
-            report_released(&self.0.observers, self.0.taken.text, key, units);
+            report_released();
             return None;
         }
         let version = self.current();
@@ -612,7 +613,7 @@ impl Limiter {
             released.release_in_background(&version.settings, key, release, offer.cloned());
         if is_reported {
             // Last: an observer can panic.
-            report_released(&self.0.observers, self.0.taken.text, key, units);
+            report_released();
         }
         released
     }
@@ -815,7 +816,7 @@ impl AnyLimiter {
         receipt: &Receipt,
         units: u64,
         offer: Option<&Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.release_in_background(key, receipt, units, offer),
             AnyKind::Foreign(limiter) => {
@@ -827,7 +828,7 @@ impl AnyLimiter {
 
     /// Returns whether a request of this process may wait to check again, for whatever key.
     #[inline]
-    pub(crate) fn is_waited_for(&self) -> bool {
+    pub(crate) fn store_has_lines(&self) -> bool {
         !self.store().names().lines().is_empty()
     }
 

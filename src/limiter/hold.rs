@@ -211,7 +211,7 @@ impl<'a, K> Hold<'a, K> {
                 Poll::Ready(Ok(admission))
             }
             _ => {
-                let waiter = Waiter::new(charge, answer, MaxWait::NONE);
+                let waiter = Waiter::new(Action::HOLD, charge, answer, MaxWait::NONE);
                 self.call.go_on(cx, is_pending, waiter.hold())
             }
         }
@@ -261,9 +261,10 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         }
         if waits {
             let max_wait = MaxWait::up_to(this.max_wait);
-            return this.call.go_on(cx, false, Waiter::begin(charge, max_wait, false).hold());
+            let waiter = Waiter::begin(Action::HOLD, charge, max_wait, false);
+            return this.call.go_on(cx, false, waiter.hold());
         }
-        let answer = charge.decide(Action::Check, MaxWait::NONE);
+        let answer = charge.decide(Action::HOLD, MaxWait::NONE);
         this.poll_answer(cx, charge, answer)
     }
 }

@@ -52,7 +52,7 @@ impl Charge {
     }
 
     /// Returns whether the request would look for others that wait.
-    pub(crate) fn is_waited_for(&self, max_wait: MaxWait) -> bool {
+    pub(crate) fn would_queue(&self, max_wait: MaxWait) -> bool {
         self.retry_deadline(max_wait).is_some() && self.lines().is_some_and(|it| !it.is_empty())
     }
 

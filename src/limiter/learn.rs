@@ -1,7 +1,7 @@
 //! Learning from a vendor: adopts what its response says about its limit. It knows no headers:
 //! `middleware/vendor.rs` reads them.
 
-use std::{fmt, pin::Pin, time::Duration};
+use std::{fmt, time::Duration};
 
 use super::{backoff::FIRST_BLOCK, charge::Charge, handle::Limiter, version::MaxWait};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     decision::KeyState,
     error::Error,
     keys::Key,
-    store::{Reporting, Store, StoreRequest},
+    store::{Reporting, Store, StoreRequest, Task},
 };
 
 /// The longest block, if no setting changes it, whatever a vendor says.
@@ -367,14 +367,11 @@ impl Limiter {
     }
 }
 
-/// A limiter that learns, for a layer.
-pub(crate) type Learning = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 impl Charge {
     /// Adopts the state of a vendor, for a charge of one limit of this crate; `None` if there is
     /// nothing to adopt. `known` is what remained of the limit after the request: if the vendor has
     /// as much left, no call is needed. A failure of the store is reported to its observers.
-    pub(crate) fn learn(&self, state: VendorState, known: u64) -> Option<Learning> {
+    pub(crate) fn learn(&self, state: VendorState, known: u64) -> Option<Task> {
         let (limiter, key) = self.single()?;
         let is_news = state.blocked_for().is_some()
             || state.remaining.is_some_and(|remaining| remaining < known)

@@ -3,6 +3,7 @@
 
 use super::{charge::Charge, failure_policy::FailurePolicy};
 use crate::{
+    algorithm::Action,
     decision::Decision,
     error::{Error, ErrorKind, StoreError},
     observe::log,
@@ -31,7 +32,7 @@ impl Charge {
             FailurePolicy::Local { share } if error.kind() != ErrorKind::Full => {
                 match self.fallback(share) {
                     // The cost can be above the fraction of the quota, but within the quota.
-                    Some(fallback) if fallback.can_be_granted() => {
+                    Some(fallback) if fallback.can_be_granted(Action::HOLD) => {
                         log::hidden(error);
                         Recovery::Fallback(fallback)
                     }

@@ -1,17 +1,8 @@
-//! Reports the releases and waits of limiters to their observers. The store reports the answers to
-//! requests.
+//! Reports the waits for limiters to their observers. The store reports the answers to requests.
 
 use std::time::Instant;
 
-use crate::{
-    keys::Key,
-    observe::{Event, Observers},
-};
-
-/// Reports that units of a key are returned.
-pub(crate) fn report_released(observers: &Observers, limiter: &str, key: &Key<'_>, units: u64) {
-    observers.report(&Event::Released { limiter, key, units });
-}
+use crate::observe::{Event, Observers};
 
 /// A wait that was reported. Its end is reported when it is dropped.
 pub(crate) struct Wait {

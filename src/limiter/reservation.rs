@@ -1,7 +1,7 @@
 //! `Reservation`: what a request has reserved, and releases if it is dropped. The caller sleeps for
 //! its delay; the waiting itself is in `waiter.rs`.
 
-use std::{future::poll_fn, mem, time::Duration};
+use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
@@ -9,7 +9,6 @@ use super::{
     admission::{Admission, Guard},
     charge::Charge,
     handle::Limiter,
-    recovery::Recovered,
     version::MaxWait,
     waiter::{Waiter, after_decision},
 };
@@ -67,41 +66,17 @@ impl Limiter {
         n: u64,
         max_wait: Duration,
     ) -> Result<Admission<Reservation>, Error> {
-        let (charge, max_wait) = (Charge::of_units(self, key, n), MaxWait::up_to(max_wait));
-        let error = match charge.clone().reserve(max_wait).await {
-            Err(error) => error,
-            reserved => return reserved,
-        };
-        match charge.recover_by_limiter(error)? {
-            Recovered::Uncounted(decision) => {
-                let (charge, outcome) = (Charge::exempt(), Outcome::of_nothing(decision));
-                Ok(Admission::Admitted(Reservation::new(charge, outcome, MaxWait::NONE, None)))
-            }
-            Recovered::Fallback(charge) => charge.reserve(max_wait).await,
-        }
-    }
-}
-
-impl Charge {
-    async fn reserve(self, max_wait: MaxWait) -> Result<Admission<Reservation>, Error> {
-        self.check_costs()?;
-        let answer = self.decide(Action::Check, max_wait);
-        Waiter::new(self, answer, max_wait).leave_delay().reserve().await
-    }
-}
-
-impl Waiter {
-    /// Waits for the decision, and leaves the delay to the caller.
-    async fn reserve(mut self) -> Result<Admission<Reservation>, Error> {
-        let decision = poll_fn(|cx| self.poll(cx)).await?;
-        let (max_wait, deadline) = (self.max_wait(), self.deadline());
-        let (charge, outcome) = self.outcome(decision);
-        if !outcome.decision.is_allowed() {
-            return Ok(Admission::Denied(outcome.decision));
-        }
-        let reservation = Reservation::new(charge, outcome, max_wait, deadline);
-        reservation.charge.check_spent(&reservation.outcome.receipts)?; // or the drop releases
-        Ok(Admission::Admitted(reservation))
+        let (action, max_wait) = (Action::Check, MaxWait::up_to(max_wait));
+        let charge = Charge::of_units(self, key, n);
+        let answer = charge.decide(action, max_wait);
+        let waiter = Waiter::new(action, charge, answer, max_wait).leave_delay();
+        let (decision, mut waiter) = waiter.decided().await?;
+        let (max_wait, deadline) = (waiter.max_wait(), waiter.deadline());
+        let (charge, outcome) = waiter.outcome(decision);
+        Ok(match outcome.decision.is_allowed() {
+            true => Admission::Admitted(Reservation::new(charge, outcome, max_wait, deadline)),
+            false => Admission::Denied(outcome.decision),
+        })
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
     decision::{Decision, Outcome, Receipts},
     error::{Error, ErrorKind},
     observe::log,
-    store::{Booking, Released, Reporting, StoreFuture, after},
+    store::{Booking, Reporting, StoreFuture, Task, after},
     sync::POLLED,
 };
 
@@ -43,14 +43,14 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Charge {
     /// Reports that the request waits after a decision.
-    pub(crate) fn begin_wait(&self, decision: &Decision) -> Option<Wait> {
+    fn report_wait(&self, decision: &Decision) -> Option<Wait> {
         let limiter = decision.limiter();
         let waiting = self.limiters().find(|target| target.name() == limiter)?;
         Wait::begin(waiting.observers(), limiter)
     }
 
     /// Reports that the request waits without a decision.
-    fn begin_undecided_wait(&self) -> Option<Wait> {
+    fn report_undecided_wait(&self) -> Option<Wait> {
         let (limiter, ..) = self.held_parts().chain(self.own_parts()).next()?;
         Wait::begin(limiter.observers(), limiter.static_name())
     }
@@ -75,6 +75,8 @@ impl Charge {
 /// that, it returns the units that it has spent, reserved or held.
 pub(crate) struct Waiter {
     phase: Phase,
+    /// `HOLD`, or `Check` if the request has no permit.
+    action: Action,
     charge: Charge,
     max_wait: MaxWait,
     /// The longest wait of the last check.
@@ -110,15 +112,21 @@ enum Phase {
     /// Until its instant, the receipts are in the booking.
     Admitted(Outcome, Option<Box<Booking>>),
     /// The reservation of a late request is being released.
-    Releasing(Vec<Released>, Option<Pin<Box<Sleep>>>),
+    Releasing(Vec<Task>, Option<Pin<Box<Sleep>>>),
     Done,
 }
 
 impl Waiter {
-    pub(crate) fn new(charge: Charge, answer: StoreFuture<Outcome>, max_wait: MaxWait) -> Self {
+    pub(crate) fn new(
+        action: Action,
+        charge: Charge,
+        answer: StoreFuture<Outcome>,
+        max_wait: MaxWait,
+    ) -> Self {
         let deadline = charge.retry_deadline(max_wait);
         Self {
             phase: Phase::Deciding(answer),
+            action,
             waits_for_store: charge.waits_for_store().then(Instant::now),
             charge,
             max_wait,
@@ -138,8 +146,13 @@ impl Waiter {
 
     /// Begins a request. One that may wait without a reservation stands behind those that wait
     /// already. If it `is_endless`, it does so whether or not it could make a reservation.
-    pub(crate) fn begin(charge: Charge, max_wait: MaxWait, is_endless: bool) -> Self {
-        let mut waiter = Self::new(charge, StoreFuture::Ready(None), max_wait);
+    pub(crate) fn begin(
+        action: Action,
+        charge: Charge,
+        max_wait: MaxWait,
+        is_endless: bool,
+    ) -> Self {
+        let mut waiter = Self::new(action, charge, StoreFuture::Ready(None), max_wait);
         waiter.retries |= is_endless;
         let entered = if waiter.retries { waiter.enter() } else { None };
         waiter.start(entered)
@@ -147,7 +160,7 @@ impl Waiter {
 
     /// Begins a request that may not wait: if others wait before it, it is denied.
     pub(crate) fn begin_without_room(charge: Charge) -> Self {
-        let mut waiter = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
+        let mut waiter = Self::new(Action::HOLD, charge, StoreFuture::Ready(None), MaxWait::NONE);
         waiter.deadline = Some(Instant::now());
         let entered = waiter.enter();
         waiter.start(entered)
@@ -155,7 +168,7 @@ impl Waiter {
 
     fn start(mut self, entered: Option<bool>) -> Self {
         self.phase = match entered {
-            None => Phase::Deciding(self.charge.decide(Action::Check, self.max_wait)),
+            None => Phase::Deciding(self.charge.decide(self.action, self.max_wait)),
             Some(true) => Phase::Waiting(None),
             Some(false) => Phase::Leaving(self.charge.denial(), None),
         };
@@ -168,12 +181,12 @@ impl Waiter {
         if !self.charge.is_immediate() {
             self.number = Some((lines.next_number(), Instant::now())); // decisions take time
         }
-        if lines.is_empty() || !self.charge.can_be_granted() {
+        if lines.is_empty() || !self.charge.can_be_granted(self.action) {
             return None;
         }
         let entered = self.with_line(|line, _, deadline| line.enter(deadline))??;
         if entered {
-            self.wait = self.charge.begin_undecided_wait();
+            self.wait = self.charge.report_undecided_wait();
         }
         Some(entered)
     }
@@ -196,7 +209,7 @@ impl Waiter {
 
     /// Returns an admitted request.
     fn admitted(charge: Charge, outcome: Outcome) -> Self {
-        let mut waiter = Self::new(charge, StoreFuture::Ready(None), MaxWait::NONE);
+        let mut waiter = Self::new(Action::Check, charge, StoreFuture::Ready(None), MaxWait::NONE);
         waiter.phase = Phase::Admitted(outcome, None);
         waiter
     }
@@ -227,10 +240,14 @@ impl Waiter {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
             match &mut self.phase {
-                Phase::Waiting(_) | Phase::Leaving(..) => {
-                    if let Some(last) = ready!(self.poll_line(cx)) {
-                        return Poll::Ready(last);
+                Phase::Waiting(_) => {
+                    if let Some(error) = ready!(self.poll_line(cx)) {
+                        return Poll::Ready(Err(error));
                     }
+                }
+                Phase::Leaving(answer, last) => {
+                    let (answer, last) = (ready!(Pin::new(answer).poll(cx)), last.take());
+                    return Poll::Ready(self.left(answer, last));
                 }
                 Phase::Deciding(answer) => {
                     let answer = ready!(Pin::new(answer).poll(cx));
@@ -243,17 +260,15 @@ impl Waiter {
                         return Poll::Ready(last);
                     }
                 }
-                Phase::Admitted(outcome, None) => {
-                    // Others may wait now. The phase stays: until `disarm`, a drop releases.
-                    (self.slot, self.wait) = (None, None);
-                    return Poll::Ready(Ok(outcome.decision.clone()));
-                }
-                Phase::Admitted(outcome, Some(booking)) => {
-                    let (due, receipts) = ready!(booking.poll(cx));
-                    outcome.decision.move_delay(booking.reserved(), due);
-                    outcome.receipts = receipts;
-                    let outcome = outcome.clone();
-                    self.phase = Phase::Admitted(outcome, None);
+                Phase::Admitted(outcome, booking) => {
+                    let Some(booked) = booking else {
+                        // Others may wait now. The phase stays: until `disarm`, a drop releases.
+                        (self.slot, self.wait) = (None, None);
+                        return Poll::Ready(Ok(outcome.decision.clone()));
+                    };
+                    let (due, receipts) = ready!(booked.poll(cx));
+                    outcome.decision.move_delay(booked.reserved(), due);
+                    (outcome.receipts, *booking) = (receipts, None);
                     let lateness = Instant::now().saturating_duration_since(due);
                     if self.checks_again(lateness) {
                         self.begin_release();
@@ -275,13 +290,9 @@ impl Waiter {
         }
     }
 
-    /// Waits in a line to check. Returns the last answer of a request that leaves at its deadline.
-    fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Decision, Error>>> {
-        if let Phase::Leaving(answer, last) = &mut self.phase {
-            let answer = ready!(Pin::new(answer).poll(cx));
-            let last = last.take();
-            return Poll::Ready(Some(self.left(answer, last)));
-        }
+    /// Waits in a line to check, or to leave at the deadline. Returns the error of a store that has
+    /// failed until then.
+    fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
         let polled = self.with_line(|line, _, deadline| line.poll(cx, deadline));
         if ready!(polled.unwrap_or(Poll::Ready(true))) {
             self.check_again();
@@ -291,9 +302,7 @@ impl Waiter {
         let is_blocked = self.is_blocked();
         (self.line, self.wait) = (None, None);
         let last = match mem::replace(&mut self.phase, Phase::Done) {
-            Phase::Waiting(Some(Err(error))) if !is_blocked => {
-                return Poll::Ready(Some(Err(error)));
-            }
+            Phase::Waiting(Some(Err(error))) if !is_blocked => return Poll::Ready(Some(error)),
             Phase::Waiting(Some(Ok(denied))) => Some(denied),
             _ => None,
         };
@@ -323,7 +332,7 @@ impl Waiter {
     /// Checks with the rest of the wait.
     fn check_again(&mut self) {
         self.last_max_wait = self.max_wait.at_most(self.remaining_wait());
-        self.phase = Phase::Deciding(self.charge.decide(Action::Check, self.last_max_wait));
+        self.phase = Phase::Deciding(self.charge.decide(self.action, self.last_max_wait));
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
@@ -376,7 +385,10 @@ impl Waiter {
         let waits = may_wait && self.with_line(stands).unwrap_or(false);
         if !waits {
             (self.line, self.wait) = (None, None);
-            self.report_final(&decision);
+            // Unless its check has reported it: the request could wait then.
+            if !self.is_reported(&decision) {
+                self.charge.report(&decision);
+            }
             return Some(decision);
         }
         self.begin_wait(&decision);
@@ -408,17 +420,10 @@ impl Waiter {
         }
         log::hidden(failure);
         if self.wait.is_none() {
-            self.wait = self.charge.begin_undecided_wait();
+            self.wait = self.charge.report_undecided_wait();
         }
         self.phase = Phase::Waiting(Some(Err(error)));
         None
-    }
-
-    /// Reports a final denial, unless its check has reported it: the request could wait then.
-    fn report_final(&self, denied: &Decision) {
-        if !self.is_reported(denied) {
-            self.charge.report(denied);
-        }
     }
 
     /// Returns whether the last check has reported its denial.
@@ -429,7 +434,7 @@ impl Waiter {
 
     fn begin_wait(&mut self, decision: &Decision) {
         if self.wait.is_none() {
-            self.wait = self.charge.begin_wait(decision);
+            self.wait = self.charge.report_wait(decision);
         }
     }
 
@@ -513,21 +518,29 @@ impl Waiter {
 
     /// Waits until the request may proceed or is denied, and applies the failure policy of the
     /// limiters if their store fails. Returns what the request has taken, and of which charge.
-    pub(super) async fn finish(mut self) -> Result<(Charge, Outcome), Error> {
+    pub(super) async fn finish(self) -> Result<(Charge, Outcome), Error> {
+        let (decision, mut waiter) = self.decided().await?;
+        Ok(waiter.outcome(decision))
+    }
+
+    /// Waits like [`finish`](Self::finish). Returns the request that was decided about: with the
+    /// failure policy, it can be another one, which has the rest of the wait.
+    pub(super) async fn decided(mut self) -> Result<(Decision, Self), Error> {
         let error = match poll_fn(|cx| self.poll(cx)).await {
-            Ok(decision) => return Ok(self.outcome(decision)),
+            Ok(decision) => return Ok((decision, self)),
             Err(error) => error,
         };
         let rest = self.max_wait.at_most(self.remaining_wait());
         let is_endless = self.retries && matches!(self.max_wait, MaxWait::UpTo(ENDLESS));
-        match self.disarm().0.recover_by_limiter(error)? {
-            Recovered::Uncounted(decision) => Ok((Charge::exempt(), Outcome::of_nothing(decision))),
-            Recovered::Fallback(charge) => {
-                let mut waiter = Self::begin(charge, rest, is_endless);
-                let decision = poll_fn(|cx| waiter.poll(cx)).await?;
-                Ok(waiter.outcome(decision))
+        let mut waiter = match self.disarm().0.recover_by_limiter(error)? {
+            Recovered::Uncounted(decision) => {
+                Self::admitted(Charge::exempt(), Outcome::of_nothing(decision))
             }
-        }
+            Recovered::Fallback(charge) => Self::begin(self.action, charge, rest, is_endless),
+        };
+        waiter.leaves_delay = self.leaves_delay;
+        let decision = poll_fn(|cx| waiter.poll(cx)).await?;
+        Ok((decision, waiter))
     }
 
     /// Returns the charge of a request with this decision, and what it has taken.

@@ -33,11 +33,12 @@ pub(crate) use self::{
 };
 pub use self::{price::Bill, settle::Settle};
 use crate::{
-    limiter::{Holds, Learning},
+    limiter::Holds,
     middleware::{
         http::Http,
         protocol::{Protocol, ProtocolBase, Rejected},
     },
+    store::Task,
     sync::POLLED,
 };
 
@@ -151,7 +152,7 @@ pin_project! {
         Calling { #[pin] future: F },
         /// The response is there. It arrives after the block that it asks for, which then holds for
         /// a retry.
-        Learning { learning: Learning, response: Option<T> },
+        Learning { learning: Task, response: Option<T> },
         Rejecting { response: J },
         Done,
     }

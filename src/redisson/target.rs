@@ -8,8 +8,8 @@ use crate::{
     decision::{Outcome, Receipt},
     error::{Error, RateLimiterError},
     keys::Key,
-    limiter::{AnyLimiter, ForeignLimiter, IntoLimiter, report_released},
-    observe::LimiterObservers,
+    limiter::{AnyLimiter, ForeignLimiter, IntoLimiter},
+    observe::{Event, LimiterObservers},
     store::{Store, StoreFuture},
 };
 
@@ -45,7 +45,8 @@ impl ForeignLimiter for RateLimiter {
 
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64) {
         if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
-            report_released(&self.observers, self.label, &limiter.key(), units);
+            let key = &limiter.key();
+            self.observers.report(&Event::Released { limiter: self.label, key, units });
             limiter.release_later(units, units, *id);
         }
     }

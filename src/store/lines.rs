@@ -70,15 +70,10 @@ struct LineSet {
     /// By the hash of limiter and key. Two with equal hashes, which are unlikely, share a line.
     lines: HashMap<u64, KeyLine, RandomState>,
     turns: Turns,
-    watch: LineWatch,
-}
-
-/// What the lines know of their `Watchdog`s.
-#[derive(Debug, Default)]
-struct LineWatch {
+    /// By runtime, the waker of its `Watchdog` while that sleeps.
+    watchdogs: HashMap<runtime::Id, Option<Waker>>,
     /// When the first of them that runs then looks at the lines; `None` before the first look.
-    at: Option<Instant>,
-    wakers: HashMap<runtime::Id, Option<Waker>>,
+    looks_at: Option<Instant>,
 }
 
 /// A limit of a request, as a line needs it.
@@ -290,12 +285,9 @@ impl Lines {
     /// it `takes` the last ones.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn found_full(&self, keys: impl IntoIterator<Item = u64>, takes: bool) {
-        let mut keys = keys.into_iter().peekable();
-        if keys.peek().is_some() {
-            self.change(|state, LineChange { now, .. }| {
-                keys.for_each(|key| state.turns.found_full(key, takes, *now));
-            });
-        }
+        self.change(|state, LineChange { now, .. }| {
+            keys.into_iter().for_each(|key| state.turns.found_full(key, takes, *now));
+        });
     }
 
     /// Records that this process returns units of a key, which it has held since `taken`. After a
@@ -307,7 +299,7 @@ impl Lines {
 
     /// Returns whether requests stand in this line.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn is_waited_for(&self, line: u64) -> bool {
+    pub(crate) fn has_waiting(&self, line: u64) -> bool {
         lock(&self.state).lines.contains_key(&line)
     }
 
@@ -345,11 +337,11 @@ impl LineSet {
         let found = self.lines.get_mut(&line)?;
         let result = update(found, change);
         if let Some(at) = found.absent_at(change.now)
-            && self.watch.at.is_some_and(|watched| at < watched)
+            && self.looks_at.is_some_and(|watched| at < watched)
         {
-            self.watch.at = Some(at);
+            self.looks_at = Some(at);
             // Two: one of their runtimes may stand still. It is not woken again before it looks.
-            let asleep = self.watch.wakers.values_mut().filter_map(Option::take);
+            let asleep = self.watchdogs.values_mut().filter_map(Option::take);
             change.woken.extend(asleep.take(2));
         }
         if found.waiting.is_empty() {
@@ -389,8 +381,8 @@ impl LineSet {
 
     /// Returns whether a runtime is to start a `Watchdog`: it has none.
     fn begin_watch(&mut self, runtime: runtime::Id) -> bool {
-        let is_new = !self.watch.wakers.contains_key(&runtime);
-        self.watch.wakers.entry(runtime).or_default();
+        let is_new = !self.watchdogs.contains_key(&runtime);
+        self.watchdogs.entry(runtime).or_default();
         is_new
     }
 
@@ -403,17 +395,17 @@ impl LineSet {
         change: &mut LineChange,
     ) -> Option<Instant> {
         if self.lines.is_empty() {
-            change.dropped.extend(self.watch.wakers.remove(&runtime).flatten());
+            change.dropped.extend(self.watchdogs.remove(&runtime).flatten());
             return None;
         }
-        mem::swap(self.watch.wakers.entry(runtime).or_default(), waker);
+        mem::swap(self.watchdogs.entry(runtime).or_default(), waker);
         let now = change.now;
-        if self.watch.at.is_none_or(|at| at <= now) {
+        if self.looks_at.is_none_or(|at| at <= now) {
             let next = self.lines.values_mut().filter_map(|line| line.look(change)).min();
             let longest = now + LONGEST_LOOK;
-            self.watch.at = Some(next.map_or(longest, |at| at.clamp(now + STALL / 4, longest)));
+            self.looks_at = Some(next.map_or(longest, |at| at.clamp(now + STALL / 4, longest)));
         }
-        self.watch.at
+        self.looks_at
     }
 }
 
@@ -788,7 +780,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         if let Some(lines) = self.lines.upgrade().filter(|_| !self.has_ended) {
             lines.change(|state, change| {
-                change.dropped.extend(state.watch.wakers.remove(&self.runtime).flatten());
+                change.dropped.extend(state.watchdogs.remove(&self.runtime).flatten());
             });
         }
     }

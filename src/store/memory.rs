@@ -30,8 +30,8 @@ use self::{
     slots::{Slot, Slots},
 };
 use super::{
-    AnyStore, BackgroundTask, EndedHold, LimitRequest, Names, Offer, Released, Reporting, Sealed,
-    Settings, Store, StoreFuture, StoreRequest,
+    AnyStore, EndedHold, LimitRequest, Names, Offer, Reporting, Sealed, Settings, Store,
+    StoreFuture, StoreRequest, Task,
 };
 use crate::{
     algorithm::{Action, EngineRequest, Release},
@@ -162,8 +162,8 @@ pub(super) struct LockedShard<'a> {
     shard: MutexGuard<'a, Shard>,
     hash: u64,
     now: i64,
-    /// Whether this request has inserted the key, so that the number of keys is to be reported.
-    is_new: bool,
+    /// Whether the number of keys has changed, so that it is to be reported.
+    count_changed: bool,
 }
 
 /// What [`MemoryStore::decide_in_place`] does not decide.
@@ -312,29 +312,30 @@ impl MemoryStore {
     ) -> Result<Outcome, NotInPlace<'_>> {
         let LimitRequest { settings, key, .. } = *limit;
         let (key, action) = (key.as_bytes(), request.action);
-        let LockedShard { mut shard, hash, mut now, mut is_new } = self.locked_shard(settings, key);
+        let LockedShard { mut shard, hash, mut now, mut count_changed } =
+            self.locked_shard(settings, key);
         loop {
             let engine_request = shard.request(request, limit, now);
             if let Some(entry) = shard.find(hash, settings, key) {
                 if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
                     drop(shard);
-                    self.report_after(request, is_new);
+                    self.report_after(request, count_changed);
                     return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                 }
                 // A copy: the request itself stays in registers.
                 let engine_request = EngineRequest { ..engine_request };
                 if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
                     drop(shard);
-                    self.report_after(request, is_new);
+                    self.report_after(request, count_changed);
                     return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
                 }
             } else if action.commits() || matches!(action, Action::Block { duration: 1.. }) {
-                let locked = LockedShard { shard, hash, now, is_new };
-                LockedShard { shard, now, is_new, .. } =
+                let locked = LockedShard { shard, hash, now, count_changed };
+                LockedShard { shard, now, count_changed, .. } =
                     self.with_new_key(locked, settings, key).map_err(NotInPlace::Failed)?;
                 continue;
             }
-            return Err(NotInPlace::Locked(LockedShard { shard, hash, now, is_new }));
+            return Err(NotInPlace::Locked(LockedShard { shard, hash, now, count_changed }));
         }
     }
 
@@ -346,7 +347,7 @@ impl MemoryStore {
         limit: &LimitRequest<'_>,
         undecided: NotInPlace<'_>,
     ) -> StoreFuture<Outcome> {
-        let LockedShard { mut shard, hash, now, is_new } = match undecided {
+        let LockedShard { mut shard, hash, now, count_changed } = match undecided {
             NotInPlace::Locked(locked) => locked,
             NotInPlace::Failed(error) => return StoreFuture::ready(Err(error.into())),
         };
@@ -358,15 +359,15 @@ impl MemoryStore {
             None => Entry::new(settings, key).decide(settings, &engine_request),
         };
         drop(shard);
-        self.report_after(request, is_new);
+        self.report_after(request, count_changed);
         Outcome::new(limit.policy(), reply, request.action, 0.0).into()
     }
 
-    /// Reports the number of keys if it `is_new`, and calls the lines of the keys after an action
-    /// that can return units. Not while a shard is locked.
+    /// Reports the number of keys if it has changed, and calls the lines of the keys after an
+    /// action that can return units. Not while a shard is locked.
     #[inline(always)]
-    fn report_after(&self, request: &StoreRequest<'_>, is_new: bool) {
-        if is_new {
+    fn report_after(&self, request: &StoreRequest<'_>, count_changed: bool) {
+        if count_changed {
             self.report_keys();
         }
         if matches!(request.action, Action::Refund | Action::Unblock) {
@@ -398,13 +399,13 @@ impl MemoryStore {
                 let slot = self.evict_elsewhere(&[self.shard_index(hash)], &mut search)?;
                 locked = self.lock_shard(hash);
                 if locked.shard.find(hash, settings, key).is_some() {
-                    locked.is_new = true; // another thread has inserted it: a slot is free
+                    locked.count_changed = true; // another thread has inserted it: a slot is free
                     return Ok(locked);
                 }
                 slot
             }
         };
-        locked.is_new = true;
+        locked.count_changed = true;
         locked.shard.insert(locked.hash, Entry::new(settings, key), hasher, slot);
         Ok(locked)
     }
@@ -499,7 +500,7 @@ impl MemoryStore {
         let reading = self.0.clock.now();
         let mut shard = self.shard(hash);
         let now = shard.instant(reading, &self.0.clock);
-        LockedShard { shard, hash, now, is_new: false }
+        LockedShard { shard, hash, now, count_changed: false }
     }
 
     #[inline]
@@ -548,7 +549,7 @@ impl Store for MemoryStore {
         key: &Key<'_>,
         release: Release,
         offer: Option<Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
         if offer.is_none_or(|offer| offer.end()) {
             self.return_units(settings, key, &[release]);
         }
@@ -587,7 +588,7 @@ impl Store for MemoryStore {
         Some(self.0.clock.instant(ends))
     }
 
-    fn spawn_background(&self, mut task: BackgroundTask) {
+    fn spawn_background(&self, mut task: Task) {
         // The answers of this store are ready immediately.
         let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }

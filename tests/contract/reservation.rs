@@ -98,7 +98,7 @@ async fn units_that_outgrow_four_bytes_beside_a_reservation_leave_the_key_readab
     let server = RedisServer::start();
     let quota = Quota::per_hour(4_000_000_000);
     for buckets in [1, 9] {
-        let algorithm = Algorithm::SlidingWindow { buckets };
+        let algorithm = Algorithm::sliding_window().buckets(buckets);
         let in_redis = support::redis_store(&server).await;
         for limiter in [
             Limiter::new("large", MemoryStore::new(), algorithm, quota),

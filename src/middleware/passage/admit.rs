@@ -110,7 +110,7 @@ impl<P: ProtocolBase> Shared<P> {
         }
         // A reload in between must not let it reserve an instant.
         let max_wait = if is_first { MaxWait::NONE } else { max_wait };
-        let answer = charge.decide(Action::Check, max_wait);
+        let answer = charge.decide(Action::HOLD, max_wait);
         Asked::of(answer, &mut bill.outcome)
     }
 
@@ -194,7 +194,8 @@ impl<P: ProtocolBase> Shared<P> {
             // Most requests of a limiter in memory need not wait. Those that have to wait take a
             // slot afterwards.
             (Some(limiter), Price::Units(key, _))
-                if limiter.is_immediate() && !(limiter.only_holds() && limiter.is_waited_for()) =>
+                if limiter.is_immediate()
+                    && !(limiter.only_holds() && limiter.store_has_lines()) =>
             {
                 if !self.wait_queue.has_room(limiter, key) {
                     return self.decide_at_once(bill);
@@ -206,9 +207,10 @@ impl<P: ProtocolBase> Shared<P> {
                 let Some(slot) = self.wait_queue.enter(charge) else {
                     return self.decide_without_room(max_wait, bill);
                 };
-                if charge.is_waited_for(max_wait) {
-                    let waiter = Waiter::begin(self.take_charge(bill), max_wait, false);
-                    return self.begin_wait(waiter, Some(slot));
+                if charge.would_queue(max_wait) {
+                    let charge = self.take_charge(bill);
+                    let waiter = Waiter::begin(Action::HOLD, charge, max_wait, false);
+                    return self.waits(waiter, Some(slot));
                 }
                 Some(slot)
             }
@@ -224,10 +226,10 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Decides about a request that could wait if there were room. It overtakes none that waits.
     fn decide_without_room(&self, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
-        if !self.charge(bill).is_waited_for(max_wait) {
+        if !self.charge(bill).would_queue(max_wait) {
             return self.decide_at_once(bill);
         }
-        self.begin_wait(Waiter::begin_without_room(self.take_charge(bill)), None)
+        self.waits(Waiter::begin_without_room(self.take_charge(bill)), None)
     }
 
     /// Lets a request wait for its reservation, or for the end of holds or of a block, if there is
@@ -266,10 +268,11 @@ impl<P: ProtocolBase> Shared<P> {
         max_wait: MaxWait,
         slot: Option<WaitSlot>,
     ) -> Verdict {
-        self.begin_wait(Waiter::new(self.take_charge(bill), answer, max_wait), slot)
+        let waiter = Waiter::new(Action::HOLD, self.take_charge(bill), answer, max_wait);
+        self.waits(waiter, slot)
     }
 
-    fn begin_wait(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Verdict {
+    fn waits(&self, waiter: Waiter, slot: Option<WaitSlot>) -> Verdict {
         let waits_for_store = self.on_failure == FailurePolicy::Wait;
         let waiter = waiter.max_lateness(self.max_lateness).wait_for_store(waits_for_store);
         Ok(Some(Box::new(waiter.wait_slot(slot))))

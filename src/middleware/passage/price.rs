@@ -7,12 +7,13 @@ use super::settle::RequestHolds;
 use crate::{
     decision::{Decision, Outcome},
     keys::Key,
-    limiter::{AnyLimiter, Charge, IntoLimiter, Learning, VendorState, Waiter},
+    limiter::{AnyLimiter, Charge, IntoLimiter, VendorState, Waiter},
     middleware::{
         extractor::{KeyExtractor, watched},
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Lookup, Rule},
     },
+    store::Task,
 };
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
@@ -75,7 +76,7 @@ impl Bill {
     }
 
     /// Returns the call by which the limit adopts what a response says, if that is new.
-    pub(super) fn learn(&self, vendor: VendorState) -> Option<Learning> {
+    pub(super) fn learn(&self, vendor: VendorState) -> Option<Task> {
         self.charge()?.learn(vendor, self.decision()?.remaining())
     }
 }

@@ -17,7 +17,7 @@ impl MemoryStore {
     pub(super) fn decide_combined(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let StoreRequest { action, limits, counts, .. } = *request;
         let (mut slots, mut combined) = (Vec::new(), Combined::default());
-        let is_new = loop {
+        let count_changed = loop {
             let (shards, missing) = (PerLimit::new(), Vec::new());
             let mut locked = Locked { store: self, now: 0, shards, missing };
             let mut keys = PerLimit::new();
@@ -44,13 +44,13 @@ impl MemoryStore {
             combined.commit(keys.iter_mut(), admission, |key, reply| {
                 key.follow(&mut locked, request, admission, reply);
             });
-            let is_new = !locked.missing.is_empty();
-            if is_new {
+            let count_changed = !locked.missing.is_empty();
+            if count_changed {
                 locked.insert_missing(&keys, slots);
             }
-            break is_new;
+            break count_changed;
         };
-        self.report_after(request, is_new);
+        self.report_after(request, count_changed);
         let policies = limits.iter().map(LimitRequest::policy);
         let Combined { replies, binding } = &combined;
         Outcome::of_several(policies, replies, *binding, counts, action, 0.0).into()

@@ -26,7 +26,7 @@ use crate::{
     decision::Outcome,
     keys::Key,
     observe::{Event, Observers},
-    store::{LimitRequest, Settings},
+    store::{LimitRequest, Settings, Task},
     sync::{lock, wake_all},
 };
 
@@ -489,15 +489,13 @@ pub(super) struct Queued {
     batch: Arc<CheckBatch>,
     index: usize,
     /// The call of the batch, if the caller executes it.
-    own_call: Option<OwnCall>,
+    own_call: Option<Task>,
     is_done: bool,
 }
 
-pub(super) type OwnCall = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 impl Queued {
     /// Lets the caller execute the call of the batch, which has no other checks.
-    pub(super) fn executed_by_caller(mut self, call: OwnCall) -> Self {
+    pub(super) fn executed_by_caller(mut self, call: Task) -> Self {
         self.own_call = Some(call);
         self
     }

@@ -103,7 +103,7 @@ impl Keeper {
         let change = denials.begin_return(&hold.settings, &hold.key);
         let _open = ends.begin(key);
         // Units that count at a time are free when they are returned, and not before.
-        if !hold.settings.params.spends() || lines.is_waited_for(key) {
+        if !hold.settings.params.spends() || lines.has_waiting(key) {
             ends.hurry();
         }
         let (is_renewed, is_settled, _change) = (false, false, change);

@@ -34,8 +34,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        BackgroundTask, Flushed, Health, HoldGuard, LimitRequest, MemoryStore, Names, Offer, Ping,
-        Released, RenewableHold, Sealed, Settings, Store, StoreFuture, StoreRequest,
+        Health, HoldGuard, LimitRequest, MemoryStore, Names, Offer, Ping, RenewableHold, Sealed,
+        Settings, Store, StoreFuture, StoreRequest, Task,
         denials::{Denials, Lookup},
     },
 };
@@ -625,7 +625,7 @@ impl Store for RedisStore {
         key: &Key<'_>,
         release: Release,
         offer: Option<Arc<Offer>>,
-    ) -> Option<Released> {
+    ) -> Option<Task> {
         let begin = {
             let (denials, settings) = (self.backend.denials.clone(), settings.clone());
             let key = key.clone().into_owned();
@@ -671,7 +671,7 @@ impl Store for RedisStore {
         self.backend.denials.blocked_until(settings, key)
     }
 
-    fn spawn_background(&self, task: BackgroundTask) {
+    fn spawn_background(&self, task: Task) {
         let open = self.backend.calls.begin();
         let task = async move {
             task.await;
@@ -688,7 +688,7 @@ impl Store for RedisStore {
         Some(self.fallback.get_or_init(MemoryStore::new))
     }
 
-    fn flush(&self) -> Flushed {
+    fn flush(&self) -> Task {
         let store = self.clone();
         Box::pin(async move { Self::flush(&store).await })
     }
