@@ -43,7 +43,7 @@ impl io::Write for Log {
     }
 }
 
-/// Runs a case of a test of `observe.rs` in a process of its own, without a subscriber. Returns what
+/// Runs a case of a test of `observe.rs` in another process, without a subscriber. Returns what
 /// this crate has printed there; in that process, the case.
 pub fn lines_of_another_process(test: &str, case: &str) -> Result<Vec<String>, String> {
     const CASE: &str = "CASE_WITHOUT_A_SUBSCRIBER";
