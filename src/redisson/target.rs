@@ -45,8 +45,8 @@ impl ForeignLimiter for RateLimiter {
 
     fn release_in_background(&self, key: &Key<'_>, receipt: &Receipt, units: u64) {
         if let (Ok(limiter), Receipt::Id(id)) = (self.for_key(key), receipt) {
-            let (limiter, key) = (self.label, &limiter.key());
-            self.observers.report(&Event::Released { limiter, key, units });
+            let key = &limiter.key();
+            self.observers.report(&Event::Released { limiter: self.label, key, units });
             limiter.release_later(units, units, *id);
         }
     }
