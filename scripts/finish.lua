@@ -71,7 +71,7 @@ else
     local holds = lifetime > 0
     if commits and admitted and not holds then
       -- Units that are spent whatever is left are used now: the requests that wait may leave.
-      before = wait > 0 and can_be_denied and encode(true, cost)
+      before = wait > 0 and can_be_denied and encode(true)
       commit(now + wait, cost)
     end
     local state = described(found_state())

@@ -69,6 +69,16 @@ function expiry_now()
   return expiry_after(reset_after())
 end
 
+-- Returns a state in the form of another one, which may have grown: both stand in the value, in one
+-- form.
+local function grown(state, other)
+  if #state < #other then
+    decode(state)
+    state = encode(true)
+  end
+  return state
+end
+
 -- Few calls need the functions of this and of `reserving`, and each takes time to create.
 local function tails()
   -- The base and the entries behind it, if a request waits.
@@ -112,7 +122,7 @@ local function tails()
     end
   end
 
-  -- Counts the entries in the state again. Returns the base and the entries, if any are left.
+  -- Counts the entries in the state again. Returns the base, and the entries that are left.
   local function recount(entries)
     local base, packed = encode(true), {}
     for _, entry in ipairs(entries) do
@@ -121,7 +131,7 @@ local function tails()
         packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
       end
     end
-    return packed[1] and base .. table.concat(packed) or ''
+    return base, table.concat(packed)
   end
 
   return {fold = fold, lower = lower, read = read_tail, recount = recount}
@@ -147,7 +157,8 @@ local function reserving()
     end
     local entry = struct.pack('<dd', instant, cost)
     local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
-    put(head .. encode(true) .. rest, expiry_after(reset))
+    local base = encode(true)
+    put(grown(head, base) .. base .. rest, expiry_after(reset))
   end
 
   -- Stores the state with a reservation, and with `more` entries behind it, if no request waits
@@ -218,12 +229,13 @@ if returns then
         refund(instant, units)
       end
     end
-    local behind, reset = tails.recount(entries), reset_after()
-    local head = reset > 0 and encode(behind ~= '') or ''
-    if behind ~= '' and head == before then
+    local base, behind = tails.recount(entries)
+    local reset, waits = reset_after(), behind ~= ''
+    local head = reset > 0 and encode(waits) or ''
+    if waits and head == before then
       return true
     end
-    put(head .. behind, expiry_after(reset))
+    put(waits and head .. grown(base, head) .. behind or head, expiry_after(reset))
   end
 end
 
@@ -232,10 +244,7 @@ end
 function store(before, instant)
   local reset = reset_after()
   local head = before and encode(true)
-  if before and #before ~= #head then -- the state has grown
-    decode(before)
-    before = encode(true)
-  end
+  before = before and grown(before, head)
   if before and not stale then
     reserving()(head, before, instant, cost, '', reset)
   elseif before then
@@ -245,14 +254,15 @@ function store(before, instant)
   elseif found and #found > size and not stale then
     -- The request proceeds before requests that wait, but behind those that cannot be released.
     head = encode(true)
-    local tails, behind = tails(), nil
+    local tails, value = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
       commit(now + earliest(-math.huge), cost)
-      behind = encode(true) .. string.sub(tail, position)
+      local base = encode(true)
+      value = grown(head, base) .. base .. string.sub(tail, position)
     end
-    put(behind and head .. behind or encode(), expiry_after(reset))
+    put(value or encode(), expiry_after(reset))
   else
     put(encode(), expiry_after(reset))
   end

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 9c053b6f361507bbc7dd81cf3165156d0e966279
+-- EVALSHA names the text below this line d6180abe464bafdf981773f8dd6b9eb462aa5487
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -982,6 +982,14 @@ function expiry_now()
   return expiry_after(reset_after())
 end
 
+local function grown(state, other)
+  if #state < #other then
+    decode(state)
+    state = encode(true)
+  end
+  return state
+end
+
 local function tails()
   local function read_tail(size)
     local tail = get(size, -1)
@@ -1028,7 +1036,7 @@ local function tails()
         packed[#packed + 1] = struct.pack('<dd', entry[1], entry[2])
       end
     end
-    return packed[1] and base .. table.concat(packed) or ''
+    return base, table.concat(packed)
   end
 
   return {fold = fold, lower = lower, read = read_tail, recount = recount}
@@ -1052,7 +1060,8 @@ local function reserving()
     end
     local entry = struct.pack('<dd', instant, cost)
     local rest = string.sub(tail, first, ahead - 1) .. entry .. more .. string.sub(tail, behind)
-    put(head .. encode(true) .. rest, expiry_after(reset))
+    local base = encode(true)
+    put(grown(head, base) .. base .. rest, expiry_after(reset))
   end
 
   local function reserve(head, before, instant, cost, more, reset)
@@ -1115,22 +1124,20 @@ if returns then
         refund(instant, units)
       end
     end
-    local behind, reset = tails.recount(entries), reset_after()
-    local head = reset > 0 and encode(behind ~= '') or ''
-    if behind ~= '' and head == before then
+    local base, behind = tails.recount(entries)
+    local reset, waits = reset_after(), behind ~= ''
+    local head = reset > 0 and encode(waits) or ''
+    if waits and head == before then
       return true
     end
-    put(head .. behind, expiry_after(reset))
+    put(waits and head .. grown(base, head) .. behind or head, expiry_after(reset))
   end
 end
 
 function store(before, instant)
   local reset = reset_after()
   local head = before and encode(true)
-  if before and #before ~= #head then
-    decode(before)
-    before = encode(true)
-  end
+  before = before and grown(before, head)
   if before and not stale then
     reserving()(head, before, instant, cost, '', reset)
   elseif before then
@@ -1139,14 +1146,15 @@ function store(before, instant)
     put('')
   elseif found and #found > size and not stale then
     head = encode(true)
-    local tails, behind = tails(), nil
+    local tails, value = tails(), nil
     local tail = tails.read(size)
     if tail then
       local position = tails.fold(tail, size)
       commit(now + earliest(-math.huge), cost)
-      behind = encode(true) .. string.sub(tail, position)
+      local base = encode(true)
+      value = grown(head, base) .. base .. string.sub(tail, position)
     end
-    put(behind and head .. behind or encode(), expiry_after(reset))
+    put(value or encode(), expiry_after(reset))
   else
     put(encode(), expiry_after(reset))
   end
@@ -1473,7 +1481,7 @@ else
     local before
     local holds = lifetime > 0
     if commits and admitted and not holds then
-      before = wait > 0 and can_be_denied and encode(true, cost)
+      before = wait > 0 and can_be_denied and encode(true)
       commit(now + wait, cost)
     end
     local state = described(found_state())

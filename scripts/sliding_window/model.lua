@@ -131,9 +131,8 @@ function decode(state, is_head)
   return state
 end
 
--- `more`: the units that the next state has more. It stands before this one, in the same form.
-function encode(_, more)
-  if form == NARROW and math.max(unpack(counts, 1, parts + 1)) + (more or 0) > MAX_NARROW then
+function encode()
+  if form == NARROW and math.max(unpack(counts, 1, parts + 1)) > MAX_NARROW then
     use_form(WIDE)
   end
   local head = struct.pack(STATE, form, parts, length, start, at, last, count_inside(index))

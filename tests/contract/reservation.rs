@@ -94,6 +94,28 @@ async fn units_that_are_spent_beside_reservations_do_not_stay_behind_them() {
 }
 
 #[tokio::test]
+async fn units_that_outgrow_four_bytes_beside_a_reservation_leave_the_key_readable() {
+    let server = RedisServer::start();
+    let quota = Quota::per_hour(4_000_000_000);
+    for buckets in [1, 9] {
+        let algorithm = Algorithm::sliding_window().buckets(buckets);
+        let in_redis = support::redis_store(&server).await;
+        for limiter in [
+            Limiter::new("large", MemoryStore::new(), algorithm, quota),
+            Limiter::new("large", in_redis, algorithm, quota),
+        ] {
+            let key = buckets.to_string();
+            assert!(limiter.check(&*key).cost(4_000_000_000).await.unwrap().is_allowed());
+            let first = limiter.reserve(&*key, 5, 9 * HOUR).await.unwrap().admitted().unwrap();
+            limiter.spend(&*key, 300_000_000).await.unwrap();
+            let second = limiter.reserve(&*key, 5, 9 * HOUR).await.unwrap().admitted().unwrap();
+            assert!(second.delay() > first.delay() && first.delay() > HOUR / 20, "{buckets}");
+            assert!(!limiter.check(&*key).await.unwrap().is_allowed(), "{buckets}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_reservation_that_is_kept_stays_spent() {
     let server = RedisServer::start();
     for algorithm in ALGORITHMS {

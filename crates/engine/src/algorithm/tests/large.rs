@@ -7,9 +7,10 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
 use super::{
     super::{
-        Action, Algorithm, EngineReply, EngineRequest, Params, Refill, State,
+        Action, Algorithm, EngineReply, EngineRequest, Lifetime, Params, Refill, Release, State,
         arithmetic::{ceil_div, closest_above},
     },
+    agreement::{both, same_states},
     backends::{Backend, RedisServer, START, Scripted, check},
     generators::large,
 };
@@ -310,6 +311,47 @@ fn units_spent_without_a_limit_are_counted_up_to_the_largest_quota_at_least() {
                 assert!(!key.admits(1, 1_000_000_000), "{algorithm} {quota}");
                 assert_eq!(key.remaining(1_000_000_000), 0, "{algorithm} {quota}");
             });
+        }
+    }
+}
+
+/// Units that are spent meanwhile count before the reservation, and in the newest state behind it.
+#[test]
+fn the_states_around_reservations_grow_together() {
+    let server = RedisServer::start();
+    let quota = Quota::per_hour(4_000_000_000);
+    let (second, hour) = (1_000_000, 3_600_000_000);
+    let holding = Action::Hold { lifetime: Lifetime::new(8_000_000), epoch: None };
+    for (buckets, holds) in [(1, false), (1, true), (9, false), (9, true)] {
+        let params = Params::new(Algorithm::SlidingWindow { buckets }, quota).unwrap();
+        let (mut scripted, mut twin) = (Scripted::new(&server, "{key}"), State::default());
+        scripted.forget();
+        let mut act = |action, cost: i64, max_wait, ahead| {
+            let request = EngineRequest { action, max_wait, ..check(cost, START + ahead) };
+            let reply = both(&mut scripted, &mut twin, &params, request);
+            same_states(&mut scripted, &params, &twin, START + ahead, "the states");
+            assert!(reply.admitted, "{buckets} {holds} {request:?}: {reply:?}");
+            reply
+        };
+        let used = if holds { 3_700_000_000 } else { 4_000_000_000 };
+        if holds {
+            act(holding, 300_000_000, 0, 0);
+            act(Action::Spend, 500_000_000, 0, 0);
+        }
+        act(Action::Check, used - if holds { 500_000_000 } else { 0 }, 0, 1);
+        let first = act(Action::Check, 5, 3 * hour, 2);
+        assert!(first.known_wait() > hour / 9);
+        if !holds {
+            act(Action::Spend, 300_000_000, 0, 3);
+        }
+        let now = 20 * second; // the hold is over
+        let last = act(Action::Check, 1, 3 * hour, now);
+        act(Action::Spend, 1, 0, now + 1);
+        for reply in [last, first] {
+            let release = Release { instant: Some(reply.instant), units: 1 };
+            twin.release(&params, START + now + 2, &[release]);
+            scripted.release(&params, START + now + 2, &[release]);
+            same_states(&mut scripted, &params, &twin, START + now + 2, "after a release");
         }
     }
 }

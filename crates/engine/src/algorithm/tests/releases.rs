@@ -19,7 +19,7 @@ enum Step {
     /// A cost, and the longest wait in 1/1000 of a window.
     Check(u32, u32),
     /// Units that are spent without asking.
-    Spend(u32),
+    Spend(i64),
     /// Requests that are dropped together.
     Drop(Vec<Index>),
     /// Units of no particular decision.
@@ -32,12 +32,18 @@ enum Step {
     Change,
 }
 
+/// Steps in which few units are spent, more than a quota, or about as many as fit in four bytes.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let each = prop_oneof![6 => Just((1, 1)), 1 => Just((10, 4)), 1 => Just((1 << 30, 4))];
+    each.prop_flat_map(|(each, weight)| steps_that_spend(each, weight))
+}
+
+fn steps_that_spend(each: i64, weight: u32) -> impl Strategy<Value = Vec<Step>> {
     let wait = prop_oneof![2 => Just(0), 3 => 0_u32..3_000];
     let pass = prop_oneof![4 => 0_u32..100, 1 => 100_u32..1_500];
     let step = prop_oneof![
         12 => (1_u32..6, wait).prop_map(|(cost, wait)| Step::Check(cost, wait)),
-        1 => (1_u32..5).prop_map(Step::Spend),
+        weight => (1_i64..5).prop_map(move |units| Step::Spend(units * each)),
         3 => prop::collection::vec(any::<Index>(), 1..5).prop_map(Step::Drop),
         1 => (1_u32..5).prop_map(Step::Grant),
         1 => Just(Step::Lose),
@@ -135,11 +141,12 @@ impl<B: Lossy> History<'_, B> {
     fn step(&mut self, step: &Step) {
         match step {
             Step::Check(cost, max_wait) => self.check(*cost, *max_wait),
-            Step::Spend(units) if self.can_wait() => {
+            Step::Spend(units) => {
+                // A change of the quota counts a debt as at most what 100 years refill.
+                let most = if self.can_wait() { i64::MAX } else { 36_500 };
                 let action = Action::Spend;
-                self.admit(EngineRequest { action, ..check(*units, self.now) });
+                self.admit(EngineRequest { action, ..check(*units.min(&most), self.now) });
             }
-            Step::Spend(_) => {}
             Step::Drop(which) => self.release(which),
             Step::Grant(units) => self.grant(*units),
             Step::Lose => {
