@@ -50,7 +50,11 @@ end
 
 function write(key, found, sum, slot, by, granted)
   if not sum then
-    return replace(key, found, nil, by > buckets and now or opening(slot - by + buckets + 1))
+    local i = 1 -- of the newest count that is not 0
+    while by <= buckets and count_at(found, i) == 0 do
+      i = i + 1
+    end
+    return replace(key, found, nil, by > buckets and now or opening(slot - by - i + buckets + 2))
   end
   local newest = by == 0 and count_at(found, 1) + granted or granted
   if key and newest > granted and slot < buckets then -- the expiry stays

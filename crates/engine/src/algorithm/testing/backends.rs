@@ -58,7 +58,7 @@ pub struct Scripted {
     pub connection: redis::Connection,
     key: String,
     has_fast_path: bool,
-    /// Gets the same requests, and stores the same bytes.
+    /// Gets the same requests, and stores the same bytes for as long.
     engine: Option<Box<Scripted>>,
 }
 
@@ -136,7 +136,7 @@ impl Scripted {
     fn compare<T: PartialEq + fmt::Debug>(&mut self, reply: &T, by: impl FnOnce(&mut Self) -> T) {
         let Some(mut engine) = self.engine.take() else { return };
         assert_eq!(reply, &by(&mut engine));
-        let [fast, slow] = [&mut *self, &mut *engine].map(Self::bytes);
+        let [fast, slow] = [&mut *self, &mut *engine].map(|key| (key.bytes(), key.expiry()));
         assert_eq!(fast, slow, "{reply:?}");
         self.engine = Some(engine);
     }

@@ -8,7 +8,7 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 use super::{
     super::{
         Action, Algorithm, Combined, EngineReply, EngineRequest, HoldAction, HoldChange,
-        HoldReceipt, HoldReply, Lifetime, Params, State, arithmetic::ceil_div, combine,
+        HoldReceipt, HoldReply, Lifetime, Params, Release, State, arithmetic::ceil_div, combine,
     },
     agreement::{both, same_states},
     backends::{Backend, Holds, RedisServer, START, Scripted, check, eval_limits},
@@ -198,6 +198,22 @@ fn the_end_of_a_hold_by_another_burst_leaves_the_expiry_that_the_fast_path_count
     assert!(key.decide(&burst(1_000), check(900, START + 2 * SECOND / 5)).admitted);
     let reply = key.decide(&burst(1_000), check(900, START + 3 * SECOND));
     assert!(!reply.admitted, "{reply:?}");
+}
+
+#[test]
+fn a_hold_counts_from_the_newest_sub_window_that_is_not_empty() {
+    let server = RedisServer::start();
+    for buckets in [1, 4] {
+        let params = params(Algorithm::SlidingWindow { buckets });
+        let mut key = Scripted::beside_engine(&server, "{key}");
+        key.forget();
+        assert!(key.decide(&params, check(1, START)).admitted);
+        let now = START + 11 * SECOND;
+        assert!(key.decide(&params, check(1, now)).admitted);
+        // The newest count is 0 then.
+        key.release(&params, now, &[Release { instant: Some(now), units: 1 }]);
+        assert!(hold(&mut key, &params, now, 1).admitted, "{buckets}");
+    }
 }
 
 #[test]
