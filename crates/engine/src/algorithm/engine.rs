@@ -10,9 +10,10 @@ use super::{
 };
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
-/// stepped back. Returns whether the state is counted by these parameters from now on, too. `None`
-/// if the state is from a core, which it is at this instant, and the request waits. If it `HOLDS`,
-/// the quota is smaller by what is `held`: if the request is denied, as before it; if admitted.
+/// stepped back. Returns, too, whether these parameters count the state from now on. Returns `None`
+/// if the state `is_in_core`, which has no place for a reservation, and the request needs one. If
+/// it `HOLDS`, the units that are `held` make the quota smaller. They are two numbers: those that
+/// are held before the request, also if it is denied, and those after it, if it is admitted.
 #[inline(always)]
 fn decide<M: Model, const HOLDS: bool>(
     Reserved { state, waiting }: &mut Reserved<M>,
@@ -67,8 +68,8 @@ fn decide<M: Model, const HOLDS: bool>(
                 return None;
             }
             // Units that are spent whatever is left are used now: the requests may leave.
-            let instant = if action.can_be_denied() { instant } else { now };
-            waiting.insert(now, Reservation { instant, cost }, state, params);
+            let at = if action.can_be_denied() { instant } else { now };
+            waiting.insert(now, Reservation { instant: at, cost }, state, params);
         }
         state.commit(instant, cost, params);
     }

@@ -63,6 +63,15 @@ impl Params {
         }
     }
 
+    /// Spends the units of all slots that have ended, and forgets what is held if that is nothing.
+    #[inline]
+    fn forget_expired(&self, state: &mut State, now: i64) {
+        if let Held::Expiring(_) = state.held {
+            self.expire_holds(state, now);
+            state.held.forget_if_empty();
+        }
+    }
+
     /// Decides about a state without a block, beside units that are `held`: the sum of them, if
     /// `HOLDS`.
     #[inline(never)]
@@ -77,18 +86,15 @@ impl Params {
 
     /// Counts units that were held, and are used now.
     pub fn spend(&self, state: &mut State, units: i64, now: i64) {
-        if let Held::Expiring(_) = state.held {
-            self.expire_holds(state, now);
-            state.held.forget_if_empty();
-        }
+        self.forget_expired(state, now);
         if state.blocked_until <= now {
             state.blocked_until = 0;
         }
         self.spend_bare(&mut state.spent, units, now);
     }
 
-    /// The same for a state without a block and holds. Inlined for itself: the compiler leaves out
-    /// what only the reply needs.
+    /// The same for a state without a block and holds. The decision is compiled into this function
+    /// once more, without what only a reply needs.
     #[inline(never)]
     pub(super) fn spend_bare(&self, spent: &mut Spent, units: i64, now: i64) {
         self.step_model::<false>(spent, 0, &EngineRequest::spend(units, now));
@@ -96,8 +102,7 @@ impl Params {
 
     /// Returns units to the state, as the algorithm counted them.
     pub fn return_units(&self, state: &mut State, now: i64, releases: &[Release]) {
-        self.expire_holds(state, now);
-        state.held.forget_if_empty();
+        self.forget_expired(state, now);
         self.return_bare(&mut state.spent, now, releases);
     }
 }
