@@ -1,8 +1,7 @@
 -- Each: decides about requests to keys of one limiter, each by itself. Texts replace STATE, the
 -- parameters of the algorithm; PLAIN, its fast path; and MODEL, its model to finish.lua. FAST is
--- fast.lua, HELD is held.lua, and ERRORS errors.lua. QUEUE is leaky_bucket/fast.lua, by which a
--- token bucket decides about requests that wait; other texts have none. What stands behind ENGINE
--- in state.lua goes in front of the model.
+-- fast.lua, HELD is held.lua, and ERRORS errors.lua. QUEUE is token_bucket/queue.lua; other
+-- algorithms have none. What stands behind ENGINE in state.lua goes in front of the model.
 -- The fast paths decide about the keys that they know, and leave the others to the engine. The
 -- functions of each part are made where the first key needs them: those of the engine alone would
 -- take longer than most decisions.
@@ -42,7 +41,7 @@ local function with_verdict(state, runs)
 end
 
 do
-  local fast, write, drain, longest, fast_held, fast_queue, write_queue
+  local fast, write, drain, longest, fast_held
   if is_common then
 -- PLAIN
   end
@@ -55,10 +54,10 @@ do
   for i = 1, #KEYS do
     key, is_denied = KEYS[i], false
     if position <= last then
-      local count
-      count, position = struct.unpack('<I2', items, position)
+      local runs
+      runs, position = struct.unpack('<I2', items, position)
       asked = {nil}
-      for j = 1, count do
+      for j = 1, runs do
         if action == 'holds' then
           asked[j], position = {struct.unpack('<dddddd', items, position)}, position + 48
         else
@@ -72,20 +71,12 @@ do
     local found, used, a, b, c, d, e
     local written, err, entries
     if is_common then
-      local value, is_held, write = values and values[i] or '', false, write
-      waits = false
+      local value, is_held, write_used = values and values[i] or '', false, write
       if not holds then
         found, used, a, b, c, d, e = fast(key, value, asked, 0)
       end
-      if waits then
-        if not fast_queue then
-          local fast, write
 -- QUEUE
-          fast_queue, write_queue = fast, write
-        end
-        is_denied, write = false, write_queue
-        found, used, a, b, c, d, e = fast_queue(key, value, asked)
-      elseif not found and drain and (holds or string.byte(value, -1) == 72) then
+      if not found and drain and (holds or string.byte(value, -1) == 72) then
         if not fast_held then
 -- HELD
         end
@@ -96,7 +87,7 @@ do
       if is_held and found and not written then
         written, err = replace(key, a, b, c)
       elseif found and not written then
-        written, err, entries = write(key, found, used, a, b, c, d, e)
+        written, err, entries = write_used(key, found, used, a, b, c, d, e)
       end
     end
     reply[i + 1] = found and is_denied and with_verdict(found, asked) or found

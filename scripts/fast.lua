@@ -11,7 +11,7 @@
 --        An algorithm without it has no fast path beside holds (held.lua).
 
 local is_denied -- whether a request of the key at work is denied
-local waits -- whether requests wait for a token bucket
+local waits, fast_waiting, write_waiting -- of a token bucket; see queue.lua
 
 -- Returns what is used after these requests, of `size`, if each unit of their costs takes `parts`,
 -- and what is missing for the one that is denied longest; none if one of them has to wait. Each run

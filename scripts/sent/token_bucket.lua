@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line d6180abe464bafdf981773f8dd6b9eb462aa5487
+-- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, token_bucket/queue.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
+-- EVALSHA names the text below this line 0cf2cb1268810b4e2c0abefdf5104b3e151f1d99
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -35,7 +35,7 @@ local is_common, spends, reads = can_be_denied or holds, true, true
 local reply, unknown, asks, errors, pending = {now, nil}, nil, nil, nil, nil
 
 local is_denied
-local waits
+local waits, fast_waiting, write_waiting
 
 local function use(used, size, parts, runs)
   local missing = 0
@@ -92,12 +92,13 @@ local function with_verdict(state, runs)
 end
 
 do
-  local fast, write, drain, longest, fast_held, fast_queue, write_queue
+  local fast, write, drain, longest, fast_held
   if is_common then
 drain, longest = new_unit / new_lump, most
 
 function fast(_, found, runs, held)
   local before, expires, old = 0, 0, exponent
+  waits = false
   if #found == 26 and string.byte(found) == 84 then
     local _, at, debt, unit, lump, stored = struct.unpack(SHORT, found)
     if unit ~= new_unit or lump ~= new_lump or now < at or stored > 63 then
@@ -135,10 +136,10 @@ end
   for i = 1, #KEYS do
     key, is_denied = KEYS[i], false
     if position <= last then
-      local count
-      count, position = struct.unpack('<I2', items, position)
+      local runs
+      runs, position = struct.unpack('<I2', items, position)
       asked = {nil}
-      for j = 1, count do
+      for j = 1, runs do
         if action == 'holds' then
           asked[j], position = {struct.unpack('<dddddd', items, position)}, position + 48
         else
@@ -152,14 +153,13 @@ end
     local found, used, a, b, c, d, e
     local written, err, entries
     if is_common then
-      local value, is_held, write = values and values[i] or '', false, write
-      waits = false
+      local value, is_held, write_used = values and values[i] or '', false, write
       if not holds then
         found, used, a, b, c, d, e = fast(key, value, asked, 0)
       end
-      if waits then
-        if not fast_queue then
-          local fast, write
+      if waits and not holds then
+        if not fast_waiting then
+          local usual_fast, usual_write = fast, write
 local SIZE, unit, lump, full = 44, new_unit, new_lump, limit * new_unit
 local at, debt, last
 local PAGE, page_end = 256, '255'
@@ -295,11 +295,12 @@ function fast(key, value, runs)
     return string.sub(value, 1, SIZE), debt > before, value, newest, entries, expires
   end
 end
-          fast_queue, write_queue = fast, write
+          fast_waiting, write_waiting, fast, write = fast, write, usual_fast, usual_write
         end
-        is_denied, write = false, write_queue
-        found, used, a, b, c, d, e = fast_queue(key, value, asked)
-      elseif not found and drain and (holds or string.byte(value, -1) == 72) then
+        is_denied, write_used = false, write_waiting
+        found, used, a, b, c, d, e = fast_waiting(key, value, asked)
+      end
+      if not found and drain and (holds or string.byte(value, -1) == 72) then
         if not fast_held then
 local add_units, change_slots
 
@@ -474,7 +475,7 @@ end
       if is_held and found and not written then
         written, err = replace(key, a, b, c)
       elseif found and not written then
-        written, err, entries = write(key, found, used, a, b, c, d, e)
+        written, err, entries = write_used(key, found, used, a, b, c, d, e)
       end
     end
     reply[i + 1] = found and is_denied and with_verdict(found, asked) or found

@@ -1,10 +1,11 @@
 -- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, requests
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
--- Requests that wait, and those that come meanwhile, take the fast path of the leaky bucket.
+-- queue.lua decides about requests that wait, and those that come meanwhile.
 drain, longest = new_unit / new_lump, most
 
 function fast(_, found, runs, held)
   local before, expires, old = 0, 0, exponent
+  waits = false
   if #found == 26 and string.byte(found) == 84 then
     local _, at, debt, unit, lump, stored = struct.unpack(SHORT, found)
     if unit ~= new_unit or lump ~= new_lump or now < at or stored > 63 then

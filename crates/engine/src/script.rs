@@ -13,7 +13,7 @@ pub use crate::script_text::{assert_written, write};
 
 const PRELUDE: &str = include_str!("../scripts/prelude.lua");
 const FAST: &str = include_str!("../scripts/fast.lua");
-const QUEUE: &str = include_str!("../scripts/leaky_bucket/fast.lua");
+const LEAKY: &str = include_str!("../scripts/leaky_bucket/fast.lua");
 const SLOTS: &str = include_str!("../scripts/slots.lua");
 const HELD: &str = include_str!("../scripts/held.lua");
 const ERRORS: &str = include_str!("../scripts/errors.lua");
@@ -39,9 +39,9 @@ fn script(limits: impl ExactSizeIterator<Item = usize>) -> &'static ScriptText {
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
     let source = &SOURCES[index];
-    let queue = if source.name == "token_bucket" { QUEUE } else { "" };
     let each = compose(EACH, source).replace("-- FAST\n", FAST).replace("-- ERRORS\n", ERRORS);
-    [PRELUDE, &each.replace("-- QUEUE\n", queue)].concat()
+    let each = each.replace("-- QUEUE\n", source.queue).replace("-- LEAKY\n", LEAKY);
+    [PRELUDE, &each].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -533,9 +533,10 @@ mod tests {
         let folder = if is_bucket { "bucket" } else { source.name };
         let own = |file: &str| format!("{folder}/{file}.lua");
         let storage = if is_log { own("log") } else { "reservations.lua".into() };
-        let own_fast = format!("{}/fast.lua", source.name);
-        let queue = (source.name == "token_bucket").then(|| "leaky_bucket/fast.lua".to_owned());
-        let fast = ["fast.lua".into(), own_fast].into_iter().chain(queue);
+        let of_name = |file: &str| format!("{}/{file}.lua", source.name);
+        let queue = [of_name("queue"), "leaky_bucket/fast.lua".into()].into_iter();
+        let queue = queue.filter(|_| !source.queue.is_empty());
+        let fast = ["fast.lua".into(), of_name("fast")].into_iter().chain(queue);
         let fast = fast.chain(["held.lua", "slots.lua"].map(String::from));
         let shared = ["holding.lua", "finish.lua"].map(String::from);
         let model = ["errors.lua".into(), "engine.lua".into(), "block.lua".into(), own("model")];

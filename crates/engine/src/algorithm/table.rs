@@ -27,12 +27,14 @@ pub struct ScriptSource {
     pub model: &'static str,
     /// The fast path for the most common checks.
     pub fast: &'static str,
+    /// The fast path for requests that wait, if that is another one.
+    pub queue: &'static str,
 }
 
 macro_rules! algorithms {
     ($(
         $variant:ident $module:ident::$state:ident $form:literal
-            $folder:literal $storage:literal
+            $folder:literal $storage:literal $($queue:literal)?
     ),* $(,)?) => {
         /// What was spent of a key, as an algorithm counts it.
         #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,6 +66,7 @@ macro_rules! algorithms {
                 include_str!("../../scripts/finish.lua"),
             ),
             fast: include_str!(concat!("../../scripts/", stringify!($module), "/fast.lua")),
+            queue: concat!($(include_str!(concat!("../../scripts/", $queue, ".lua")))?),
         },)*];
 
         impl Spent {
@@ -256,7 +259,7 @@ algorithms! {
     FixedWindow fixed_window::FixedWindowState b'F' "fixed_window" "reservations",
     SlidingLog sliding_log::SlidingLogState b'S' "sliding_log" "sliding_log/log",
     SlidingWindow sliding_window::SlidingWindowState b'W' "sliding_window" "reservations",
-    TokenBucket token_bucket::TokenBucketState b'T' "bucket" "reservations",
+    TokenBucket token_bucket::TokenBucketState b'T' "bucket" "reservations" "token_bucket/queue",
     LeakyBucket leaky_bucket::LeakyBucketState b'L' "bucket" "reservations",
     Concurrency concurrency::ConcurrencyState b'C' "concurrency" "reservations",
 }
