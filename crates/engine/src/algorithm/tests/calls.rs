@@ -159,7 +159,7 @@ fn a_log_that_lost_its_entries_is_an_error_of_its_key_alone() {
 }
 
 #[test]
-fn a_bucket_stores_a_reservation_behind_the_others_without_a_look_at_them() {
+fn a_bucket_stores_a_reservation_behind_the_others_in_few_commands() {
     let server = RedisServer::start();
     let quota = Quota::per_second(10).burst(100);
     // The leaky bucket reads the state by itself.
