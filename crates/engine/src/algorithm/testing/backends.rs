@@ -53,7 +53,8 @@ impl Holds for State {
 }
 
 /// The script, with a few lines in front of it that replace the clock of the server: `TIME` and the
-/// expiry of keys. The expiry is stored as a value, in milliseconds.
+/// expiry of keys. The expiry is stored as a value, in milliseconds. They also count the bytes that
+/// are read.
 pub struct Scripted {
     pub connection: redis::Connection,
     key: String,
@@ -90,7 +91,12 @@ local redis = (function()
       end
       return 1
     end
-    return real.pcall(name, key, ...)
+    local reply = real.pcall(name, key, ...)
+    if name == 'GETRANGE' or name == 'MGET' then
+      local value = type(reply) == 'table' and reply[1] or reply
+      real.call('INCRBY', 'bytes-read', #(value or ''))
+    end
+    return reply
   end
   local function call(...)
     local reply = scripted(...)
@@ -149,6 +155,11 @@ impl Scripted {
     pub fn expiry(&mut self) -> Option<i64> {
         let expiry = format!("{}:expiry", self.key);
         redis::cmd("GET").arg(expiry).query(&mut self.connection).unwrap()
+    }
+
+    /// The number of bytes that scripts have read on this server, of the first key of each `MGET`.
+    pub fn bytes_read(&mut self) -> usize {
+        redis::cmd("GET").arg("bytes-read").query(&mut self.connection).unwrap()
     }
 
     /// The bytes of the state.
