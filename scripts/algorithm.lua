@@ -7,7 +7,7 @@ local function NAME(key, params, cost, max_wait, lifetime, grid, is_plain)
   local block -- see block.lua
   local is_common, holds, spends, reads = is_plain, lifetime > 0, true, true -- see each.lua
 -- STATE
-  local fast, write, drain, longest
+  local fast, write, drain, pace, longest
   local found, used, a, b, c, d, e
   local is_held = false
   is_denied = false

@@ -41,7 +41,7 @@ local function with_verdict(state, runs)
 end
 
 do
-  local fast, write, drain, longest, fast_held
+  local fast, write, drain, pace, longest, fast_held
   if is_common then
 -- PLAIN
   end

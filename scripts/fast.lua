@@ -7,8 +7,8 @@
 --        was done; if not, the error of the server, or none if the engine must decide. Without a
 --        key, it stores nothing, and returns the state and when that expires; also if no units
 --        are used.
--- drain  for how long a unit counts, once it is spent; all units together for the `longest` time.
---        An algorithm without it has no fast path beside holds (held.lua).
+-- drain  for how long a unit counts, once it is spent, times the `pace`; all units together for the
+--        `longest` time. An algorithm without it has no fast path beside holds (held.lua).
 
 local is_denied -- whether a request of the key at work is denied
 local waits, fast_waiting, write_waiting -- of a token bucket; see queue.lua

@@ -52,8 +52,9 @@ function fast_held(value, asked)
   if slots[1] then
     new = new .. pack_slots(slots, epoch, at, skew, joined)
     -- When the last slot has ended, and what was held does not count any more.
-    expires = math.max(expires, slots[#slots - 1] - skew)
-      + math.min(total_of(slots) * drain + 1, longest)
+    local parts = total_of(slots) * drain
+    local time = parts < 2 ^ 53 and math.ceil(parts / pace) or math.floor(parts / pace) + 1
+    expires = math.max(expires, slots[#slots - 1] - skew) + math.min(time, longest)
   end
   return results, true, value, new, expires
 end

@@ -1,6 +1,6 @@
 -- Fast path of the fixed window: checks that do not wait, and a state with the same window and
 -- without reservations. It decides as the engine does. state.lua stands before this text.
-drain, longest = window, window
+drain, pace, longest = window, 1, window
 
 function fast(_, found, runs, held)
   local before, opened = 0, now

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, token_bucket/queue.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 0cf2cb1268810b4e2c0abefdf5104b3e151f1d99
+-- EVALSHA names the text below this line 2ec42b942036aae5ef4c1c6f9a7ac40944dae3a6
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -92,9 +92,9 @@ local function with_verdict(state, runs)
 end
 
 do
-  local fast, write, drain, longest, fast_held
+  local fast, write, drain, pace, longest, fast_held
   if is_common then
-drain, longest = new_unit / new_lump, most
+drain, pace, longest = new_unit, new_lump, most
 
 function fast(_, found, runs, held)
   local before, expires, old = 0, 0, exponent
@@ -462,8 +462,9 @@ function fast_held(value, asked)
   local new, expires = write(nil, state, used, a, b, c, d)
   if slots[1] then
     new = new .. pack_slots(slots, epoch, at, skew, joined)
-    expires = math.max(expires, slots[#slots - 1] - skew)
-      + math.min(total_of(slots) * drain + 1, longest)
+    local parts = total_of(slots) * drain
+    local time = parts < 2 ^ 53 and math.ceil(parts / pace) or math.floor(parts / pace) + 1
+    expires = math.max(expires, slots[#slots - 1] - skew) + math.min(time, longest)
   end
   return results, true, value, new, expires
 end

@@ -1,7 +1,7 @@
 -- Fast path of the sliding window: checks that do not wait, and a state with the same sub-windows
 -- and without reservations. It decides as the engine does. state.lua stands before this text.
 longest = math.ceil((buckets + 1) * window / buckets)
-drain = longest
+drain, pace = longest, 1
 
 local function count_at(found, i)
   return (struct.unpack(ONE_COUNT, found, STATE_SIZE + COUNT_SIZE * (i - 1) + 1))

@@ -1,7 +1,7 @@
 -- Fast path of the token bucket: a bucket that refills continuously and has no overdraft, requests
 -- that do not wait, and a state in the short form at the same rate. It decides as the engine does.
 -- queue.lua decides about requests that wait, and those that come meanwhile.
-drain, longest = new_unit / new_lump, most
+drain, pace, longest = new_unit, new_lump, most
 
 function fast(_, found, runs, held)
   local before, expires, old = 0, 0, exponent
