@@ -104,9 +104,9 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The time until the state is the initial one; 0 if it is.
     fn reset_after(&self, now: i64) -> i64;
 
-    /// The same if units that are held were used now. Without them, it is `reset`. If it `is_other`,
-    /// the state stays as another clock or other parameters have counted it: a request that counts
-    /// stores it by these ones.
+    /// The same if units that are held were used now. Without them, it is `reset`. If the state
+    /// `is_other`, it stays as another clock or other parameters have counted it: a request that
+    /// counts stores it by these ones.
     fn reset_beside(
         &self,
         _now: i64,
