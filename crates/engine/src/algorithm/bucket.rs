@@ -81,8 +81,8 @@ impl Debt {
         if parts < EXACT as f64 {
             return Self::of_parts(parts as i64, lump);
         }
-        let lumps = (parts / lump as f64).floor() as i64;
-        Self { lumps: lumps.min(FAR) + 1, parts: 0 }
+        let lumps = (parts / lump as f64).floor() + 1.0; // a double has no odd integers there
+        Self { lumps: (lumps as i64).min(FAR + 1), parts: 0 }
     }
 
     /// The parts of a debt; more than a full bucket has if the debt is larger than that.
@@ -486,5 +486,16 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
         let amount = parts.checked_mul(state.period)?.checked_add(later)?;
         let amount = if state.is_full() { 0 } else { amount };
         (parts < EXACT).then_some(Core { at: state.at, amount })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_debt_beyond_exact_integers_is_rounded_as_in_lua() {
+        let debt = Debt::of(212_527_313_460, 250_000, 0, 3);
+        assert_eq!(debt.lumps, debt.lumps as f64 as i64);
     }
 }
