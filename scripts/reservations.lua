@@ -89,13 +89,13 @@ local function tails()
     end
   end
 
-  -- Makes the base the state, and the entries whose instant has passed part of it. Returns the
-  -- position behind them.
-  local function fold(tail, size)
+  -- Makes the base the state, and the entries up to an instant, at most now, part of it. Returns
+  -- the position behind them.
+  local function fold(tail, size, last)
     decode(string.sub(tail, 1, size))
     local position = size + 1
     local instant, cost = struct.unpack('<dd', tail, position)
-    while instant <= now do
+    while instant <= last do
       advance(instant)
       commit(instant, cost)
       position = position + ENTRY
@@ -140,11 +140,11 @@ end
 local function reserving()
   local tails = tails()
 
-  -- Inserts a reservation, and `more` behind it. Needed if half of the entries are over, which are
-  -- folded into the base, if a request waits longer for another limit, or if the head has grown.
-  local function insert(head, instant, cost, more, reset)
+  -- Inserts a reservation, and `more` behind it, if some have to be folded, up to `last`, or if the
+  -- head has grown.
+  local function insert(head, instant, cost, more, reset, last)
     local tail = get(size, -1)
-    local first, behind = tails.fold(tail, size), #tail + 1
+    local first, behind = tails.fold(tail, size, last), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
       behind = behind - ENTRY
     end
@@ -162,7 +162,8 @@ local function reserving()
   end
 
   -- Stores the state with a reservation, and with `more` entries behind it, if no request waits
-  -- longer; `before` is the state without them.
+  -- longer; `before` is the state without them. Folds the entries that are over if they are half
+  -- of all, or if a request waits longer for another limit.
   local function reserve(head, before, instant, cost, more, reset)
     local entry = struct.pack('<dd', instant, cost)
     local length = state_length()
@@ -176,9 +177,9 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    local has_grown = #head ~= size
-    if oldest <= now or instant < newest or has_grown then
-      insert(head, instant, cost, more, reset)
+    local folds = oldest <= now or instant < newest
+    if folds or #head ~= size then
+      insert(head, instant, cost, more, reset, folds and now or 0)
       return
     end
     if newest == instant then
@@ -215,7 +216,7 @@ if returns then
     if tail then
       advance(now)
       before = are_for_others and encode(true)
-      for position = tails.fold(tail, size), #tail, ENTRY do
+      for position = tails.fold(tail, size, now), #tail, ENTRY do
         entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
       end
     else
@@ -257,7 +258,7 @@ function store(before, instant)
     local tails, value = tails(), nil
     local tail = tails.read(size)
     if tail then
-      local position = tails.fold(tail, size)
+      local position = tails.fold(tail, size, now)
       commit(now + earliest(-math.huge), cost)
       local base = encode(true)
       value = grown(head, base) .. base .. string.sub(tail, position)

@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
 -- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, token_bucket/queue.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line 2ec42b942036aae5ef4c1c6f9a7ac40944dae3a6
+-- EVALSHA names the text below this line ec4ee3ad4e3d0d72d3c1f771a4063cddeed41062
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -1000,11 +1000,11 @@ local function tails()
     end
   end
 
-  local function fold(tail, size)
+  local function fold(tail, size, last)
     decode(string.sub(tail, 1, size))
     local position = size + 1
     local instant, cost = struct.unpack('<dd', tail, position)
-    while instant <= now do
+    while instant <= last do
       advance(instant)
       commit(instant, cost)
       position = position + ENTRY
@@ -1047,9 +1047,9 @@ end
 local function reserving()
   local tails = tails()
 
-  local function insert(head, instant, cost, more, reset)
+  local function insert(head, instant, cost, more, reset, last)
     local tail = get(size, -1)
-    local first, behind = tails.fold(tail, size), #tail + 1
+    local first, behind = tails.fold(tail, size, last), #tail + 1
     while behind > first and struct.unpack('<d', tail, behind - ENTRY) > instant do
       behind = behind - ENTRY
     end
@@ -1079,9 +1079,9 @@ local function reserving()
     end
     local middle = 2 * size + math.floor((length - 2 * size) / ENTRY / 2) * ENTRY
     local oldest = struct.unpack('<d', get(middle, middle + 7))
-    local has_grown = #head ~= size
-    if oldest <= now or instant < newest or has_grown then
-      insert(head, instant, cost, more, reset)
+    local folds = oldest <= now or instant < newest
+    if folds or #head ~= size then
+      insert(head, instant, cost, more, reset, folds and now or 0)
       return
     end
     if newest == instant then
@@ -1112,7 +1112,7 @@ if returns then
     if tail then
       advance(now)
       before = are_for_others and encode(true)
-      for position = tails.fold(tail, size), #tail, ENTRY do
+      for position = tails.fold(tail, size, now), #tail, ENTRY do
         entries[#entries + 1] = {struct.unpack('<dd', tail, position)}
       end
     else
@@ -1151,7 +1151,7 @@ function store(before, instant)
     local tails, value = tails(), nil
     local tail = tails.read(size)
     if tail then
-      local position = tails.fold(tail, size)
+      local position = tails.fold(tail, size, now)
       commit(now + earliest(-math.huge), cost)
       local base = encode(true)
       value = grown(head, base) .. base .. string.sub(tail, position)

@@ -220,7 +220,7 @@ pub(super) fn return_units<M: Model>(
     waiting.0.take_if(|reservations| reservations.are_over(now));
     match &mut waiting.0 {
         Some(reservations) => {
-            reservations.fold(now, usize::MAX, params);
+            reservations.fold(now, params);
             reservations.base.advance(now);
             for release in releases {
                 reservations.lower(now, release, params);

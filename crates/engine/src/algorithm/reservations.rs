@@ -54,20 +54,27 @@ impl<S: Model> Reservations<S> {
         self.entries.back().is_none_or(|newest| newest.instant <= now)
     }
 
-    /// Makes the entries whose instant has passed, up to `max` of them, part of the base.
-    pub(super) fn fold(&mut self, now: i64, max: usize, params: &S::Params) {
-        for _ in 0..max {
-            let passed = self.entries.front().filter(|entry| entry.instant <= now);
-            let Some(&Reservation { instant, cost }) = passed else { return };
+    /// Makes the entries whose instant has passed part of the base.
+    pub(super) fn fold(&mut self, now: i64, params: &S::Params) {
+        while let Some(&Reservation { instant, cost }) = self.entries.front() {
+            if instant > now {
+                return;
+            }
             self.entries.pop_front();
             self.base.advance(instant);
             self.base.commit(instant, cost, params);
         }
     }
 
-    /// Inserts an entry that is not the last one: another request waits longer for another limit.
-    fn insert(&mut self, reservation: Reservation) {
+    /// Inserts an entry. Folds when the script does, if half of the entries are over or another
+    /// request waits longer for another limit: a clock that steps back finds the same entries.
+    fn insert(&mut self, now: i64, reservation: Reservation, params: &S::Params) {
         let Reservation { instant, cost } = reservation;
+        let is_last = self.entries.back().is_none_or(|newest| newest.instant <= instant);
+        let middle = self.entries.get(self.entries.len() / 2);
+        if !is_last || middle.is_some_and(|entry| entry.instant <= now) {
+            self.fold(now, params);
+        }
         let index = self.entries.partition_point(|entry| entry.instant < instant);
         match self.entries.get_mut(index) {
             Some(same) if same.instant == instant => same.cost += cost,
@@ -118,13 +125,9 @@ impl<S: Model> Waiting<S> {
         if instant > now {
             let new = || Box::new(Reservations { base: before.clone(), entries: VecDeque::new() });
             let reservations = self.0.get_or_insert_with(new);
-            reservations.fold(now, 2, params); // more than are added
-            match reservations.entries.back() {
-                Some(last) if last.instant >= instant => reservations.insert(reservation),
-                _ => reservations.entries.push_back(reservation),
-            }
+            reservations.insert(now, reservation, params);
         } else if let Some(reservations) = &mut self.0 {
-            reservations.fold(now, usize::MAX, params);
+            reservations.fold(now, params);
             reservations.base.advance(now);
             // Behind requests that cannot be released any more.
             let Earliest { wait, .. } = reservations.base.earliest(now, None, params);

@@ -248,7 +248,7 @@ pub fn settled(mut state: State, now: i64, params: &Params) -> State {
             waiting.0 = None;
         }
         if let Some(reservations) = &mut waiting.0 {
-            reservations.fold(now, usize::MAX, params);
+            reservations.fold(now, params);
             reservations.base.advance(now);
         }
     }

@@ -6,7 +6,10 @@ use std::cell::RefCell;
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
-    super::{Action, EngineReply, EngineRequest, Params, State, arithmetic::ceil_div},
+    super::{
+        Action, Algorithm, EngineReply, EngineRequest, Params, Refill, Release, State,
+        arithmetic::ceil_div,
+    },
     backends::{Backend, RedisServer, START, Scripted, check, settled},
     generators::{Step, all_with, config, goes_back, large, params, params_with, steps, window},
 };
@@ -256,6 +259,31 @@ fn a_clock_that_steps_back_admits_nothing_extra_and_does_not_extend_a_denial() {
             assert!(retry.admitted, "{algorithm} still denies after a step of {back} us");
         }
     }
+}
+
+/// A bucket that refills by intervals does not notice a small step of the clock.
+#[test]
+fn a_clock_that_steps_back_finds_the_same_reservations() {
+    let server = RedisServer::start();
+    let mut scripted = Scripted::new(&server, "{key}");
+    let algorithm = Algorithm::TokenBucket { refill: Refill::Interval, overdraft: 0 };
+    let params = Params::new(algorithm, Quota::per_second(4)).unwrap();
+    let mut twin = State::default();
+    let block = Action::Block { duration: 100_000 };
+    let steps = [(block, 1, 0), (Action::Check, 1, 0), (Action::Check, 4, 0)];
+    let mut first = None;
+    for (action, cost, at) in steps.into_iter().chain([(Action::Check, 1, 200_000)]) {
+        let request = EngineRequest { action, max_wait: 2_000_000, ..check(cost, START + at) };
+        let reply = both(&mut scripted, &mut twin, &params, request);
+        assert!(action.blocks() || reply.known_wait() > 0, "{reply:?}");
+        first = first.or((!action.blocks()).then_some(reply.instant));
+    }
+    let now = START + 50_000;
+    same_states(&mut scripted, &params, &twin, now, "after a step");
+    let releases = [Release { instant: first, units: 1 }];
+    twin.release(&params, now, &releases);
+    scripted.release(&params, now, &releases);
+    same_states(&mut scripted, &params, &twin, now, "after a release");
 }
 
 #[test]
