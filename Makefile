@@ -62,8 +62,10 @@ test-faults: redis-server
 
 # The properties that take their number of random inputs from the environment, with 20 times as many
 # histories as in `make test`; and 100,000 histories of holds per algorithm and language, which take
-# half an hour. After a failure, the printed SEED repeats it.
+# half an hour. After a failure, the printed SEED repeats it, or the seed of all other inputs.
+test-properties: export PROPTEST_RNG_SEED ?= $(shell date +%s)
 test-properties: redis-server
+	@echo PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED
 	HISTORIES=20000 CASES=8000 PROPTEST_CASES=5000 \
 	  cargo test -p tower-ratelimit -p tower-ratelimit-engine --all-features --lib -- --skip hold_histories
 	HISTORIES=100000 cargo test -p tower-ratelimit-engine --all-features --lib hold_histories
