@@ -1,7 +1,7 @@
-//! The guide: one module for each page of `docs/`, and no code. The page on the playground is not
-//! among them, because its pictures are only in the repository.
+//! Documentation of this crate by topic.
 //!
 //! [algorithms]: algorithms
+//! [before]: redis_connecting#before-the-first-start
 //! [benchmarks]: benchmarks
 //! [coming-from-bucket4j]: coming_from_bucket4j
 //! [coming-from-governor]: coming_from_governor
@@ -15,6 +15,7 @@
 //! [design-decisions]: design_decisions
 //! [how-it-works]: how_it_works
 //! [http]: http
+//! [incidents]: incidents
 //! [keys]: keys
 //! [layers]: layers
 //! [limitctl]: limitctl
@@ -22,7 +23,6 @@
 //! [monitoring]: monitoring
 //! [on-call]: on_call
 //! [outgoing]: outgoing
-//! [playground]: crate::guide
 //! [quick-start]: quick_start
 //! [quotas]: quotas
 //! [recipes]: recipes
@@ -41,7 +41,10 @@
 //! [troubleshooting]: troubleshooting
 //! [vendors]: vendors
 //! [waiting]: waiting
-//! [threat-model]: crate::guide
+#![doc = concat!(
+    "[playground]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/playground.md\n",
+    "[threat-model]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/THREAT-MODEL.md\n\n",
+)]
 #![doc = include_str!("../docs/README.md")]
 
 /// The links to headings of other pages.
@@ -114,6 +117,7 @@ pages! {{
     design_decisions "design-decisions" "../docs/design-decisions.md"
     how_it_works "how-it-works" "../docs/how-it-works.md"
     http "http" "../docs/http.md"
+    incidents "incidents" "../docs/incidents.md"
     keys "keys" "../docs/keys.md"
     layers "layers" "../docs/layers.md"
     limitctl "limitctl" "../docs/limitctl.md"

@@ -54,7 +54,7 @@ pub enum ErrorKind {
     Interrupted,
     /// The circuit breaker is open: no call was made.
     CircuitOpen,
-    /// The server answered with an error.
+    /// The server answered with an error, such as a rejected login.
     ErrorReply,
     /// Another version of this crate has written the state of the key, in a form that this version
     /// does not know. Nothing was changed. It lasts until all processes run one version, or until
@@ -66,7 +66,7 @@ pub enum ErrorKind {
     Different,
     /// The store in memory has no room for another key.
     Full,
-    /// Another failure: most often, the server cannot be reached, or rejects the login.
+    /// Another failure: most often, the server cannot be reached, or rejects a login with RESP2.
     Other,
 }
 

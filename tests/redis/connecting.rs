@@ -174,6 +174,9 @@ async fn missing_permissions_are_reported() {
     let wrong = format!("{}?user=limited&pass=wrong", server.url());
     let error = RedisStore::connect(&wrong).await.unwrap_err();
     assert_eq!(with_sources(&error).matches("WRONGPASS").count(), 1, "{}", with_sources(&error));
+    assert_eq!(error.kind(), ErrorKind::ErrorReply);
+    let error = RedisStore::connect(&format!("{wrong}&protocol=resp2")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Other, "{}", with_sources(&error));
 }
 
 #[tokio::test]

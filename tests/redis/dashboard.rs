@@ -22,6 +22,8 @@ const DASHBOARD: &str = include_str!("../../docs/grafana.json");
 const ALERTS: &str = include_str!("../../docs/alerts.yml");
 const PAGE: &str = include_str!("../../docs/monitoring.md");
 const ON_CALL: &str = include_str!("../../docs/on-call.md");
+/// Where the pages are, as the alerts name them.
+const PAGES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/");
 
 /// Returns the labels of each metric after a run in which everything happens.
 async fn exported() -> BTreeMap<String, BTreeSet<String>> {
@@ -192,6 +194,13 @@ fn rules() -> Vec<Alert> {
         assert_eq!(lines.next(), Some("        annotations:"));
         let action = field(lines.next(), "          action: '").strip_suffix('\'').unwrap();
         assert!(!action.contains('\''), "{action} needs other quotes");
+        let start = format!("          runbook_url: '{PAGES}");
+        let link = field(lines.next(), &start).strip_suffix('\'').unwrap();
+        let (page, heading) = link.split_once('#').unwrap_or((link, ""));
+        let text = fs::read_to_string(Path::new("docs").join(page)).expect(page);
+        let headings = text.lines().filter_map(|line| line.strip_prefix("## "));
+        let mut anchors = headings.map(|line| line.to_lowercase().replace(' ', "-"));
+        assert!(heading.is_empty() || anchors.any(|it| it == heading), "{name}: {link}");
         rules.push(Alert { name, severity, expr, minutes, action: action.to_owned() });
     }
     rules
@@ -312,8 +321,9 @@ fn the_texts_on_call_are_in_the_events_and_errors() {
     let text = text + &sources(&root.join("scripts"), ".lua");
     let lines = text.lines().map(|line| line.trim_start().trim_end_matches('\\'));
     let text: String = lines.collect();
-    // Redis itself words these, and the codes of its errors.
-    let of_redis = [
+    // Redis or the system words these, and the codes of errors.
+    let of_others = [
+        "Connection refused",
         "can't run this command",
         "can't access at least one of the keys",
         "max number of clients",
@@ -330,7 +340,7 @@ fn the_texts_on_call_are_in_the_events_and_errors() {
             let stage = quoted.strip_prefix("cannot ").unwrap_or("-");
             let is_stage = text.contains(&format!("cannot(\"{stage}\"")); // of connecting
             let is_known =
-                is_code || is_stage || of_redis.contains(&quoted) || text.contains(quoted);
+                is_code || is_stage || of_others.contains(&quoted) || text.contains(quoted);
             assert!(is_known, "no event or error has the text {quoted:?}");
         }
     }
