@@ -87,15 +87,16 @@
 //! | [`observe`] | events, metrics, the keys that are denied most |
 //! | [`redisson`] | a limiter that Java services share |
 //!
-//! Import the items by name: with `use tower_ratelimit::*`, the module `config` hides the crate
-//! `config`.
-//!
 //! The [`guide`] has the documentation: the [quick start](guide::quick_start), [how it
 //! works](guide::how_it_works), [choosing an algorithm](guide::algorithms), [eleven
-//! programs to copy](guide::copy_one_of_these), [recipes](guide::recipes), [all
-//! settings](guide::settings), [outgoing calls](guide::outgoing), [Redis](guide::redis_connecting),
-//! [monitoring](guide::monitoring), [on call](guide::on_call), [`limitctl`](guide::limitctl) and
-//! [troubleshooting](guide::troubleshooting).
+//! programs to copy](guide::copy_one_of_these), [recipes](guide::recipes), [outgoing
+//! calls](guide::outgoing), [Redis](guide::redis_connecting), [when Redis
+//! fails](guide::redis_failures), [on call](guide::on_call), [incidents](guide::incidents),
+//! [monitoring](guide::monitoring), [`limitctl`](guide::limitctl), [all settings](guide::settings)
+//! and [troubleshooting](guide::troubleshooting).
+//!
+//! Import the items by name: with `use tower_ratelimit::*`, the module `config` hides the crate
+//! `config`.
 //!
 //! # Glossary
 //!

@@ -316,7 +316,7 @@ mod seal {
     pub trait Sealed {}
 }
 
-/// A store that was chosen at run time, by [`connect`] or [`lazy`]. Clones share its counts.
+/// A store that a URL chooses at run time: in memory for tests, in Redis in production.
 ///
 /// # Examples
 ///
@@ -328,6 +328,22 @@ mod seal {
 /// # let _ = limiter;
 /// # Ok::<(), tower_ratelimit::store::StoreError>(())
 /// ```
+///
+/// # Methods
+///
+/// | to | call |
+/// |---|---|
+/// | make one, and prove that it can decide | [`connect`] |
+/// | make one although Redis is down | [`lazy`] |
+/// | see the state of the store | [`health`](AnyStore::health), [`ping`](AnyStore::ping) |
+/// | observe decisions | [`add_observer`](AnyStore::add_observer) |
+/// | shut down | [`flush`](AnyStore::flush) |
+///
+/// # Details
+///
+/// Use it as the type of fields and arguments; clones share its counts. Use
+/// [`RedisStore`](crate::RedisStore) to [scan](crate::RedisStore::scan) keys, and for settings that
+/// no URL has.
 // A decision in memory needs no dynamic call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -351,7 +367,8 @@ impl AnyStore {
         matches!(self, Self::Memory(_))
     }
 
-    /// Proves that the store can decide: see `RedisStore::ping`. A store in memory always can.
+    /// Proves that the store can decide: see [`RedisStore::ping`](crate::RedisStore::ping). A store
+    /// in memory always can.
     ///
     /// # Errors
     ///
@@ -384,7 +401,7 @@ impl AnyStore {
     }
 
     /// Waits until the units of ended permits and of dropped requests are back: see
-    /// `RedisStore::flush`. In memory they are back at once.
+    /// [`RedisStore::flush`](crate::RedisStore::flush). In memory they are back at once.
     ///
     /// # Examples
     ///

@@ -34,7 +34,7 @@ const MAX_HOLD_LIFETIME: Duration = Duration::from_secs(86_400);
 /// The number of requests of a key that can wait, if no setting bounds it.
 pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 
-/// A limit per key: an algorithm and a quota over a store. It knows no HTTP.
+/// Decides, for each key, whether a request is within its quota. It works without HTTP and Tower.
 ///
 /// # Examples
 ///
@@ -70,6 +70,7 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 /// | adopt what a vendor says | [`learn`](Limiter::learn) |
 /// | change the quota | [`set_quota`](Limiter::set_quota), [`with_quota`](Limiter::with_quota) |
 /// | choose what happens while the store fails | [`on_failure`](Limiter::on_failure) |
+/// | choose how long units stay held after a crash | [`hold_lifetime`](Limiter::hold_lifetime) |
 ///
 /// # Details
 ///

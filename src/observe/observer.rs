@@ -10,9 +10,10 @@ use super::event::Event;
 /// # Calls
 ///
 /// An observer is called in the tasks of requests, and, over Redis, in the [thread of the
-/// background](crate::RedisStore#threads-and-connections). The crate holds no lock meanwhile, so an
-/// observer may call limiters and stores, and add observers. It must be fast, and must not block:
-/// in that thread it would delay the renewals of all permits. If it panics, the request goes on.
+/// background](crate::guide::connections#threads-and-connections). The crate holds no lock
+/// meanwhile, so an observer may call limiters and stores, and add observers. It must be fast, and
+/// must not block: in that thread it would delay the renewals of all permits. If it panics, the
+/// request goes on.
 ///
 /// A check is reported when it is decided: in memory with the first poll of its future, in Redis
 /// with the answer. If the future is dropped before that answer:

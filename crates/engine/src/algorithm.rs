@@ -68,14 +68,17 @@ use crate::quota::{Quota, QuotaError};
 ///
 /// # Details
 ///
-/// | algorithm | guarantee | state of a key in Redis |
+/// | algorithm | guarantee | bytes of a key in Redis |
 /// |---|---|---|
-/// | fixed window | `limit` in a window that opens at its first admitted request | 4 numbers |
-/// | sliding log | `limit` in *any* interval of length `window` | an entry per request |
-/// | sliding window | an estimate of the sliding log, from counters | `buckets` + 1 counters |
-/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | 5 numbers, or 8 |
-/// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 8 numbers |
-/// | concurrency | `limit` at a time | what is held |
+/// | fixed window | `limit` in a window that opens at its first admitted request | 120 |
+/// | sliding log | `limit` in *any* interval of length `window` | 152, and 11 to 48 for each request |
+/// | sliding window | an estimate of the sliding log, from counters | 152, and 5 for each bucket |
+/// | token bucket | `burst` + `overdraft` + `limit` x t / `window` in any time t | 120; 136 with [`Refill::Interval`] |
+/// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 136 |
+/// | concurrency | `limit` at a time | 248 |
+///
+/// A waiting request takes up to 40 bytes more. [`MemoryStore`](store/struct.MemoryStore.html#memory)
+/// has the bytes in memory.
 ///
 /// The most in one window: up to 2 x `limit` in a fixed window, in a short time; `limit` in a
 /// sliding log; `burst` + `limit` in a token bucket, of which `burst` can come at once, or all of
@@ -85,10 +88,6 @@ use crate::quota::{Quota, QuotaError};
 ///
 /// A denied request spends nothing. The arithmetic is exact, in microseconds, and the same in
 /// memory and in Redis.
-///
-/// A token bucket can have 8 numbers while requests wait, after a change of its quota, and with
-/// [`Refill::Interval`]. In memory, the state of most keys is two numbers: see
-/// [`MemoryStore`](store/struct.MemoryStore.html#memory).
 ///
 /// # Exact rates
 ///

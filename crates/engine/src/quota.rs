@@ -26,7 +26,7 @@ pub const MAX_UNITS: u64 = 1 << 46;
 /// The largest limit per microsecond of the window: buckets store a rate in four bytes.
 pub const MAX_PER_MICRO: u64 = u32::MAX as u64;
 
-/// The allowed usage: `limit` units per `window`, and `burst` units back to back; or `limit` units
+/// The allowed usage: `limit` units per `window`, and `burst` units at once; or `limit` units
 /// [at a time](Quota::concurrent).
 ///
 /// # Examples

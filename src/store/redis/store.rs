@@ -73,7 +73,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Counts in Redis: one count for all replicas, exact, changed by one atomic script per decision.
+/// A store in Redis: all replicas share one exact count per key. Each decision is one atomic script.
 ///
 /// # Examples
 ///
@@ -98,7 +98,7 @@ impl<'a> Plan<'a> {
 /// | connect, and prove that Redis can decide | [`connect`](RedisStore::connect) |
 /// | start although Redis is down | [`lazy`](RedisStore::lazy) |
 /// | set more than a URL can | [`new`](RedisStore::new) with a [`RedisConfig`] |
-/// | know how Redis does | [`health`](RedisStore::health), [`ping`](RedisStore::ping) |
+/// | see the state of Redis | [`health`](RedisStore::health), [`ping`](RedisStore::ping) |
 /// | observe decisions | [`add_observer`](RedisStore::add_observer) |
 /// | list keys | [`scan`](RedisStore::scan), [`scan_all`](RedisStore::scan_all) |
 /// | shut down | [`flush`](RedisStore::flush) |
@@ -122,46 +122,12 @@ impl<'a> Plan<'a> {
 /// The value contains a letter that identifies its format. Reservations of waiting requests, and
 /// the units that [permits](crate::Permit) hold, follow the state in the same value.
 ///
-/// # Threads and connections
-///
-/// The first store of a process starts one thread, `ratelimit-redis`, for the work of all stores in
-/// the background. It renews permits and sends their ends, in calls of up to 64 keys. It releases
-/// the units of dropped requests, sends probes, watches Sentinels and reads the slots of a cluster.
-/// So this work goes on while tasks of the application compute, and after their runtimes have
-/// ended. The thread sleeps while there is nothing to do, and ends with the process. A process that
-/// forks makes its stores after the fork.
-///
-/// Each server has one connection for each tokio runtime that makes calls, or as many as
-/// [`connections`](RedisConfig::connections) says, and one for the background. They are made when
-/// they are first needed. A connection ends with its runtime or with the store. So a runtime that
-/// ends or stands still fails no call of another one.
-///
 /// # Calls
 ///
-/// A check joins the next batch of its limiter. A task of the runtime sends a batch as soon as
-/// fewer than four calls of the limiter are in flight, or fewer than 64 while their batches are
-/// full. An idle limiter needs no task: its caller sends a batch of one at once. A call has up to
-/// 64 keys. Each check is decided as if it had come alone. A check that is dropped before its call
-/// has spent nothing, and one that is kept without being polled delays no other.
-///
-/// In one process and runtime, the checks of a key are decided in the order of their arrival, if
-/// their futures are polled until they are ready. They take the same connection; after
-/// `SCRIPT FLUSH`, or if the connection ends before they are written, they are sent again in the
-/// same order. Four cases have no order: another client or another connection loads the script
-/// again meanwhile, a slot of a cluster moves, the process finds out that its server is a cluster,
-/// or a call is sent again without its earliest check, which failed before it was written.
-///
-/// If the reply to a call is lost, all of its checks fail, and Redis may have counted them. An
-/// error that concerns one key fails the checks of that key only, and names the key. While Redis
-/// rejects writes, checks that it denies are still denied. Several limits at once have a call of
-/// their own. In a cluster, only checks of the same key share a call.
-///
-/// If a check that may wait is dropped, or fails at its deadline, after it was sent, its answer is
-/// awaited for up to 30 s more, and what it has spent or reserved is released, exactly once. This
-/// holds for up to 1,000 calls at a time. A check that may not wait stays counted.
-///
-/// A connection is given up if a reply has more than 16 MiB, or if it has no reply for a second
-/// and no request waits for one.
+/// Checks of a limiter share calls, in the order of their arrival. If the reply to a call is lost,
+/// all of its checks fail, and Redis may have counted them. Work in the background has a thread of
+/// its own, so a process that forks makes its stores after the fork. The guide describes [the calls
+/// and connections](crate::guide::connections#calls-of-a-store).
 ///
 /// # While Redis does not answer
 ///

@@ -19,7 +19,8 @@ async fn login(headers: HeaderMap) -> StatusCode {
 pub fn app(store: &AnyStore) -> Router {
     let quota = Quota::per_minute(5);
     let failures = Limiter::new("login", store.clone(), Algorithm::sliding_log(), quota);
-    let layer = RateLimitLayer::new(failures, key::PeerIp)
+    let client = key::ClientIp::new(key::ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
+    let layer = RateLimitLayer::new(failures, client)
         .charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
     Router::new().route("/login", post(login).layer(layer))
 }

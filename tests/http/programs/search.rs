@@ -12,10 +12,11 @@ pub fn app(store: &AnyStore) -> Router {
     let rate = Limiter::new("search", store.clone(), Algorithm::token_bucket(), quota);
     let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(20));
     let running = Limiter::new("searches", store.clone(), algorithm, quota);
+    let client = key::ClientIp::new(key::ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
     Router::new()
         .route("/search", get(async || "found\n"))
-        .layer(RateLimitLayer::new(running, key::Global)) // of all clients, over all replicas
-        .layer(RateLimitLayer::new(rate, key::PeerIp)) // of each client: outside, so it is first
+        .layer(RateLimitLayer::new(running, key::Global)) // of all clients
+        .layer(RateLimitLayer::new(rate, client)) // outside, so it is first
 }
 
 #[tokio::main]

@@ -14,7 +14,8 @@ async fn upload(body: Bytes) -> String {
 pub fn app(store: &AnyStore) -> Router {
     let quota = Quota::per_hour(10_000_000).burst(1_000_000); // bytes
     let bytes = Limiter::new("upload", store.clone(), Algorithm::token_bucket(), quota);
-    let layer = RateLimitLayer::new(bytes, key::PeerIp).cost(|head| {
+    let client = key::ClientIp::new(key::ProxyHeader::XForwardedFor, ["10.0.0.0/8"]);
+    let layer = RateLimitLayer::new(bytes, client).cost(|head| {
         let length = head.headers.get(CONTENT_LENGTH).and_then(|it| it.to_str().ok()?.parse().ok());
         length.unwrap_or(u64::MAX) // above the quota
     });
