@@ -341,9 +341,8 @@ mod seal {
 ///
 /// # Details
 ///
-/// Use it as the type of fields and arguments; clones share its counts. Use
-/// [`RedisStore`](crate::RedisStore) to [scan](crate::RedisStore::scan) keys, and for settings that
-/// no URL has.
+/// Use it as the type of fields and arguments; clones share its counts. Use [`RedisStore`] to
+/// [scan](RedisStore::scan) keys, and for settings that no URL has.
 // A decision in memory needs no dynamic call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -367,8 +366,7 @@ impl AnyStore {
         matches!(self, Self::Memory(_))
     }
 
-    /// Proves that the store can decide: see [`RedisStore::ping`](crate::RedisStore::ping). A store
-    /// in memory always can.
+    /// Proves that the store can decide: see [`RedisStore::ping`]. A store in memory always can.
     ///
     /// # Errors
     ///
@@ -401,7 +399,7 @@ impl AnyStore {
     }
 
     /// Waits until the units of ended permits and of dropped requests are back: see
-    /// [`RedisStore::flush`](crate::RedisStore::flush). In memory they are back at once.
+    /// [`RedisStore::flush`]. In memory they are back at once.
     ///
     /// # Examples
     ///

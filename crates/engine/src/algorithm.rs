@@ -77,8 +77,8 @@ use crate::quota::{Quota, QuotaError};
 /// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 136 |
 /// | concurrency | `limit` at a time | 248 |
 ///
-/// A waiting request takes up to 40 bytes more. [`MemoryStore`](store/struct.MemoryStore.html#memory)
-/// has the bytes in memory.
+/// A waiting request takes up to 40 bytes more. The bytes in memory are those of the
+/// [`MemoryStore`](store/struct.MemoryStore.html#memory).
 ///
 /// The most in one window: up to 2 x `limit` in a fixed window, in a short time; `limit` in a
 /// sliding log; `burst` + `limit` in a token bucket, of which `burst` can come at once, or all of

@@ -73,7 +73,9 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// A store in Redis: all replicas share one exact count per key. Each decision is one atomic script.
+/// A store in Redis: all replicas share one exact count per key.
+///
+/// Each decision is one atomic script.
 ///
 /// # Examples
 ///
@@ -105,29 +107,12 @@ impl<'a> Plan<'a> {
 ///
 /// # Details
 ///
-/// It supports Redis 6.2 and later, and Valkey: one server, a master behind
+/// It supports Redis from 6.2 on, and Valkey from 8.1 on: one server, a master behind
 /// [Sentinels](RedisConfig::sentinels), or a [cluster](RedisConfig::cluster). A URL or a
 /// [`RedisConfig`] describes it, with all settings.
 ///
 /// Clones share their connections, which carry any number of calls at a time. If a connection
 /// ends, the store reconnects by itself. The clock is that of the Redis server.
-///
-/// # Keys
-///
-/// The name of a key is `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
-/// `ratelimit:default:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
-/// Because of the braces, `KEY` alone determines the slot in a cluster. A key expires when its
-/// state is the initial one again; with a token bucket, up to one refill of the bucket later.
-///
-/// The value contains a letter that identifies its format. Reservations of waiting requests, and
-/// the units that [permits](crate::Permit) hold, follow the state in the same value.
-///
-/// # Calls
-///
-/// Checks of a limiter share calls, in the order of their arrival. If the reply to a call is lost,
-/// all of its checks fail, and Redis may have counted them. Work in the background has a thread of
-/// its own, so a process that forks makes its stores after the fork. The guide describes [the calls
-/// and connections](crate::guide::connections#calls-of-a-store).
 ///
 /// # While Redis does not answer
 ///
@@ -150,7 +135,24 @@ impl<'a> Plan<'a> {
 /// In a test with tokio's paused time, the deadline passes immediately while the runtime waits for
 /// Redis.
 ///
-/// The guide describes the [failure modes](crate::guide::redis_failures) and the
+/// # Keys
+///
+/// The name of a key is `PREFIX:LIMITER:ALGORITHM:{KEY}`, for example
+/// `ratelimit:default:token-bucket:{header:x-api-key=alice}`. `redis-cli --scan` lists the keys.
+/// Because of the braces, `KEY` alone determines the slot in a cluster. Redis deletes a
+/// key once its quota is full again; with a token bucket, up to one refill of the bucket later.
+///
+/// The value contains a letter that identifies its format. Reservations of waiting requests, and
+/// the units that [permits](crate::Permit) hold, follow the state in the same value.
+///
+/// # Calls
+///
+/// Checks of a limiter share calls, in the order of their arrival. If the reply to a call is lost,
+/// all of its checks fail, and Redis may have counted them. Work in the background has a thread of
+/// its own, so a process that forks makes its stores after the fork.
+///
+/// The guide describes the [calls and connections](crate::guide::connections#calls-of-a-store), the
+/// [failure modes](crate::guide::redis_failures) and the
 /// [permissions](crate::guide::redis_permissions).
 #[derive(Clone)]
 pub struct RedisStore {
