@@ -110,7 +110,7 @@ struct Rare {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Count {
     pub(crate) limiter: &'static str,
-    remaining: u64,
+    pub(crate) remaining: u64,
     replenish: u64,
 }
 
@@ -118,10 +118,6 @@ impl Count {
     pub(crate) fn new(limiter: &'static str, reply: &EngineReply) -> Self {
         let EngineReply { remaining, replenish, .. } = *reply;
         Self { limiter, remaining: remaining as u64, replenish: replenish as u64 }
-    }
-
-    pub(crate) const fn remaining(&self) -> u64 {
-        self.remaining
     }
 
     pub(crate) const fn replenish_after(&self) -> Duration {
