@@ -220,9 +220,7 @@ impl Value {
             Err(error) => Err(error),
         }
     }
-}
 
-impl Value {
     #[inline(never)]
     fn read(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
         Ok(self.key(self.place.read(&self.name, head)?))
