@@ -219,7 +219,9 @@ where
             }
             shared.begin(bill);
             shared.protocol.annotate(head.as_mut().expect(POLLED), bill);
-            let future = this.inner.call(P::join(take(head), take(rest)));
+            // The head last: nothing can panic while it moves, so that it moves once.
+            let rest = take(rest);
+            let future = this.inner.call(P::join(take(head), rest));
             this.stage.set(Stage::Calling { future });
         }
         if let StageProj::Calling { future } = this.stage.as_mut().project() {
