@@ -226,11 +226,12 @@ where
         }
         if let StageProj::Calling { future } = this.stage.as_mut().project() {
             let answer = ready!(future.poll(cx));
+            let response = answer.as_ref().ok();
+            let learned = response.and_then(|response| shared.protocol.learned(response));
             // Before the end of what the request holds.
             this.stage.set(Stage::Done);
             match answer {
                 Ok(response) => {
-                    let learned = shared.protocol.learned(&response);
                     let Some(learning) = learned.and_then(|vendor| shared.learn(vendor, bill))
                     else {
                         return Poll::Ready(Ok(shared.protocol.respond(response, bill)));
