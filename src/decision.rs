@@ -110,7 +110,7 @@ struct Rare {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Count {
     pub(crate) limiter: &'static str,
-    remaining: u64,
+    pub(crate) remaining: u64,
     replenish: u64,
 }
 
@@ -118,10 +118,6 @@ impl Count {
     pub(crate) fn new(limiter: &'static str, reply: &EngineReply) -> Self {
         let EngineReply { remaining, replenish, .. } = *reply;
         Self { limiter, remaining: remaining as u64, replenish: replenish as u64 }
-    }
-
-    pub(crate) const fn remaining(&self) -> u64 {
-        self.remaining
     }
 
     pub(crate) const fn replenish_after(&self) -> Duration {
@@ -180,6 +176,9 @@ pub enum Source {
 }
 
 impl Source {
+    /// In the order of the variants.
+    pub(crate) const ALL: [Self; 4] = [Self::Store, Self::Cached, Self::Local, Self::Open];
+
     /// Returns the name, as in a label: `store`, `cached`, `local` or `open`.
     ///
     /// # Examples
@@ -210,13 +209,7 @@ impl fmt::Display for Source {
 impl Status {
     #[inline]
     const fn new(source: Source, is_allowed: bool) -> Self {
-        let source = match source {
-            Source::Store => 0,
-            Source::Cached => 1,
-            Source::Local => 2,
-            Source::Open => 3,
-        };
-        Self(source << 1 | is_allowed as u32)
+        Self((source as u32) << 1 | is_allowed as u32)
     }
 }
 
@@ -622,12 +615,7 @@ impl Decision {
     /// ```
     #[must_use]
     pub const fn source(&self) -> Source {
-        match self.status.0 >> 1 & 3 {
-            0 => Source::Store,
-            1 => Source::Cached,
-            2 => Source::Local,
-            _ => Source::Open,
-        }
+        Source::ALL[(self.status.0 >> 1 & 3) as usize]
     }
 
     /// Sets what is left of all limits, if there are several.

@@ -88,59 +88,58 @@ macro_rules! headings {
 /// data.
 macro_rules! pages {
     ($all:tt) => { pages! { @each $all $all } };
-    (@each {$($name:ident $slug:literal $file:literal)*} $all:tt) => {
+    (@each {$($name:ident $file:literal)*} $all:tt) => {
         $(pages! { @page $name $file $all })*
     };
-    (@page $page:ident $page_file:literal {$($name:ident $slug:literal $file:literal)*}) => {
-        #[doc = concat!($("[", $slug, "]: crate::guide::", stringify!($name), "\n"),*)]
+    (@page $page:ident $page_file:literal {$($name:ident $file:literal)*}) => {
+        #[doc = concat!($("[", $file, "]: crate::guide::", stringify!($name), "\n"),*)]
         #[doc = headings!()]
         #[doc = include_str!("../docs/pictures/links.md")]
         #[doc = ""]
-        #[doc = include_str!($page_file)]
+        #[doc = include_str!(concat!("../docs/", $page_file, ".md"))]
         pub mod $page {}
     };
 }
 
 pages! {{
-    algorithms "algorithms" "../docs/algorithms.md"
-    benchmarks "benchmarks" "../docs/benchmarks.md"
-    coming_from_bucket4j "coming-from-bucket4j" "../docs/coming-from-bucket4j.md"
-    coming_from_governor "coming-from-governor" "../docs/coming-from-governor.md"
-    coming_from_nginx "coming-from-nginx" "../docs/coming-from-nginx.md"
+    algorithms "algorithms"
+    benchmarks "benchmarks"
+    coming_from_bucket4j "coming-from-bucket4j"
+    coming_from_governor "coming-from-governor"
+    coming_from_nginx "coming-from-nginx"
     coming_from_rate_limiter_flexible "coming-from-rate-limiter-flexible"
-        "../docs/coming-from-rate-limiter-flexible.md"
-    coming_from_tower_governor "coming-from-tower-governor" "../docs/coming-from-tower-governor.md"
-    concurrency "concurrency" "../docs/concurrency.md"
-    configuration "configuration" "../docs/configuration.md"
-    connections "connections" "../docs/connections.md"
-    copy_one_of_these "copy-one-of-these" "../docs/copy-one-of-these.md"
-    design_decisions "design-decisions" "../docs/design-decisions.md"
-    how_it_works "how-it-works" "../docs/how-it-works.md"
-    http "http" "../docs/http.md"
-    incidents "incidents" "../docs/incidents.md"
-    keys "keys" "../docs/keys.md"
-    layers "layers" "../docs/layers.md"
-    limitctl "limitctl" "../docs/limitctl.md"
-    llm "llm" "../docs/llm.md"
-    monitoring "monitoring" "../docs/monitoring.md"
-    on_call "on-call" "../docs/on-call.md"
-    outgoing "outgoing" "../docs/outgoing.md"
-    quick_start "quick-start" "../docs/quick-start.md"
-    quotas "quotas" "../docs/quotas.md"
-    recipes "recipes" "../docs/recipes.md"
-    replay "replay" "../docs/replay.md"
-    redis_capacity "redis-capacity" "../docs/redis-capacity.md"
-    redis_connecting "redis-connecting" "../docs/redis-connecting.md"
-    redis_failovers "redis-failovers" "../docs/redis-failovers.md"
-    redis_failures "redis-failures" "../docs/redis-failures.md"
-    redis_permissions "redis-permissions" "../docs/redis-permissions.md"
-    redisson "redisson" "../docs/redisson.md"
-    servers "servers" "../docs/servers.md"
-    settings "settings" "../docs/settings.md"
-    several_limits "several-limits" "../docs/several-limits.md"
-    support_tasks "support-tasks" "../docs/support-tasks.md"
-    testing "testing" "../docs/testing.md"
-    troubleshooting "troubleshooting" "../docs/troubleshooting.md"
-    vendors "vendors" "../docs/vendors.md"
-    waiting "waiting" "../docs/waiting.md"
+    coming_from_tower_governor "coming-from-tower-governor"
+    concurrency "concurrency"
+    configuration "configuration"
+    connections "connections"
+    copy_one_of_these "copy-one-of-these"
+    design_decisions "design-decisions"
+    how_it_works "how-it-works"
+    http "http"
+    incidents "incidents"
+    keys "keys"
+    layers "layers"
+    limitctl "limitctl"
+    llm "llm"
+    monitoring "monitoring"
+    on_call "on-call"
+    outgoing "outgoing"
+    quick_start "quick-start"
+    quotas "quotas"
+    recipes "recipes"
+    replay "replay"
+    redis_capacity "redis-capacity"
+    redis_connecting "redis-connecting"
+    redis_failovers "redis-failovers"
+    redis_failures "redis-failures"
+    redis_permissions "redis-permissions"
+    redisson "redisson"
+    servers "servers"
+    settings "settings"
+    several_limits "several-limits"
+    support_tasks "support-tasks"
+    testing "testing"
+    troubleshooting "troubleshooting"
+    vendors "vendors"
+    waiting "waiting"
 }}

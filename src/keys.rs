@@ -13,6 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use hmac_sha256::HMAC;
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
 
 /// Longer keys are replaced by their hash, so that a client cannot fill the store with a few keys.
 const LONGEST: usize = 128;
@@ -20,6 +21,13 @@ const LONGEST: usize = 128;
 /// The prefix of the hash of a long key. A hashed value has `==` behind its scope, too, but fewer
 /// digits.
 const HASHED: &str = "sha256==";
+
+/// The bytes of a hash that a key contains. A client that forges values would have to try about
+/// 2^64 of them until two have the same key.
+const HASH_BYTES: usize = 16;
+
+/// What is not plain: see [`is_plain`].
+const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'=').add(b'{').add(b'|').add(b'}');
 
 /// The key that a request is charged to, such as a user or an address.
 ///
@@ -179,11 +187,11 @@ impl<'a> Key<'a> {
 }
 
 /// A scope, escaped, as the prefix of keys.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Scope {
     prefix: Box<str>,
     /// Hashes the values, if there is one.
-    secret: Option<Box<Secret>>,
+    secret: Option<Box<HMAC>>,
 }
 
 impl Scope {
@@ -194,21 +202,30 @@ impl Scope {
     /// Sets that keys contain a hash instead of the value.
     #[track_caller]
     pub(crate) fn hashed(self, secret: &[u8]) -> Self {
-        Self { secret: Some(Box::new(Secret::new(secret))), ..self }
+        assert!(!secret.is_empty(), "the secret of a hashed key is empty; use 32 random bytes");
+        Self { secret: Some(Box::new(HMAC::new(secret))), ..self }
     }
 
     pub(crate) fn key(&self, value: &[u8]) -> Key<'static> {
-        match &self.secret {
-            // A value has no `=`, so no other key begins in this way.
-            Some(secret) => bounded([&*self.prefix, "=", &secret.hash(value)].concat()),
-            None => behind(&self.prefix, value),
-        }
+        let Some(secret) = &self.secret else { return behind(&self.prefix, value) };
+        let mut hmac = (**secret).clone();
+        hmac.update(value);
+        let hash = hex(&hmac.finalize()[..HASH_BYTES]);
+        // A value has no `=`, so no other key begins in this way.
+        bounded([&*self.prefix, "=", &hash].concat())
     }
 
     /// Returns the key of a value that need not be hashed or escaped, as of most requests.
     #[inline(always)]
     pub(crate) fn plain_key(&self, value: &[u8]) -> Option<Key<'static>> {
         if self.secret.is_some() { None } else { plain_behind(&self.prefix, value) }
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let secret = self.secret.as_ref().map(|_| format_args!("Secret(..)"));
+        f.debug_struct("Scope").field("prefix", &self.prefix).field("secret", &secret).finish()
     }
 }
 
@@ -239,33 +256,13 @@ fn all_plain(bytes: &[u8]) -> bool {
 }
 
 fn escaped(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    let mut text = String::with_capacity(bytes.len());
-    for &byte in bytes {
-        if is_plain(byte) {
-            text.push(byte.into());
-        } else {
-            let [high, low] = [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)].into());
-            text.extend(['%', high, low]);
-        }
-    }
-    text
+    percent_encode(bytes, ESCAPED).to_string()
 }
 
 /// Returns whether a key can have this text: `%` only in the escapes that `escaped` writes.
 fn is_escaped(text: &[u8]) -> bool {
-    match text {
-        [] => true,
-        [b'%', high, low, rest @ ..] => {
-            let digit = |byte: u8| {
-                let is_upper = byte.is_ascii_digit() || byte.is_ascii_uppercase();
-                is_upper.then(|| char::from(byte).to_digit(16)).flatten()
-            };
-            let byte = digit(*high).zip(digit(*low)).map(|(high, low)| (high * 16 + low) as u8);
-            byte.is_some_and(|byte| !is_plain(byte)) && is_escaped(rest)
-        }
-        [byte, rest @ ..] => (is_plain(*byte) || b"=|".contains(byte)) && is_escaped(rest),
-    }
+    let mut parts = text.split(|byte| b"=|".contains(byte));
+    parts.all(|part| escaped(&Cow::from(percent_decode(part))).as_bytes() == part)
 }
 
 /// Makes the key of a value behind a prefix that needs no escaping.
@@ -423,35 +420,6 @@ impl From<Vec<u8>> for Text {
     }
 }
 
-/// The bytes of a hash that a key contains. A client that forges values would have to try about
-/// 2^64 of them until two have the same key.
-const HASH_BYTES: usize = 16;
-
-/// The secret of a keyed hash, prepared for values.
-#[derive(Clone)]
-pub(crate) struct Secret(HMAC);
-
-impl Secret {
-    #[track_caller]
-    pub(crate) fn new(secret: &[u8]) -> Self {
-        assert!(!secret.is_empty(), "the secret of a hashed key is empty; use 32 random bytes");
-        Self(HMAC::new(secret))
-    }
-
-    /// Returns hexadecimal digits.
-    pub(crate) fn hash(&self, value: &[u8]) -> String {
-        let mut hmac = self.0.clone();
-        hmac.update(value);
-        hex(&hmac.finalize()[..HASH_BYTES])
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
 impl<'a> From<&'a str> for Key<'a> {
     #[inline]
     fn from(text: &'a str) -> Self {
@@ -578,6 +546,13 @@ from_tuple!(A B, A B C, A B C D);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_plain_is_escaped() {
+        for byte in 0..=u8::MAX {
+            assert_eq!(escaped(&[byte]).len() == 1, is_plain(byte), "{byte}");
+        }
+    }
 
     #[test]
     fn the_text_of_every_key_is_read_as_that_key() {

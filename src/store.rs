@@ -206,14 +206,13 @@ impl AnyStore {
         let [limit] = request.limits else { return later(self.decide(request)) };
         let answer = match self {
             Self::Memory(store) => match store.decide_in_place(request, limit) {
-                Ok(outcome) if !is_reported(request, outcome.decision.is_allowed()) => {
+                Ok(outcome) if is_reported(request, outcome.decision.is_allowed()) => {
+                    limit.copied(request, |request, _| {
+                        report_arrived(request, Ok(&outcome.decision));
+                    });
                     return done(outcome);
                 }
-                Ok(outcome) => limit.copied(request, |request, _| {
-                    let mut answer = outcome.into();
-                    report(request, &mut answer);
-                    answer
-                }),
+                Ok(outcome) => return done(outcome),
                 Err(undecided) => limit.copied(request, |request, limit| {
                     let mut answer = store.decide_in_shard(request, limit, undecided);
                     report(request, &mut answer);
@@ -477,12 +476,10 @@ fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
     if !is_reported(request, is_allowed) {
         return;
     }
-    let StoreRequest { action, limits, reporting, .. } = *request;
     if let Some(result) = answer.arrived() {
-        let result = result.map(|outcome| &outcome.decision);
-        let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
-        return report_answer(action, reporting, limits, result, None);
+        return report_arrived(request, result.map(|outcome| &outcome.decision));
     }
+    let StoreRequest { action, limits, reporting, .. } = *request;
     let start = time::Instant::now();
     let owned = |limit: &LimitRequest<'_>| {
         (limit.settings.name, limit.observers.clone(), limit.key.clone().into_owned())
@@ -496,6 +493,14 @@ fn report(request: &StoreRequest<'_>, answer: &mut StoreFuture<Outcome>) {
         report_answer(action, reporting, limits, decided, Some(start.elapsed()));
         result
     });
+}
+
+/// Reports an answer that is there.
+#[inline(never)]
+fn report_arrived(request: &StoreRequest<'_>, result: Result<&Decision, &Error>) {
+    let StoreRequest { action, limits, reporting, .. } = *request;
+    let limits = limits.iter().map(|it| (it.settings.name, it.observers, it.key));
+    report_answer(action, reporting, limits, result, None);
 }
 
 /// Reports the answer to a request to these limits.

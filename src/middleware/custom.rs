@@ -79,10 +79,6 @@ impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
         &mut self.pricing
     }
 
-    fn learns(&self) -> bool {
-        self.learn.is_some()
-    }
-
     fn holds_costs(&self) -> bool {
         // A rule says which costs are estimates.
         self.settle_by.is_some() && self.pricing.limiter().is_some()

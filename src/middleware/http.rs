@@ -68,6 +68,82 @@ impl Http {
             learn: None,
         }
     }
+
+    /// Returns whether a hold can be settled with another number of units than it holds.
+    fn settles(&self) -> bool {
+        self.settle_handle || self.settle_by.is_some()
+    }
+
+    #[inline]
+    fn add_extension(&self, extensions: &mut Extensions, bill: &Bill) {
+        if self.extensions
+            && let Some(decision) = bill.decision()
+        {
+            extensions.insert(decision.clone());
+        }
+    }
+
+    /// Adds the decision and the handle of the holds to the head of a request.
+    #[inline(never)]
+    fn add_to_head(&self, head: &mut Parts, bill: &mut Bill) {
+        self.add_extension(&mut head.extensions, bill);
+        if let Some(holds) = &mut bill.holds {
+            if self.settle_handle {
+                head.extensions.insert(holds.share());
+            }
+            holds.expects = match head.method {
+                Method::HEAD => Expects::NoBody,
+                Method::CONNECT => Expects::Tunnel,
+                _ => Expects::Body,
+            };
+        }
+    }
+
+    /// Adds the headers and the decision to a response.
+    #[inline]
+    fn add_to_response<B>(&self, response: &mut Response<B>, bill: &Bill) {
+        if let Some(decision) = bill.decision()
+            && !self.headers.dialects().is_empty()
+        {
+            self.headers.add(response.headers_mut(), decision, bill.charge());
+        }
+        self.add_extension(response.extensions_mut(), bill);
+    }
+
+    /// Converts a response, and ends what its request holds, now or with the body.
+    #[inline(never)]
+    fn respond_with_guard<B>(
+        &self,
+        response: Response<B>,
+        mut holds: Box<RequestHolds>,
+        bill: &Bill,
+    ) -> Response<ResponseBody<B>> {
+        // Declared after `holds`, so dropped before it: if a closure panics, what the request holds
+        // ends after its body.
+        let (head, body) = response.into_parts();
+        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
+        if !is_charged {
+            holds.end_spent(|_| 0);
+        } else if !self.settles() {
+            holds.end_spent(|held| held);
+        }
+        let make_meter = self.settle_by.as_ref().filter(|_| holds.is_open());
+        let meter = make_meter.map(|make_meter| make_meter(&head));
+        let guard = BodyGuard::new(holds, meter, &head);
+        let mut response = Response::from_parts(head, body);
+        self.add_to_response(&mut response, bill);
+        response.map(|body| ResponseBody::service(body, guard))
+    }
+
+    fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {
+        if !self.extensions {
+            return;
+        }
+        if let Rejection::Denied(decision) = &rejection {
+            extensions.insert(decision.clone());
+        }
+        extensions.insert(rejection);
+    }
 }
 
 impl fmt::Debug for Http {
@@ -98,10 +174,6 @@ impl ProtocolBase for Http {
 
     fn shares_holds(&self) -> bool {
         self.settle_handle
-    }
-
-    fn learns(&self) -> bool {
-        self.learn.is_some()
     }
 
     fn timeout(head: &Parts) -> Option<Duration> {
@@ -185,83 +257,5 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         self.annotate_rejection(&mut extensions, rejection.clone());
         let details = self.error_details;
         Rejected::Later(map.call(&rejection, head, response, missing, extensions, details))
-    }
-}
-
-impl Http {
-    /// Returns whether a hold can be settled with another number of units than it holds.
-    fn settles(&self) -> bool {
-        self.settle_handle || self.settle_by.is_some()
-    }
-
-    #[inline]
-    fn add_extension(&self, extensions: &mut Extensions, bill: &Bill) {
-        if self.extensions
-            && let Some(decision) = bill.decision()
-        {
-            extensions.insert(decision.clone());
-        }
-    }
-
-    /// Adds the decision and the handle of the holds to the head of a request.
-    #[inline(never)]
-    fn add_to_head(&self, head: &mut Parts, bill: &mut Bill) {
-        self.add_extension(&mut head.extensions, bill);
-        if let Some(holds) = &mut bill.holds {
-            if self.settle_handle {
-                head.extensions.insert(holds.share());
-            }
-            holds.expects = match head.method {
-                Method::HEAD => Expects::NoBody,
-                Method::CONNECT => Expects::Tunnel,
-                _ => Expects::Body,
-            };
-        }
-    }
-
-    /// Adds the headers and the decision to a response.
-    #[inline]
-    fn add_to_response<B>(&self, response: &mut Response<B>, bill: &Bill) {
-        if let Some(decision) = bill.decision()
-            && !self.headers.dialects().is_empty()
-        {
-            self.headers.add(response.headers_mut(), decision, bill.charge());
-        }
-        self.add_extension(response.extensions_mut(), bill);
-    }
-
-    /// Converts a response, and ends what its request holds, now or with the body.
-    #[inline(never)]
-    fn respond_with_guard<B>(
-        &self,
-        response: Response<B>,
-        mut holds: Box<RequestHolds>,
-        bill: &Bill,
-    ) -> Response<ResponseBody<B>> {
-        // Declared after `holds`, so dropped before it: if a closure panics, what the request holds
-        // ends after its body.
-        let (head, body) = response.into_parts();
-        let is_charged = self.charge_when.as_ref().is_none_or(|charge_when| charge_when(&head));
-        if !is_charged {
-            holds.end_spent(|_| 0);
-        } else if !self.settles() {
-            holds.end_spent(|held| held);
-        }
-        let make_meter = self.settle_by.as_ref().filter(|_| holds.is_open());
-        let meter = make_meter.map(|make_meter| make_meter(&head));
-        let guard = BodyGuard::new(holds, meter, &head);
-        let mut response = Response::from_parts(head, body);
-        self.add_to_response(&mut response, bill);
-        response.map(|body| ResponseBody::service(body, guard))
-    }
-
-    fn annotate_rejection(&self, extensions: &mut Extensions, rejection: Rejection) {
-        if !self.extensions {
-            return;
-        }
-        if let Rejection::Denied(decision) = &rejection {
-            extensions.insert(decision.clone());
-        }
-        extensions.insert(rejection);
     }
 }

@@ -1079,9 +1079,7 @@ impl<P: ProtocolBase> RateLimitLayer<P> {
     pub fn missing_key(self, missing_key: MissingKey) -> Self {
         self.set(|shared| shared.protocol.pricing_mut().missing_key = missing_key)
     }
-}
 
-impl<P: ProtocolBase> RateLimitLayer<P> {
     fn of(protocol: P) -> Self {
         Self(Arc::new(Shared::new(protocol)))
     }

@@ -3,41 +3,43 @@
 //! | stage | file |
 //! |---|---|
 //! | its key and price, from its head | `price.rs` |
-//! | admission: the limiters decide | `admit.rs` |
-//! | the wait for its price, the decision, or a reserved instant | `wait.rs` |
-//! | the readiness of the service, and its call | here |
+//! | admission: the limiters decide, or a `Waiter` is made | `admit.rs` |
+//! | the wait for its price, the decision, or a reserved instant | here |
+//! | the readiness of the service, and its call | here; `hold.rs` |
 //! | the response, and the end of what the request holds | `settle.rs`; `http.rs`, `custom.rs` |
 //!
 //! The request takes a `Bill` along.
 
 mod admit;
+mod hold;
 mod price;
 mod settle;
-mod wait;
 
 use std::{
-    fmt, mem,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use self::price::{Price, Step};
+pub use self::{price::Bill, settle::Settle};
 pub(crate) use self::{
-    admit::Shared,
     price::{IntoMatch, Pricing, matcher},
     settle::{Expects, RequestHolds},
 };
-pub use self::{price::Bill, settle::Settle};
 use crate::{
-    limiter::Holds,
+    limiter::{DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, VendorState, WaitQueue, Waiter},
     middleware::{
         http::Http,
         protocol::{Protocol, ProtocolBase, Rejected},
+        rejection::Rejection,
+        rule::Lookup,
     },
+    observe::{Observers, log::Throttle},
     store::Task,
     sync::POLLED,
 };
@@ -106,7 +108,11 @@ where
     fn call(&mut self, request: Req) -> Self::Future {
         let (head, rest) = P::split(request);
         ResponseFuture {
-            stage: Stage::Admitting { head: Some(head), rest: Some(rest), step: Step::Arrived },
+            stage: Stage::Admitting {
+                head: Some(head),
+                rest: Some(rest),
+                step: Step::Pricing(None),
+            },
             inner: self.inner.clone(),
             bill: Bill::exempt(),
             shared: self.shared.clone(),
@@ -158,6 +164,15 @@ pin_project! {
     }
 }
 
+/// The way of a request to the service.
+pub enum Step<H> {
+    /// The lookup of the charge by the rule, if it takes one.
+    Pricing(Option<Lookup<H>>),
+    Waiting(Box<Waiter>),
+    /// The request is admitted, but the service was not ready.
+    Admitted,
+}
+
 fn take<T>(option: &mut Option<T>) -> T {
     option.take().expect(POLLED)
 }
@@ -173,13 +188,7 @@ where
         let mut this = self.project();
         let (shared, bill) = (&**this.shared, this.bill);
         if let StageProj::Admitting { head, rest, step } = this.stage.as_mut().project() {
-            // Most requests are admitted or denied in one turn. Until then they stay in their
-            // place: each move takes a few ns.
-            let verdict = match shared.arrive(head, step, bill) {
-                Some(verdict) => verdict,
-                None => ready!(shared.go_on(cx, head, step, bill)),
-            };
-            if let Err(reason) = verdict
+            if let Err(reason) = ready!(shared.admission(cx, head, step, bill))
                 && let Some(rejection) = shared.rejection(reason, bill)
             {
                 let found = head.as_ref().expect(POLLED);
@@ -210,22 +219,26 @@ where
             }
             shared.begin(bill);
             shared.protocol.annotate(head.as_mut().expect(POLLED), bill);
-            let future = this.inner.call(P::join(take(head), take(rest)));
+            // The head last: nothing can panic while it moves, so that it moves once.
+            let rest = take(rest);
+            let future = this.inner.call(P::join(take(head), rest));
             this.stage.set(Stage::Calling { future });
         }
         if let StageProj::Calling { future } = this.stage.as_mut().project() {
             let answer = ready!(future.poll(cx));
+            let response = answer.as_ref().ok();
+            let learned = response.and_then(|response| shared.protocol.learned(response));
             // Before the end of what the request holds.
             this.stage.set(Stage::Done);
             match answer {
-                Ok(response) if shared.protocol.learns() => {
-                    let learned = shared.protocol.learned(&response);
-                    let learning = learned.and_then(|vendor| bill.learn(vendor));
-                    let response = shared.protocol.respond(response, bill);
-                    let Some(learning) = learning else { return Poll::Ready(Ok(response)) };
-                    this.stage.set(Stage::Learning { learning, response: Some(response) });
+                Ok(response) => {
+                    let Some(learning) = learned.and_then(|vendor| shared.learn(vendor, bill))
+                    else {
+                        return Poll::Ready(Ok(shared.protocol.respond(response, bill)));
+                    };
+                    let response = Some(shared.protocol.respond(response, bill));
+                    this.stage.set(Stage::Learning { learning, response });
                 }
-                Ok(response) => return Poll::Ready(Ok(shared.protocol.respond(response, bill))),
                 Err(error) => {
                     bill.holds = None; // as used
                     return Poll::Ready(Err(error));
@@ -243,58 +256,95 @@ where
     }
 }
 
+/// The state that all services of a layer share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared<P> {
+    pub(crate) protocol: P,
+    pub(crate) max_wait: MaxWait,
+    pub(crate) max_lateness: Duration,
+    pub(crate) wait_queue: WaitQueue,
+    pub(crate) dry_run: bool,
+    pub(crate) on_failure: FailurePolicy,
+    /// The largest part of its retry-after by which a denial adds to it.
+    pub(crate) retry_jitter: f64,
+    /// The observers that were added to the layer.
+    pub(crate) observers: Observers,
+    misconfigured: Arc<Throttle>,
+}
+
+/// The result of admission: nothing if the request proceeds, a `Waiter` if it waits, or the reason
+/// of its rejection.
+pub(super) type Verdict = Result<Option<Box<Waiter>>, Reason>;
+
+/// Why a request is rejected; `None` if it is denied: the bill has the decision. Boxed, because a
+/// verdict is moved with each request.
+pub(super) type Reason = Option<Box<Rejection>>;
+
+pub(super) fn reason(rejection: Rejection) -> Reason {
+    Some(Box::new(rejection))
+}
+
 impl<P: ProtocolBase> Shared<P> {
+    pub(crate) fn new(protocol: P) -> Self {
+        Self {
+            protocol,
+            max_wait: MaxWait::DEFAULT,
+            max_lateness: DEFAULT_MAX_LATENESS,
+            wait_queue: WaitQueue::new(),
+            dry_run: false,
+            on_failure: FailurePolicy::Closed,
+            retry_jitter: 0.0,
+            observers: Observers::default(),
+            misconfigured: Arc::default(),
+        }
+    }
+
+    /// Takes a request to its admission or the reason of its rejection. Until then it stays in its
+    /// place: each move takes a few ns.
+    fn admission(
+        &self,
+        cx: &mut Context<'_>,
+        head: &mut Option<P::Head>,
+        step: &mut Step<P::Head>,
+        bill: &mut Bill,
+    ) -> Poll<Result<(), Reason>> {
+        loop {
+            let verdict = match step {
+                Step::Pricing(lookup) => {
+                    let pricing = self.protocol.pricing();
+                    match ready!(pricing.price(cx, head, lookup, bill)) {
+                        Ok(()) => self.admit(head.as_ref().expect(POLLED), bill),
+                        Err(error) => Err(reason(Rejection::Request(error))),
+                    }
+                }
+                Step::Waiting(waiter) => {
+                    let decided = ready!(waiter.poll(cx));
+                    self.admit_after_wait(head.as_ref().expect(POLLED), waiter, decided, bill)
+                }
+                Step::Admitted => Ok(None),
+            };
+            match verdict {
+                Ok(Some(waiter)) => *step = Step::Waiting(waiter),
+                Ok(None) => return Poll::Ready(Ok(())),
+                Err(reason) => return Poll::Ready(Err(reason)),
+            }
+        }
+    }
+
+    /// Returns the call by which the limit adopts what a response says, if that is new.
+    #[inline(never)]
+    fn learn(&self, vendor: VendorState, bill: &mut Bill) -> Option<Task> {
+        let remaining = bill.decision()?.remaining();
+        self.charge(bill).learn(vendor, remaining)
+    }
+
     /// Takes what the request holds for the service, which is called now.
     #[inline]
     fn begin(&self, bill: &mut Bill) {
         let outcome = bill.outcome.as_ref();
         let may_hold = || outcome.is_some_and(|outcome| outcome.receipts.may_hold());
-        if self.protocol.shares_holds() || self.protocol.learns() || may_hold() {
+        if self.protocol.shares_holds() || may_hold() {
             self.hold(bill);
-        }
-    }
-
-    /// Keeps a bill while the service is not ready. What is held is renewed.
-    #[inline(never)]
-    fn keep(&self, bill: &mut Bill) {
-        self.charge(bill);
-        self.hold(bill);
-    }
-
-    /// Takes what an allowed request holds, if anything.
-    #[inline(never)]
-    fn hold(&self, bill: &mut Bill) {
-        if self.protocol.learns() {
-            self.charge(bill);
-        }
-        // In a dry run, a denied request proceeds, and is not counted.
-        let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
-        let holds = match (allowed, mem::replace(&mut bill.price, Price::Exempt), self.limiter()) {
-            (Some(outcome), Price::Units(key, cost), Some(limiter)) => {
-                limiter.holds(key, cost, outcome)
-            }
-            (allowed, Price::Charge(charge), _) => {
-                let holds = allowed.map(|outcome| charge.holds(outcome)).unwrap_or_default();
-                bill.price = Price::Charge(charge);
-                holds
-            }
-            _ => Holds::default(),
-        };
-        bill.outcome.iter_mut().for_each(|outcome| outcome.receipts.remove_holds());
-        // The service can settle even if there is nothing.
-        if bill.holds.is_none() && (self.protocol.shares_holds() || !holds.is_empty()) {
-            bill.holds = Some(RequestHolds::new(holds));
-        }
-    }
-
-    /// Returns what a request has taken: the service was not called.
-    #[inline(never)]
-    fn release(&self, bill: &mut Bill) {
-        if let Some(mut holds) = bill.holds.take() {
-            holds.release();
-        }
-        if let Some(outcome) = bill.outcome.take() {
-            self.charge(bill).release_in_background(&outcome.receipts);
         }
     }
 }

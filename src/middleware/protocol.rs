@@ -42,9 +42,7 @@ pub trait Protocol<Req, Res>: ProtocolBase {
     /// Returns what a response says about the limit of the vendor that sent it, if the layer learns
     /// from responses.
     #[doc(hidden)]
-    fn learned(&self, _response: &Res) -> Option<VendorState> {
-        None
-    }
+    fn learned(&self, response: &Res) -> Option<VendorState>;
 
     /// Converts the response of the inner service, and ends what the request holds.
     #[doc(hidden)]
@@ -79,15 +77,8 @@ pub trait ProtocolBase: Clone {
 
     fn pricing_mut(&mut self) -> &mut Pricing<Self::Head>;
 
-    /// Returns whether the layer learns from responses.
-    fn learns(&self) -> bool {
-        false
-    }
-
     /// Returns whether all costs are held until the response.
-    fn holds_costs(&self) -> bool {
-        false
-    }
+    fn holds_costs(&self) -> bool;
 
     /// Returns whether the service gets a handle to settle what its request holds.
     fn shares_holds(&self) -> bool {

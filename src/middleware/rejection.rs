@@ -129,10 +129,7 @@ impl Rejection {
 
     /// Returns the event that reports the rejection.
     pub(crate) fn event(&self) -> Event<'_> {
-        let error = match self {
-            Self::Request(error) => Some(error.message()),
-            _ => None,
-        };
+        let error = if let Self::Request(error) = self { Some(error.message()) } else { None };
         let (reason, limiter) = match self {
             Self::Denied(_) => ("denied", self.limiter()),
             Self::CostAboveQuota { .. } => ("cost_above_quota", self.limiter()),

@@ -38,6 +38,9 @@ const KEYS: &str = "tower_ratelimit_keys";
 const KEYS_LIMIT: &str = "tower_ratelimit_keys_limit";
 const CIRCUIT_OPEN: &str = "tower_ratelimit_circuit_open";
 
+/// The outcomes of decisions.
+const OUTCOMES: [&str; 4] = ["allowed", "waited", "denied", "blocked"];
+
 /// The reasons of [`Event::Rejected`].
 const REASONS: [&str; 7] =
     ["denied", "cost_above_quota", "missing_key", "invalid", "forbidden", "misconfigured", "store"];
@@ -123,16 +126,8 @@ struct OfLimiter {
 }
 
 struct LimiterHandles {
-    allowed: Counter,
-    waited: Counter,
-    denied: Counter,
-    denied_cached: Counter,
-    blocked: Counter,
-    blocked_cached: Counter,
-    allowed_local: Counter,
-    waited_local: Counter,
-    denied_local: Counter,
-    allowed_open: Counter,
+    /// By source and outcome.
+    decisions: [[Counter; OUTCOMES.len()]; Source::ALL.len()],
     duration: Histogram,
     waiting: Gauge,
     wait_duration: Histogram,
@@ -226,25 +221,23 @@ impl OfLimiter {
             "Calls that the store could not execute, by operation and kind"
         );
         describe_histogram!(BATCH_CHECKS, Unit::Count, "Checks in a call to Redis");
-        let decisions = |outcome: &'static str, source: Source| {
-            let labels = [("outcome", outcome.into()), ("source", source.as_str().into())];
-            counter!(DECISIONS, self.labels(labels))
+        let decisions = |source: Source| {
+            OUTCOMES.map(|outcome| match (source, outcome) {
+                // They do not occur.
+                (Source::Cached, "allowed" | "waited")
+                | (Source::Open, "waited" | "denied" | "blocked") => Counter::noop(),
+                _ => {
+                    let labels = [("outcome", outcome.into()), ("source", source.as_str().into())];
+                    counter!(DECISIONS, self.labels(labels))
+                }
+            })
         };
         let settled =
             |units: &'static str| counter!(SETTLED, self.labels([("units", units.into())]));
         let key_changes =
             |change: &'static str| counter!(KEY_CHANGES, self.labels([("change", change.into())]));
         LimiterHandles {
-            allowed: decisions("allowed", Source::Store),
-            waited: decisions("waited", Source::Store),
-            denied: decisions("denied", Source::Store),
-            denied_cached: decisions("denied", Source::Cached),
-            blocked: decisions("blocked", Source::Store),
-            blocked_cached: decisions("blocked", Source::Cached),
-            allowed_local: decisions("allowed", Source::Local),
-            waited_local: decisions("waited", Source::Local),
-            denied_local: decisions("denied", Source::Local),
-            allowed_open: decisions("allowed", Source::Open),
+            decisions: Source::ALL.map(decisions),
             duration: histogram!(DECISION_DURATION, self.labels([])),
             waiting: gauge!(WAITING, self.labels([])),
             wait_duration: histogram!(WAIT_DURATION, self.labels([])),
@@ -268,19 +261,11 @@ impl OfLimiter {
 
 impl LimiterHandles {
     fn decisions(&self, decision: &Decision) -> &Counter {
-        let waits = !decision.delay().is_zero();
-        match (decision.source(), decision.is_allowed(), decision.is_blocked()) {
-            (Source::Open, ..) => &self.allowed_open,
-            (Source::Local, true, _) if waits => &self.waited_local,
-            (Source::Local, true, _) => &self.allowed_local,
-            (_, true, _) if waits => &self.waited,
-            (_, true, _) => &self.allowed,
-            (Source::Cached, _, true) => &self.blocked_cached,
-            (_, _, true) => &self.blocked,
-            (Source::Local, ..) => &self.denied_local,
-            (Source::Cached, ..) => &self.denied_cached,
-            (Source::Store, ..) => &self.denied,
-        }
+        let outcome = match decision.is_allowed() {
+            true => usize::from(!decision.delay().is_zero()),
+            false => 2 + usize::from(decision.is_blocked()),
+        };
+        &self.decisions[decision.source() as usize][outcome]
     }
 }
 

@@ -36,10 +36,11 @@ impl Observers {
     /// that panics loses no units, and no event of the others.
     #[inline]
     pub(crate) fn report(&self, event: &Event<'_>) {
-        self.iter().for_each(|observer| call_foreign(|| observer.on_event(event)));
+        let Some(observers) = &self.0 else { return };
+        observers.iter().for_each(|observer| call_foreign(|| observer.on_event(event)));
     }
 
-    pub(crate) fn contains(&self, observer: &Arc<dyn Observer>) -> bool {
+    fn contains(&self, observer: &Arc<dyn Observer>) -> bool {
         self.iter().any(|known| ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(observer)))
     }
 

@@ -255,6 +255,14 @@ async fn a_denied_request_is_one_decision_and_one_rejection() {
 }
 
 #[tokio::test]
+async fn a_panic_of_an_observer_of_the_layer_changes_no_response() {
+    let (_, limiter) = observed(HOUR);
+    let layer = RateLimitLayer::new(&limiter, key::header("x-user"));
+    let layer = layer.observe(Arc::new(|event: &Event<'_>| panic!("{event:?}")));
+    assert_eq!(send(&layer, get(&[])).await, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
 async fn rejections_have_reasons() {
     let (recorder, limiter) = observed(HOUR);
     let user = || key::header("x-user");

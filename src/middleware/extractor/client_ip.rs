@@ -266,9 +266,7 @@ impl ClientIp {
         }
         last
     }
-}
 
-impl ClientIp {
     /// Returns the key of a client with this address, for
     /// [`Limiter::peek`](crate::Limiter::peek), [`reset`](crate::Limiter::reset) and other
     /// calls.
@@ -385,7 +383,7 @@ impl KeyExtractor<Parts> for ClientIp {
     /// Returns why requests of several clients have the address of the proxy.
     fn mistake(&self, head: &Parts) -> Option<String> {
         let of_proxy = || PROXY_HEADERS.into_iter().find(|&name| head.headers.contains_key(name));
-        if self.trusted.is_empty() {
+        if self.trusted.networks().is_empty() {
             let header = of_proxy()?;
             return Some(format!(
                 "the header {header}, which proxies write; if the service is behind a proxy, use \
@@ -563,10 +561,6 @@ impl Networks {
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.networks().is_empty()
-    }
-
     fn contains(&self, address: IpAddr) -> bool {
         self.networks().iter().any(|network| network.contains(&address))
     }
@@ -638,11 +632,8 @@ impl<K> Watched<K> {
     {
         self.left.store(left - 1, Relaxed);
         let hash = FixedState::default().hash_one(key.as_bytes());
-        let is_same = self.last.load(Relaxed) == hash;
+        let is_same = self.last.swap(hash, Relaxed) == hash;
         let run = if is_same { self.run.load(Relaxed) + 1 } else { 1 };
-        if !is_same {
-            self.last.store(hash, Relaxed);
-        }
         self.run.store(run, Relaxed);
         if run.is_multiple_of(RUN) {
             self.suspect(head);

@@ -220,17 +220,10 @@ impl Value {
             Err(error) => Err(error),
         }
     }
-}
 
-impl Value {
     #[inline(never)]
     fn read(&self, head: &Parts) -> Result<Key<'static>, RequestError> {
-        let Self { name, place, .. } = self;
-        match place.read(head) {
-            Found::One(value) => Ok(self.key(value)),
-            Found::Nothing => Err(RequestError::missing_key(format!("{name} is missing or empty"))),
-            Found::Several => Err(RequestError::invalid(format!("{name} occurs more than once"))),
-        }
+        Ok(self.key(self.place.read(&self.name, head)?))
     }
 }
 
@@ -255,13 +248,6 @@ enum Place {
     Bearer,
 }
 
-/// The values that a place should contain once.
-enum Found<'a> {
-    Nothing,
-    One(Cow<'a, [u8]>),
-    Several,
-}
-
 impl Place {
     /// Returns the value of a header, if no header occurs twice: by one look-up instead of an
     /// iterator. Spaces at its ends, which [`read`](Self::read) trims, are not plain.
@@ -273,29 +259,33 @@ impl Place {
         (!value.is_empty()).then_some(value)
     }
 
-    fn read<'a>(&self, head: &'a Parts) -> Found<'a> {
+    /// Returns the value, which must be there once. `what` names it in an error.
+    fn read<'a>(&self, what: &str, head: &'a Parts) -> Result<Cow<'a, [u8]>, RequestError> {
         let in_headers = |name| head.headers.get_all(name).iter().map(trimmed);
         match self {
-            Self::Header(name) => only(in_headers(name).map(Cow::from)),
-            Self::Query(name) => only(parameters(head, name)),
+            Self::Header(name) => only(what, in_headers(name).map(Cow::from)),
+            Self::Query(name) => only(what, parameters(head, name)),
             Self::Cookie(name) => {
                 // HTTP/2 can split the cookies into several headers.
                 let pairs = in_headers(&COOKIE).flat_map(|line| line.split(|&byte| byte == b';'));
-                only(pairs.filter_map(|pair| cookie_value(pair, name.as_bytes())))
+                only(what, pairs.filter_map(|pair| cookie_value(pair, name.as_bytes())))
             }
             Self::Bearer => {
                 let tokens = in_headers(&AUTHORIZATION).map(|value| token(value).unwrap_or(b""));
-                only(tokens.map(Cow::from))
+                only(what, tokens.map(Cow::from))
             }
         }
     }
 }
 
-fn only<'a>(mut values: impl Iterator<Item = Cow<'a, [u8]>>) -> Found<'a> {
+fn only<'a>(
+    what: &str,
+    mut values: impl Iterator<Item = Cow<'a, [u8]>>,
+) -> Result<Cow<'a, [u8]>, RequestError> {
     match (values.next(), values.next()) {
-        (_, Some(_)) => Found::Several,
-        (Some(value), None) if !value.is_empty() => Found::One(value),
-        _ => Found::Nothing,
+        (_, Some(_)) => Err(RequestError::invalid(format!("{what} occurs more than once"))),
+        (Some(value), None) if !value.is_empty() => Ok(value),
+        _ => Err(RequestError::missing_key(format!("{what} is missing or empty"))),
     }
 }
 

@@ -130,11 +130,8 @@ fn base64(bytes: &[u8]) -> String {
 
 /// Encodes a `google.rpc.Status` as protobuf.
 fn status<'a>(code: u8, message: &str, details: impl Iterator<Item = &'a Vec<u8>>) -> Vec<u8> {
-    let mut status = vec![];
-    number(&mut status, 1, code.into());
-    bytes(&mut status, 2, message.as_bytes());
-    details.for_each(|detail| bytes(&mut status, 3, detail));
-    status
+    let status = [number(1, code.into()), bytes(2, message.as_bytes())].concat();
+    status.into_iter().chain(details.flat_map(|detail| bytes(3, detail))).collect()
 }
 
 /// Encodes the limit that denies the request, as an `Any`: its name, and its quota if the layer
@@ -148,47 +145,37 @@ fn quota_failure(rejection: &Rejection, shows_quota: bool) -> Option<Vec<u8>> {
         Rejection::CostAboveQuota { limiter, .. } => (&**limiter, rejection.detail().into_owned()),
         Rejection::Request(_) | Rejection::Store(_) => return None,
     };
-    let mut violation = vec![];
-    bytes(&mut violation, 1, limiter.as_bytes());
-    bytes(&mut violation, 2, description.as_bytes());
-    let mut failure = vec![];
-    bytes(&mut failure, 1, &violation);
-    Some(any(QUOTA_FAILURE, &failure))
+    let violation = [bytes(1, limiter.as_bytes()), bytes(2, description.as_bytes())].concat();
+    Some(any(QUOTA_FAILURE, &bytes(1, &violation)))
 }
 
 fn retry_info(millis: u64) -> Vec<u8> {
-    let mut delay = vec![];
-    number(&mut delay, 1, millis / 1_000);
-    number(&mut delay, 2, millis % 1_000 * 1_000_000);
-    let mut retry_info = vec![];
-    bytes(&mut retry_info, 1, &delay);
-    any(RETRY_INFO, &retry_info)
+    let delay = [number(1, millis / 1_000), number(2, millis % 1_000 * 1_000_000)].concat();
+    any(RETRY_INFO, &bytes(1, &delay))
 }
 
 fn any(kind: &str, message: &[u8]) -> Vec<u8> {
-    let mut any = vec![];
-    bytes(&mut any, 1, kind.as_bytes());
-    bytes(&mut any, 2, message);
-    any
+    [bytes(1, kind.as_bytes()), bytes(2, message)].concat()
 }
 
-fn number(message: &mut Vec<u8>, field: u8, value: u64) {
-    message.push(field << 3);
-    varint(message, value);
+/// Encodes a field that is a number.
+fn number(field: u8, value: u64) -> Vec<u8> {
+    [vec![field << 3], varint(value)].concat()
 }
 
-fn bytes(message: &mut Vec<u8>, field: u8, value: &[u8]) {
-    message.push(field << 3 | 2);
-    varint(message, value.len() as u64);
-    message.extend_from_slice(value);
+/// Encodes a field that is text or a message.
+fn bytes(field: u8, value: &[u8]) -> Vec<u8> {
+    [&[field << 3 | 2], &*varint(value.len() as u64), value].concat()
 }
 
-fn varint(message: &mut Vec<u8>, mut value: u64) {
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut bytes = vec![];
     while value >= 0x80 {
-        message.push(value as u8 | 0x80);
+        bytes.push(value as u8 | 0x80);
         value >>= 7;
     }
-    message.push(value as u8);
+    bytes.push(value as u8);
+    bytes
 }
 
 #[cfg(test)]

@@ -159,10 +159,10 @@ impl Report<'_> {
             }
             names.push(limiter);
             let of_limiter = counts.iter().filter(|count| count.limiter == limiter);
-            let Some(count) = of_limiter.min_by_key(|count| count.remaining()) else { continue };
+            let Some(count) = of_limiter.min_by_key(|count| count.remaining) else { continue };
             let replenish_after = count.replenish_after().saturating_sub(decision.delay());
             let seconds = (!replenish_after.is_zero()).then(|| whole_seconds(replenish_after));
-            headers.append(RATELIMIT, ratelimit(limiter, count.remaining(), seconds));
+            headers.append(RATELIMIT, ratelimit(limiter, count.remaining, seconds));
         }
     }
 

@@ -1,72 +1,28 @@
 //! The second stage, admission: calls the limiters, and determines whether the request proceeds,
 //! waits or is rejected.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::mem;
 
-use super::price::{Bill, Price, Step};
+use super::{
+    Reason, Shared, Verdict,
+    price::{Bill, Price},
+    reason,
+};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
-    limiter::{
-        AnyLimiter, Asked, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue,
-        WaitSlot, Waiter,
-    },
+    error::Error,
+    limiter::{AnyLimiter, Asked, Charge, FailurePolicy, MaxWait, Recovery, WaitSlot, Waiter},
     middleware::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
     },
-    observe::{
-        Observers,
-        log::{self, Throttle},
-    },
+    observe::log,
     store::StoreFuture,
-    sync::POLLED,
     time::random_fraction,
 };
 
-/// The state that all services of a layer share.
-#[derive(Clone, Debug)]
-pub(crate) struct Shared<P> {
-    pub(crate) protocol: P,
-    pub(crate) max_wait: MaxWait,
-    pub(crate) max_lateness: Duration,
-    pub(crate) wait_queue: WaitQueue,
-    pub(crate) dry_run: bool,
-    pub(crate) on_failure: FailurePolicy,
-    /// The largest part of its retry-after by which a denial adds to it.
-    pub(crate) retry_jitter: f64,
-    /// The observers that were added to the layer.
-    pub(crate) observers: Observers,
-    misconfigured: Arc<Throttle>,
-}
-
-/// The result of admission: nothing if the request proceeds, a `Waiter` if it waits, or the reason
-/// of its rejection.
-pub(super) type Verdict = Result<Option<Box<Waiter>>, Reason>;
-
-/// Why a request is rejected; `None` if it is denied: the bill has the decision. Boxed, because a
-/// verdict is moved with each request.
-pub(super) type Reason = Option<Box<Rejection>>;
-
-pub(super) fn reason(rejection: Rejection) -> Reason {
-    Some(Box::new(rejection))
-}
-
 impl<P: ProtocolBase> Shared<P> {
-    pub(crate) fn new(protocol: P) -> Self {
-        Self {
-            protocol,
-            max_wait: MaxWait::DEFAULT,
-            max_lateness: DEFAULT_MAX_LATENESS,
-            wait_queue: WaitQueue::new(),
-            dry_run: false,
-            on_failure: FailurePolicy::Closed,
-            retry_jitter: 0.0,
-            observers: Observers::default(),
-            misconfigured: Arc::default(),
-        }
-    }
-
     /// Returns the limiter of a layer with a key extractor.
     #[inline]
     pub(super) fn limiter(&self) -> Option<&AnyLimiter> {
@@ -114,38 +70,8 @@ impl<P: ProtocolBase> Shared<P> {
         Asked::of(answer, &mut bill.outcome)
     }
 
-    /// Admits or denies a request that arrives; `None` if it waits.
-    #[inline(always)]
-    pub(super) fn arrive(
-        &self,
-        head: &mut Option<P::Head>,
-        step: &mut Step<P::Head>,
-        bill: &mut Bill,
-    ) -> Option<Result<(), Reason>> {
-        let Step::Arrived = step else { return None };
-        let pricing = self.protocol.pricing();
-        let found = head.as_ref().expect(POLLED);
-        let verdict = match pricing.price(found, bill) {
-            Ok(true) => self.admit(found, bill),
-            Ok(false) => {
-                let found = head.take().expect(POLLED);
-                *step = Step::Pricing(pricing.look_up(found));
-                return None;
-            }
-            Err(error) => Err(reason(Rejection::Request(error))),
-        };
-        match verdict {
-            Ok(None) => Some(Ok(())),
-            Ok(Some(waiter)) => {
-                *step = Step::Waiting(waiter);
-                None
-            }
-            Err(reason) => Some(Err(reason)),
-        }
-    }
-
     /// Admits or denies a request that is priced.
-    #[inline]
+    #[inline(always)]
     pub(super) fn admit(&self, head: &P::Head, bill: &mut Bill) -> Verdict {
         if matches!(bill.price, Price::Exempt) {
             return Ok(None);
@@ -157,8 +83,8 @@ impl<P: ProtocolBase> Shared<P> {
         self.decide(head, self.max_wait, bill)
     }
 
-    #[inline]
-    pub(super) fn decide(&self, head: &P::Head, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
+    #[inline(always)]
+    fn decide(&self, head: &P::Head, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
         let max_wait = if self.dry_run { MaxWait::NONE } else { max_wait };
         match self.ask(max_wait, true, bill) {
             Asked::MayWait => {
@@ -169,12 +95,6 @@ impl<P: ProtocolBase> Shared<P> {
             }
             asked => self.verdict(asked, bill),
         }
-    }
-
-    /// Decides about a request that may not wait for units.
-    fn decide_at_once(&self, bill: &mut Bill) -> Verdict {
-        let asked = self.ask(MaxWait::NONE, false, bill);
-        self.verdict(asked, bill)
     }
 
     /// Admits or denies a request that does not wait for units.
@@ -198,7 +118,7 @@ impl<P: ProtocolBase> Shared<P> {
                     && !(limiter.only_holds() && limiter.store_has_lines()) =>
             {
                 if !self.wait_queue.has_room(limiter, key) {
-                    return self.decide_at_once(bill);
+                    return self.decide_without_room(max_wait, bill);
                 }
                 None
             }
@@ -226,10 +146,11 @@ impl<P: ProtocolBase> Shared<P> {
 
     /// Decides about a request that could wait if there were room. It overtakes none that waits.
     fn decide_without_room(&self, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
-        if !self.charge(bill).would_queue(max_wait) {
-            return self.decide_at_once(bill);
+        if self.charge(bill).would_queue(max_wait) {
+            return self.waits(Waiter::begin_without_room(self.take_charge(bill)), None);
         }
-        self.waits(Waiter::begin_without_room(self.take_charge(bill)), None)
+        let asked = self.ask(MaxWait::NONE, false, bill);
+        self.verdict(asked, bill)
     }
 
     /// Lets a request wait for its reservation, or for the end of holds or of a block, if there is
@@ -278,6 +199,42 @@ impl<P: ProtocolBase> Shared<P> {
         Ok(Some(Box::new(waiter.wait_slot(slot))))
     }
 
+    /// Admits or denies a request that has waited. If the store does not decide, applies the
+    /// failure policy.
+    pub(super) fn admit_after_wait(
+        &self,
+        head: &P::Head,
+        waiter: &mut Waiter,
+        decided: Result<Decision, Error>,
+        bill: &mut Bill,
+    ) -> Verdict {
+        // What is left of the wait: the fallback must not begin it anew.
+        let rest = self.max_wait.at_most(waiter.remaining_wait());
+        let (charge, receipts) = waiter.disarm();
+        bill.price = Price::Charge(charge);
+        let error = match decided {
+            Ok(decision) => {
+                let is_allowed = decision.is_allowed();
+                bill.outcome = Some(Outcome { decision, receipts });
+                return if is_allowed { Ok(None) } else { Err(None) };
+            }
+            Err(Error::Store(error)) => error,
+            Err(error) => return Err(reason(error.into())),
+        };
+        match self.charge(bill).recover(self.on_failure, &error) {
+            Recovery::Uncounted(decision) => {
+                bill.price = Price::Exempt;
+                bill.outcome = decision.map(Outcome::of_nothing);
+                Ok(None)
+            }
+            Recovery::Fallback(charge) => {
+                bill.price = Price::Charge(charge);
+                self.decide(head, rest, bill)
+            }
+            Recovery::Fail => Err(reason(Rejection::Store(error))),
+        }
+    }
+
     /// Returns the rejection of a request; `None` in a dry run, in which it proceeds.
     pub(super) fn rejection(&self, reason: Reason, bill: &mut Bill) -> Option<Rejection> {
         if let Some(Rejection::Request(RequestError::Misconfigured { message })) = reason.as_deref()
@@ -304,10 +261,11 @@ impl<P: ProtocolBase> Shared<P> {
     fn report(&self, rejection: &Rejection, bill: &Bill) {
         let event = rejection.event();
         let limiter = bill.charge().and_then(|charge| charge.limiters().next()).or(self.limiter());
-        let inherited = limiter.map(|limiter| &limiter.observers().added);
-        inherited.iter().for_each(|all| all.report(&event));
-        let is_inherited = |observer: &_| inherited.is_some_and(|all| all.contains(observer));
-        let added = self.observers.iter().filter(|observer| !is_inherited(observer));
-        added.for_each(|observer| observer.on_event(&event));
+        let mut observers =
+            limiter.map(|limiter| limiter.observers().added.clone()).unwrap_or_default();
+        for observer in self.observers.iter() {
+            observers.add(observer.clone());
+        }
+        observers.report(&event);
     }
 }

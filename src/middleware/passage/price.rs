@@ -1,19 +1,23 @@
 //! The first stage: the key and the price of a request, from its head, for the `Bill`, which goes
 //! with it to its response. Rules and key extractors are in `rule.rs` and `extractor.rs`.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use super::settle::RequestHolds;
 use crate::{
     decision::{Decision, Outcome},
     keys::Key,
-    limiter::{AnyLimiter, Charge, IntoLimiter, VendorState, Waiter},
+    limiter::{AnyLimiter, Charge, IntoLimiter},
     middleware::{
         extractor::{KeyExtractor, watched},
         rejection::{MissingKey, RequestError},
         rule::{DynRule, Lookup, Rule},
     },
-    store::Task,
+    sync::POLLED,
 };
 
 const SHARE_WITH_RULE: &str = "`MissingKey::Share` is for layers with a key extractor; return a \
@@ -26,16 +30,6 @@ pub(crate) fn matcher<H, M: IntoMatch>(
     matches: impl Fn(&H) -> M + Send + Sync + 'static,
 ) -> Matcher<H> {
     Arc::new(move |head| matches(head).into_match())
-}
-
-/// The way of a request to the service.
-pub enum Step<H> {
-    Arrived,
-    /// The rule looks up the charge of the head.
-    Pricing(Lookup<H>),
-    Waiting(Box<Waiter>),
-    /// The request is admitted, but the service was not ready.
-    Admitted,
 }
 
 /// What a request is charged, the decision, and what the request has taken.
@@ -73,11 +67,6 @@ impl Bill {
     #[inline]
     pub(crate) fn decision(&self) -> Option<&Decision> {
         self.outcome.as_ref().map(|outcome| &outcome.decision)
-    }
-
-    /// Returns the call by which the limit adopts what a response says, if that is new.
-    pub(super) fn learn(&self, vendor: VendorState) -> Option<Task> {
-        self.charge()?.learn(vendor, self.decision()?.remaining())
     }
 }
 
@@ -121,27 +110,39 @@ impl<H: 'static> Pricing<H> {
         }
     }
 
-    /// Writes the bill of a request. Returns false if the rule has to [look up](Self::look_up) its
-    /// charge.
+    /// Writes the bill of a request. If the rule has to look up its charge, the lookup takes the
+    /// head meanwhile.
     #[inline]
-    pub(super) fn price(&self, head: &H, bill: &mut Bill) -> Result<bool, RequestError> {
-        if (!self.forbidden.is_empty() || !self.exempt.is_empty()) && self.is_exempt(head)? {
-            return Ok(true);
-        }
-        match &self.source {
-            ChargeSource::Key(_, extractor) => match extractor.extract(head) {
-                Ok(key) => bill.price = self.price_key(head, key),
-                Err(error) => {
-                    let shared = self.without_key(error)?;
-                    bill.price = shared.map_or(Price::Exempt, |key| self.price_key(head, key));
+    pub(super) fn price(
+        &self,
+        cx: &mut Context<'_>,
+        request: &mut Option<H>,
+        lookup: &mut Option<Lookup<H>>,
+        bill: &mut Bill,
+    ) -> Poll<Result<(), RequestError>> {
+        if let Some(head) = request {
+            if (!self.forbidden.is_empty() || !self.exempt.is_empty()) && self.is_exempt(head)? {
+                return Poll::Ready(Ok(()));
+            }
+            match &self.source {
+                ChargeSource::Key(_, extractor) => {
+                    bill.price = match extractor.extract(head) {
+                        Ok(key) => self.price_key(head, key),
+                        Err(error) => {
+                            let shared = self.without_key(error)?;
+                            shared.map_or(Price::Exempt, |key| self.price_key(head, key))
+                        }
+                    };
+                    return Poll::Ready(Ok(()));
                 }
-            },
-            ChargeSource::Rule(rule) => match rule.charge_now(head) {
-                Some(charge) => self.price_charge(head, charge, bill)?,
-                None => return Ok(false),
-            },
+                ChargeSource::Rule(rule) => match rule.charge_now(head) {
+                    Some(charge) => return Poll::Ready(self.price_charge(head, charge, bill)),
+                    None => *lookup = request.take().map(|head| rule.clone().look_up(head)),
+                },
+            }
         }
-        Ok(true)
+        let (head, charge) = ready!(lookup.as_mut().expect(POLLED).as_mut().poll(cx));
+        Poll::Ready(self.price_charge(request.insert(head), charge, bill))
     }
 
     #[inline]
@@ -152,16 +153,8 @@ impl<H: 'static> Pricing<H> {
         }
     }
 
-    /// Looks up the charge of a request by the rule.
-    pub(super) fn look_up(&self, head: H) -> Lookup<H> {
-        match &self.source {
-            ChargeSource::Rule(rule) => rule.clone().look_up(head),
-            ChargeSource::Key(..) => unreachable!("a key is extracted at once"),
-        }
-    }
-
     /// Writes the bill of a request by the charge that the rule has returned.
-    pub(super) fn price_charge(
+    fn price_charge(
         &self,
         head: &H,
         charge: Result<Charge, RequestError>,
