@@ -21,7 +21,6 @@ use crate::{
 /// The limits of a request, and what is needed to report the decision.
 pub(super) struct ScriptCall {
     action: Action,
-    limits: Vec<Limit>,
     kept: Vec<KeptLimit>,
     /// Whether the decision says what is left of each of several limits.
     counts: bool,
@@ -30,15 +29,8 @@ pub(super) struct ScriptCall {
 
 impl ScriptCall {
     pub(super) fn new(backend: &Arc<Backend>, request: &StoreRequest<'_>) -> Self {
-        let limit = |limit: &LimitRequest<'_>| {
-            let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
-            let key = backend.key(settings, key);
-            let lifetime = hold.map(first_lifetime);
-            Limit { key, params: settings.params, cost, max_wait, lifetime }
-        };
         Self {
             action: request.action,
-            limits: request.limits.iter().map(limit).collect(),
             kept: request.limits.iter().map(LimitRequest::kept).collect(),
             counts: request.counts,
             backend: backend.clone(),
@@ -49,9 +41,10 @@ impl ScriptCall {
         self.kept.iter().map(KeptLimit::request)
     }
 
-    /// The name of the key of the first limit.
-    pub(super) fn first_key(&self) -> &str {
-        &self.limits[0].key
+    /// The slot of its keys.
+    pub(super) fn slot(&self) -> u16 {
+        let LimitRequest { settings, key, .. } = self.kept[0].request();
+        self.backend.client.slot_of(&self.backend.key(settings, key))
     }
 
     /// Executes the call, until another task gives it up.
@@ -60,12 +53,19 @@ impl ScriptCall {
         deadline: Deadline,
         claim: &Arc<Claim>,
     ) -> Result<Outcome, TransportError> {
-        let Self { action, limits, kept, counts, backend } = self;
+        let Self { action, kept, counts, backend } = self;
+        let limit = |limit: LimitRequest<'_>| {
+            let LimitRequest { settings, key, cost, max_wait, hold, .. } = limit;
+            let key = backend.key(settings, key);
+            let lifetime = hold.map(first_lifetime);
+            Limit { key, params: settings.params, cost, max_wait, lifetime }
+        };
+        let limits: Vec<_> = self.requests().map(limit).collect();
         let (command, script) =
-            wire::command(limits.len(), |arguments| script::decide(*action, limits, arguments));
+            wire::command(limits.len(), |arguments| script::decide(*action, &limits, arguments));
         let command = Command::script(&command, &script.text).claimed(claim);
         let (reply, connection) = backend.client.execute(deadline, command).await?;
-        let decided = wire::parts(&reply, |now, found| script::read(*action, limits, now, found));
+        let decided = wire::parts(&reply, |now, found| script::read(*action, &limits, now, found));
         let decided = decided.map_err(TransportError::of_redis)?;
         if let Some(difference) = decided.difference {
             let LimitRequest { settings, observers, .. } = kept[decided.limit].request();
@@ -76,7 +76,7 @@ impl ScriptCall {
             }
         }
         let age = age_of(&decided.reply, connection.age(decided.now as f64));
-        let policies = kept.iter().map(|limit| limit.request().policy());
+        let policies = self.requests().map(|limit| limit.policy());
         Ok(match &kept[..] {
             [limit] => Outcome::new(limit.request().policy(), decided.reply, *action, age),
             _ => Outcome::of_several(policies, &decided.all, decided.limit, *counts, *action, age),
