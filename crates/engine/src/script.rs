@@ -14,6 +14,7 @@ pub use crate::script_text::{assert_written, write};
 const PRELUDE: &str = include_str!("../scripts/prelude.lua");
 const FAST: &str = include_str!("../scripts/fast.lua");
 const LEAKY: &str = include_str!("../scripts/leaky_bucket/fast.lua");
+const DISPATCH: &str = include_str!("../scripts/dispatch.lua");
 const SLOTS: &str = include_str!("../scripts/slots.lua");
 const HELD: &str = include_str!("../scripts/held.lua");
 const ERRORS: &str = include_str!("../scripts/errors.lua");
@@ -39,9 +40,7 @@ fn script(limits: impl ExactSizeIterator<Item = usize>) -> &'static ScriptText {
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
     let source = &SOURCES[index];
-    let each = compose(EACH, source).replace("-- FAST\n", FAST).replace("-- ERRORS\n", ERRORS);
-    let each = each.replace("-- QUEUE\n", source.queue).replace("-- LEAKY\n", LEAKY);
-    [PRELUDE, &each].concat()
+    [PRELUDE, &compose(EACH, source, source.queue)].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -49,19 +48,30 @@ fn combined(set: usize) -> String {
     let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
     let (mut functions, mut table) = (String::new(), String::new());
     for (_, source) in used {
-        functions.push_str(&compose(ALGORITHM, source).replace("NAME", source.name));
+        functions.push_str(&compose(ALGORITHM, source, "").replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
     [PRELUDE, FAST, ERRORS, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE]
         .concat()
 }
 
-fn compose(text: &str, source: &ScriptSource) -> String {
+/// Replaces the marks in a text by what stands there. Some of these texts have marks, too.
+fn compose(text: &str, source: &ScriptSource, queue: &str) -> String {
     let (state, of_engine) = source.state.split_once("-- ENGINE\n").unwrap_or((source.state, ""));
     let model = [of_engine, source.model].concat();
-    let text = text.replace("-- STATE\n", state).replace("-- MODEL\n", &model);
-    let text = text.replace("-- PLAIN\n", source.fast).replace("-- HELD\n", HELD);
-    text.replace("-- SLOTS\n", SLOTS)
+    let parts = [
+        ("-- FAST\n", FAST),
+        ("-- STATE\n", state),
+        ("-- PLAIN\n", source.fast),
+        ("-- DISPATCH\n", DISPATCH),
+        ("-- QUEUE\n", queue),
+        ("-- LEAKY\n", LEAKY),
+        ("-- HELD\n", HELD),
+        ("-- ERRORS\n", ERRORS),
+        ("-- MODEL\n", &model),
+        ("-- SLOTS\n", SLOTS),
+    ];
+    parts.iter().fold(text.to_owned(), |text, (mark, part)| text.replace(mark, part))
 }
 
 /// Takes each argument of a command in its order.
@@ -536,7 +546,8 @@ mod tests {
         let of_name = |file: &str| format!("{}/{file}.lua", source.name);
         let queue = [of_name("queue"), "leaky_bucket/fast.lua".into()].into_iter();
         let queue = queue.filter(|_| !source.queue.is_empty());
-        let fast = ["fast.lua".into(), of_name("fast")].into_iter().chain(queue);
+        let fast = ["fast.lua".into(), of_name("fast"), "dispatch.lua".into()].into_iter();
+        let fast = fast.chain(queue);
         let fast = fast.chain(["held.lua", "slots.lua"].map(String::from));
         let shared = ["holding.lua", "finish.lua"].map(String::from);
         let model = ["errors.lua".into(), "engine.lua".into(), "block.lua".into(), own("model")];
