@@ -17,12 +17,13 @@ use tower_ratelimit_engine::script::CheckEach;
 
 use super::{
     backend::Backend,
-    call::{EachReply, execute_each},
+    call::{EachReply, age_of, execute_each},
     connections::{Claim, Deadline, TransportError},
     holds::first_lifetime,
     late::release_late,
 };
 use crate::{
+    algorithm::Action,
     decision::Outcome,
     keys::Key,
     observe::{Event, Observers},
@@ -110,31 +111,25 @@ pub(super) struct BatchSize {
     checks: usize,
 }
 
-impl Contents {
-    /// Makes empty contents with room for this many checks. To grow check by check moves each of
-    /// them again, which is 3 % of the instructions of a check.
-    fn with_room(BatchSize { keys, checks }: BatchSize) -> Self {
-        Self {
-            keys: Vec::with_capacity(keys),
-            index_of: HashTable::with_capacity(keys),
-            callers: Vec::with_capacity(checks),
-        }
-    }
-}
-
 impl CheckBatch {
-    /// Makes a batch of a check, with room for those that are expected. `hash` is that of its key.
+    /// Makes a batch of a check, with room for those that are expected: to grow check by check
+    /// moves each of them again, which is 3 % of the instructions of a check. `hash` is that of the
+    /// key.
     pub(super) fn of(
         backend: &Arc<Backend>,
         slot: u16,
-        expected: BatchSize,
+        BatchSize { keys, checks }: BatchSize,
         request: &LimitRequest<'_>,
         hash: u64,
         deadline: Deadline,
     ) -> (Arc<Self>, Queued) {
         let (settings, observers) = (request.settings.clone(), request.observers.clone());
         let (hold, backend) = (request.hold, backend.clone());
-        let contents = Mutex::new(Contents::with_room(expected));
+        let contents = Mutex::new(Contents {
+            keys: Vec::with_capacity(keys),
+            index_of: HashTable::with_capacity(keys),
+            callers: Vec::with_capacity(checks),
+        });
         let batch = Arc::new(Self { settings, hold, observers, backend, slot, contents });
         let queued = batch.push(request, hash, deadline).expect("an empty batch has room");
         (batch, queued)
@@ -298,7 +293,9 @@ impl CheckBatch {
             let policy = self.settings.policy(caller.cost);
             let is_returned = self.is_returned(caller);
             let result = match found {
-                Ok(found) => Ok(reply.outcome(policy, *found)),
+                Ok(found) => {
+                    Ok(Outcome::new(policy, *found, Action::Check, age_of(found, reply.age)))
+                }
                 Err(error) => {
                     let error = TransportError::of_redis(error.clone());
                     Err(self.backend.client.at_server(self.slot, error))
@@ -323,8 +320,7 @@ impl CheckBatch {
             (keys[key].1.clone(), cost)
         };
         let Self { settings, observers, hold, .. } = self;
-        let (key, hold) = (&key, *hold);
-        let limit = LimitRequest { settings, observers, key, cost, max_wait: 0, hold };
+        let limit = LimitRequest { settings, observers, key: &key, cost, max_wait: 0, hold: *hold };
         release_late(&self.backend, &limit, &outcome.receipts.get(0));
     }
 

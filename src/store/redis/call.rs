@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, EngineReply},
-    decision::{Outcome, Policy},
+    decision::Outcome,
     store::{KeptLimit, LimitRequest, StoreRequest},
 };
 
@@ -113,18 +113,11 @@ pub(super) struct EachReply {
     /// The decisions that this process has computed otherwise, by the indexes of their checks.
     pub(super) differences: Vec<(usize, Difference)>,
     /// The time since the server decided, in microseconds.
-    age: f64,
-}
-
-impl EachReply {
-    /// Returns the outcome of a check from its reply.
-    pub(super) fn outcome(&self, policy: Policy<'_>, reply: EngineReply) -> Outcome {
-        Outcome::new(policy, reply, Action::Check, age_of(&reply, self.age))
-    }
+    pub(super) age: f64,
 }
 
 /// Returns the age of a decision: so that requests with replies of different latency go on in the
 /// order of their reservations.
-fn age_of(reply: &EngineReply, age: f64) -> f64 {
+pub(super) fn age_of(reply: &EngineReply, age: f64) -> f64 {
     if reply.admitted { age } else { 0.0 }
 }
