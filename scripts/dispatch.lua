@@ -1,7 +1,7 @@
--- Dispatch: finds the fast path that decides about the key at work: whose `value` it is, and what is
--- `asked`. HELD is held.lua. QUEUE is token_bucket/queue.lua; other algorithms, and several limits,
--- have none. This text stands in each.lua and in algorithm.lua, in place of DISPATCH.
--- `found` is the reply; `write_used` stores what is `used`.
+-- Dispatch: finds the fast path that decides about a key by its `value`, and by what is `asked`.
+-- `found` is the reply, and `write_used` stores what is `used`. HELD is held.lua. QUEUE is
+-- token_bucket/queue.lua; other algorithms, and several limits, have none. This text stands in
+-- each.lua and in algorithm.lua, in place of DISPATCH.
       write_used = write
       if not holds then
         found, used, a, b, c, d, e = fast(key, value, asked, 0)
