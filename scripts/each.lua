@@ -1,7 +1,7 @@
 -- Each: decides about requests to keys of one limiter, each by itself. Texts replace STATE, the
 -- parameters of the algorithm; PLAIN, its fast path; and MODEL, its model to finish.lua. FAST is
--- fast.lua, HELD is held.lua, and ERRORS errors.lua. QUEUE is token_bucket/queue.lua; other
--- algorithms have none. What stands behind ENGINE in state.lua goes in front of the model.
+-- fast.lua, DISPATCH is dispatch.lua, and ERRORS errors.lua. What stands behind ENGINE in state.lua
+-- goes in front of the model.
 -- The fast paths decide about the keys that they know, and leave the others to the engine. The
 -- functions of each part are made where the first key needs them: those of the engine alone would
 -- take longer than most decisions.
@@ -69,24 +69,12 @@ do
       end
     end
     local found, used, a, b, c, d, e
-    local written, err, entries
+    local write_used, written, err, entries
     if is_common then
-      local value, is_held, write_used = values and values[i] or '', false, write
-      if not holds then
-        found, used, a, b, c, d, e = fast(key, value, asked, 0)
-      end
--- QUEUE
-      if not found and drain and (holds or string.byte(value, -1) == 72) then
-        if not fast_held then
--- HELD
-        end
-        is_denied, is_held = false, true
-        found, used, a, b, c = fast_held(value, asked)
-      end
+      local value = values and values[i] or ''
+-- DISPATCH
       written = found and (not used or action == 'peek')
-      if is_held and found and not written then
-        written, err = replace(key, a, b, c)
-      elseif found and not written then
+      if found and not written then
         written, err, entries = write_used(key, found, used, a, b, c, d, e)
       end
     end

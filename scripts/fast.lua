@@ -57,3 +57,8 @@ local function replace(key, found, state, expires)
   end
   return done(try('SET', key, state, 'PXAT', expire_at(expires), 'NX'))
 end
+
+-- Stores what `fast_held` has returned behind its reply.
+local function write_held(key, _, _, value, new, expires)
+  return replace(key, value, new, expires)
+end

@@ -3,8 +3,8 @@
 -- SLOTS
 
 -- Decides about requests, or ends and renews holds. Returns the reply; whether the key changes; and
--- the value, the new one, and when that expires, for `replace`. Returns nothing if the engine must
--- decide.
+-- the value, the new one, and when that expires, for `write_held`. Returns nothing if the engine
+-- must decide.
 function fast_held(value, asked)
   local first, slots, epoch, at, skew, joined = #value + 1, {nil, nil}, 0, 0, 0, 0
   if string.byte(value, -1) == 72 then

@@ -730,30 +730,22 @@ impl RateLimiter {
         taken: u64,
         id: &[u8],
     ) -> Result<(), Error> {
-        let result = self.release_in_steps(deadline, permits, taken, id).await;
-        self.call_line();
-        result
-    }
-
-    async fn release_in_steps(
-        &self,
-        deadline: Deadline,
-        permits: u64,
-        taken: u64,
-        id: &[u8],
-    ) -> Result<(), Error> {
         let (mut rest, taken) = (permits.min(MAX_RATE), taken.min(MAX_RATE).to_string());
-        while rest > 0 {
+        let result = loop {
+            if rest == 0 {
+                break Ok(());
+            }
             let permits = rest.to_string();
             let args = [permits.as_bytes(), id, taken.as_bytes()];
-            let (status, left) =
-                self.execute_in_steps(deadline, Script::Release, &args, "").await?;
-            if status == NO_RATE {
-                return if self.template.is_some() { Ok(()) } else { Err(self.no_rate()) };
+            match self.execute_in_steps(deadline, Script::Release, &args, "").await {
+                Ok((NO_RATE, _)) if self.template.is_some() => break Ok(()),
+                Ok((NO_RATE, _)) => break Err(self.no_rate()),
+                Ok((_, left)) => rest = left,
+                Err(error) => break Err(error),
             }
-            rest = left;
-        }
-        Ok(())
+        };
+        self.call_line();
+        result
     }
 
     /// Lets all keys of the limiter expire after `time`, in whole milliseconds, rounded up. Returns

@@ -9,19 +9,14 @@
 -- Steps: rate; keys; clock; the log, which is empty, short or long; denial, or entry, write, expiry
 -- and reply. `break` leaves the decision to acquire.lua: nothing was written before.
 local call, pack, unpack, format = redis.call, struct.pack, struct.unpack, string.format
-local config
-if ARGV[2] then
-  config = call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime', 'template')
-else
-  config = call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime')
-end
+local config = call('HMGET', KEYS[1], 'rate', 'interval', 'type', 'keepAliveTime', 'template')
 repeat
   -- Rate: valid, and that of the template if the limiter inherits one.
   local rate_text, interval, kind, keep_alive = config[1], config[2], config[3], config[4] or '0'
   if not (rate_text and interval) or rate_text == '' or interval == ''
     or #rate_text > 15 or #interval > 12 or not string.find(rate_text .. interval, '^%d+$')
     or keep_alive ~= '0' and (#keep_alive > 12 or not string.find(keep_alive, '^%d+$'))
-    or config[5] and string.sub(ARGV[2], 1, #config[5] + 1) ~= config[5] .. ' ' then
+    or ARGV[2] and config[5] and string.sub(ARGV[2], 1, #config[5] + 1) ~= config[5] .. ' ' then
     break
   end
   local entry, rate, interval, keep_alive = ARGV[1], rate_text + 0, interval + 0, keep_alive + 0

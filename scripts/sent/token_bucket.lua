@@ -1,7 +1,7 @@
 -- Decides about keys of a token_bucket limiter, one by one.
 -- Written by a test: edit the files that it consists of, whose comments are not sent:
--- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, token_bucket/queue.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
--- EVALSHA names the text below this line ec4ee3ad4e3d0d72d3c1f771a4063cddeed41062
+-- prelude.lua, each.lua with bucket/state.lua, fast.lua, token_bucket/fast.lua, dispatch.lua, token_bucket/queue.lua, leaky_bucket/fast.lua, held.lua, slots.lua, errors.lua, engine.lua, block.lua, bucket/model.lua, reservations.lua, holding.lua, finish.lua
+-- EVALSHA names the text below this line a8bf05b009b75c58d2402c181eba81d61aeb36dc
 local action, items = ARGV[1], ARGV[#ARGV]
 local can_be_denied = action == 'check' or action == 'peek' or action == 'hold'
 local commits = action == 'check' or action == 'spend' or action == 'hold'
@@ -74,6 +74,10 @@ local function replace(key, found, state, expires)
     return done(try('SET', key, state, 'PXAT', expire_at(expires)))
   end
   return done(try('SET', key, state, 'PXAT', expire_at(expires), 'NX'))
+end
+
+local function write_held(key, _, _, value, new, expires)
+  return replace(key, value, new, expires)
 end
 local SHORT, LONG = '<BI7I7I6I4B', '<BI7I7I6I7i6I6I3B'
 local limit, overdraft, new_unit, new_period, new_lump, most, exponent =
@@ -151,9 +155,10 @@ end
       end
     end
     local found, used, a, b, c, d, e
-    local written, err, entries
+    local write_used, written, err, entries
     if is_common then
-      local value, is_held, write_used = values and values[i] or '', false, write
+      local value = values and values[i] or ''
+      write_used = write
       if not holds then
         found, used, a, b, c, d, e = fast(key, value, asked, 0)
       end
@@ -469,13 +474,11 @@ function fast_held(value, asked)
   return results, true, value, new, expires
 end
         end
-        is_denied, is_held = false, true
+        is_denied, write_used = false, write_held
         found, used, a, b, c = fast_held(value, asked)
       end
       written = found and (not used or action == 'peek')
-      if is_held and found and not written then
-        written, err = replace(key, a, b, c)
-      elseif found and not written then
+      if found and not written then
         written, err, entries = write_used(key, found, used, a, b, c, d, e)
       end
     end

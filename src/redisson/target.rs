@@ -54,7 +54,11 @@ impl ForeignLimiter for RateLimiter {
     fn refund(&self, key: &Key<'_>, units: u64) -> StoreFuture<()> {
         let (limiter, deadline) = (self.for_key(key), self.store.start_deadline());
         StoreFuture::pending(async move {
-            ok_without_rate(limiter?.release_taken(deadline, units, 0, b"").await)
+            match limiter?.release_taken(deadline, units, 0, b"").await {
+                // The permits were deleted together with the rate.
+                Err(Error::Redisson(RateLimiterError::NoRate { .. })) => Ok(()),
+                result => result,
+            }
         })
     }
 
@@ -89,12 +93,4 @@ impl IntoLimiter for &RateLimiter {
     fn into_limiter(self) -> AnyLimiter {
         self.clone().into_limiter()
     }
-}
-
-/// Ignores a missing rate: the permits were deleted together with it.
-fn ok_without_rate(result: Result<(), Error>) -> Result<(), Error> {
-    result.or_else(|error| match error {
-        Error::Redisson(RateLimiterError::NoRate { .. }) => Ok(()),
-        error => Err(error),
-    })
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tower_ratelimit_redisson::{TemplateRate, is_template, name_of_key};
+use tower_ratelimit_redisson::{is_template, name_of_key, rate_argument};
 
 use super::{MAX_INTERVAL, RateLimiter, keys_of, millis};
 use crate::{
@@ -140,12 +140,7 @@ impl RateLimiter {
         };
         let keep_alive = self.keep_alive.unwrap_or(MIN_KEEP_ALIVE);
         let keep_alive = keep_alive.clamp(config.interval(), MAX_INTERVAL);
-        let rate = TemplateRate {
-            rate: config.rate(),
-            interval: millis(config.interval()),
-            is_per_client: config.is_per_client(),
-            keep_alive: millis(keep_alive),
-        };
-        Ok(rate.argument())
+        let (rate, interval) = (config.rate(), millis(config.interval()));
+        Ok(rate_argument(rate, interval, config.is_per_client(), millis(keep_alive)))
     }
 }

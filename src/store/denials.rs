@@ -19,7 +19,6 @@
 //! forgotten when this process ends it, or when a newer decision of the store does not find it.
 
 mod entry;
-mod name;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -37,8 +36,7 @@ use tokio::time::Instant;
 
 use self::{
     entry::{Denial, Question},
-    name::{LimiterKey, OwnedLimiterKey},
-    table::Table,
+    table::{LimiterKey, Table},
 };
 use super::{
     Lines, Settings, StoreRequest,
@@ -77,23 +75,15 @@ struct Memory {
 #[derive(Default)]
 struct DenialShard {
     denials: Table<Denial, MAX_DENIALS>,
-    /// If a block is not remembered, a request that waits finds it by a call.
-    blocks: Table<Block, 256>,
-    /// The number of times that a block was found.
-    found: u64,
-    /// The number of changes. A denial that was sent before a change is not remembered after it.
-    /// One count for all keys of a shard: a change of another key loses a denial, which costs one
-    /// call, and a count per key would have to be kept for keys without denials.
+    /// The ends of the blocks that this process began, or has found in decisions of the store, in
+    /// nanoseconds since the memory was made. If a block is not remembered, a request that waits
+    /// finds it by a call.
+    blocks: Table<u64, 256>,
+    /// The number of changes, and of finds of blocks. From a decision that was sent before one,
+    /// nothing is learned after it. One count for all keys of a shard: a change of another key
+    /// loses a denial, which costs one call, and a count per key would have to be kept for keys
+    /// without denials.
     changes: u64,
-}
-
-/// The block of a key, which this process began, or has found in a decision of the store.
-struct Block {
-    /// In nanoseconds since the memory was made.
-    until: u64,
-    /// The value of `DenialShard::found` when the block was last found. A decision that was sent
-    /// before may be older than the block.
-    found: u64,
 }
 
 /// The result of a lookup.
@@ -107,8 +97,10 @@ pub(crate) enum Lookup {
 #[derive(Default)]
 pub(crate) struct Undecided {
     /// In nanoseconds since the memory was made.
-    sent: Option<u64>,
+    sent: u64,
     blocks: bool,
+    /// Whether a block of one of the keys was known when it was sent.
+    knows_block: bool,
     /// The limits of a check whose denial can be remembered.
     checked: SmallVec<[CheckedLimit; 1]>,
     /// Ended when the request is dropped.
@@ -116,12 +108,10 @@ pub(crate) struct Undecided {
 }
 
 struct CheckedLimit {
-    name: OwnedLimiterKey,
+    name: LimiterKey<'static>,
     question: Question,
     /// The number of changes in the shard when it was sent.
     changes: u64,
-    /// Which find of a block of the key was known when it was sent.
-    block: Option<u64>,
 }
 
 /// A change that may end a denial early. It drops the denial of the key twice: now, and when the
@@ -129,7 +119,7 @@ struct CheckedLimit {
 /// between may or may not be older than the change.
 pub(crate) struct Change {
     memory: Arc<Memory>,
-    name: OwnedLimiterKey,
+    name: LimiterKey<'static>,
     ends_block: bool,
     _open: Open,
 }
@@ -150,11 +140,11 @@ impl Denials {
         let StoreRequest { action, limits, .. } = *request;
         let (nanos, mut denial) = (self.memory.nanos(now), None);
         let blocks = matches!(action, Action::Block { .. });
-        let mut undecided = Undecided { sent: Some(nanos), blocks, ..Undecided::default() };
+        let mut undecided = Undecided { sent: nanos, blocks, ..Undecided::default() };
         for (index, limit) in limits.iter().enumerate() {
             let name = self.memory.name(limit.settings, limit.key);
-            let shard = self.memory.shard(name.hash);
-            let known = shard.denials.find(name);
+            let shard = self.memory.shard(&name);
+            let known = shard.denials.find(&name);
             let is_other = known.is_some_and(|known| !known.is_of(limit.settings));
             match action {
                 Action::Check if !is_other => {
@@ -162,19 +152,21 @@ impl Denials {
                         // At once: a decision that is moved waits for its parts to be written.
                         Some(found) if limits.len() == 1 => return Lookup::Denied(found),
                         Some(found) => denial = longest(denial, found.of_limit(index)),
-                        None => undecided.checked.push(CheckedLimit {
-                            name: OwnedLimiterKey::new(name, limit.key),
-                            question: Question::new(limit),
-                            changes: shard.changes,
-                            block: shard.blocks.find(name).map(|block| block.found),
-                        }),
+                        None => {
+                            undecided.knows_block |= shard.blocks.find(&name).is_some();
+                            undecided.checked.push(CheckedLimit {
+                                name: name.into_owned(),
+                                question: Question::new(limit),
+                                changes: shard.changes,
+                            });
+                        }
                     }
                 }
                 Action::Spend if !is_other => {}
                 Action::Peek | Action::Hold { .. } | Action::Observe => {}
                 _ => {
                     drop(shard);
-                    undecided.changes.push(self.change(name, limit.key, action == Action::Unblock));
+                    undecided.changes.push(self.change(name, action == Action::Unblock));
                 }
             }
         }
@@ -189,17 +181,17 @@ impl Denials {
 
     /// Begins a return of units of the key.
     pub(crate) fn begin_return(&self, settings: &Settings, key: &Key<'_>) -> Change {
-        self.change(self.memory.name(settings, key), key, false)
+        self.change(self.memory.name(settings, key), false)
     }
 
     /// Begins a reset of the key.
     pub(crate) fn begin_reset(&self, settings: &Settings, key: &Key<'_>) -> Change {
-        self.change(self.memory.name(settings, key), key, true)
+        self.change(self.memory.name(settings, key), true)
     }
 
-    fn change(&self, name: LimiterKey<'_>, key: &Key<'_>, ends_block: bool) -> Change {
+    fn change(&self, name: LimiterKey<'_>, ends_block: bool) -> Change {
         let (memory, _open) = (self.memory.clone(), self.changes.begin());
-        let change = Change { memory, name: OwnedLimiterKey::new(name, key), ends_block, _open };
+        let change = Change { memory, name: name.into_owned(), ends_block, _open };
         change.apply();
         change
     }
@@ -207,21 +199,22 @@ impl Denials {
     /// Returns the end of the block of the key, or a little earlier, if the block is remembered.
     pub(crate) fn blocked_until(&self, settings: &Settings, key: &Key<'_>) -> Option<Instant> {
         let name = self.memory.name(settings, key);
-        let shard = self.memory.shard(name.hash);
-        Some(self.memory.start + Duration::from_nanos(shard.blocks.find(name)?.until))
+        let until = *self.memory.shard(&name).blocks.find(&name)?;
+        Some(self.memory.start + Duration::from_nanos(until))
     }
 }
 
 impl Memory {
     fn name<'a>(&self, settings: &Settings, key: &'a Key<'_>) -> LimiterKey<'a> {
-        let (limiter, key) = (settings.name, key.as_bytes());
-        LimiterKey { hash: self.hasher.hash_one((limiter.as_ptr(), key)), limiter, key }
+        let (limiter, key) = (settings.name, Key::from(key));
+        let hash = self.hasher.hash_one((limiter.as_ptr(), key.as_bytes()));
+        LimiterKey { hash, limiter, key }
     }
 
-    fn shard(&self, hash: u64) -> MutexGuard<'_, DenialShard> {
+    fn shard(&self, name: &LimiterKey<'_>) -> MutexGuard<'_, DenialShard> {
         // The table takes the lowest and the highest bits; the same ones here would put all keys of
         // a shard into few of its buckets.
-        lock(&self.shards[(hash >> 32) as usize % SHARDS])
+        lock(&self.shards[(name.hash >> 32) as usize % SHARDS])
     }
 
     /// Returns the nanoseconds until an instant.
@@ -232,13 +225,13 @@ impl Memory {
 
 impl DenialShard {
     /// Remembers a block that a decision, sent at that instant, has found or made.
-    fn find_block(&mut self, name: &OwnedLimiterKey, sent: u64, decision: &Decision) {
-        self.found += 1;
+    fn find_block(&mut self, name: &LimiterKey<'static>, sent: u64, decision: &Decision) {
+        self.changes += 1;
         let rest = decision.block_rest();
         // The clocks of the server and of the process may differ by 0.1 %: far above the drift of
         // quartz, some 0.01 %, and of NTP, which slews by up to 0.05 %.
         let until = sent + (rest - rest / 1_000).as_nanos() as u64;
-        self.blocks.insert(name, Block { until, found: self.found }, until, sent);
+        self.blocks.insert(name, until, until, sent);
     }
 }
 
@@ -250,70 +243,60 @@ impl Undecided {
         decision: &Decision,
         received: impl FnOnce() -> Instant,
     ) {
-        let Self { sent, blocks, checked, changes } = self;
-        let Some(sent) = *sent else { return };
+        let Self { sent, blocks, knows_block, checked, changes } = self;
         if let (true, true, [change]) = (*blocks, decision.is_blocked(), &**changes) {
-            let mut shard = change.memory.shard(change.name.hash);
-            shard.find_block(&change.name, sent, decision);
+            change.memory.shard(&change.name).find_block(&change.name, *sent, decision);
         }
         changes.clear(); // before the denial is remembered, which they would drop
-        let knows_block = checked.iter().any(|limit| limit.block.is_some());
-        if checked.is_empty() || decision.is_allowed() && !decision.is_blocked() && !knows_block {
+        let is_free = decision.is_allowed() && !decision.is_blocked();
+        if checked.is_empty() || is_free && !*knows_block {
             return;
         }
         // The decision names a limiter, but no key, and two limits of one limiter have different
         // keys.
-        let mut of_limiter =
-            checked.iter().filter(|limit| ptr::eq(limit.name.limiter, decision.limiter()));
-        let named = of_limiter.next().filter(|_| of_limiter.next().is_none());
-        let received = denials.memory.nanos(received());
-        for limit in checked.iter().filter(|limit| limit.block.is_some()) {
-            let is_named = named.is_some_and(|named| ptr::eq(named, limit));
-            limit.forget_block(&denials.memory, decision, is_named, received);
-        }
-        if let Some(limit) = named {
-            limit.remember(denials, decision, [sent, received]);
+        let is_of = |limit: &&CheckedLimit| ptr::eq(limit.name.limiter, decision.limiter());
+        let is_clear = checked.iter().filter(is_of).count() == 1;
+        let times = [*sent, denials.memory.nanos(received())];
+        for limit in &*checked {
+            let is_named = is_clear && is_of(&limit);
+            if is_named || *knows_block {
+                limit.learn(denials, decision, is_named, times);
+            }
         }
     }
 }
 
 impl CheckedLimit {
-    /// Forgets the block that was known when the check was sent, if the decision shows that it is
-    /// over: the decision describes this limit, and there is no block; or the request proceeds
-    /// before the block would end.
-    fn forget_block(&self, memory: &Memory, decision: &Decision, is_named: bool, received: u64) {
-        let name = self.name.borrowed();
-        let mut shard = memory.shard(name.hash);
-        let Some(block) = shard.blocks.find(name) else { return };
-        let begins = received + decision.delay().as_nanos() as u64;
-        let proceeds = decision.is_allowed() && begins < block.until;
-        let is_over = proceeds || is_named && !decision.is_blocked();
-        if is_over && self.block == Some(block.found) {
-            shard.blocks.remove(name);
-            shard.denials.remove(name);
-        }
-    }
-
-    /// Remembers a denial, and a block, by this limit.
-    fn remember(&self, denials: &Denials, decision: &Decision, times: [u64; 2]) {
-        let (Denials { memory, ttl, .. }, name) = (denials, self.name.borrowed());
-        let mut shard = memory.shard(name.hash);
+    /// Remembers a denial, and a block, if the decision is about this limit. Forgets a block that
+    /// the decision shows to be over: the decision is about this limit, and there is no block; or
+    /// the request proceeds before the block would end.
+    fn learn(&self, denials: &Denials, decision: &Decision, is_named: bool, times: [u64; 2]) {
+        let (Denials { memory, ttl, .. }, name) = (denials, &self.name);
+        let mut shard = memory.shard(name);
         // The store may have decided before the change. Denied for longer than the quota says, the
         // client would wait in vain (law 3); not remembered costs one call.
         if shard.changes != self.changes {
             return;
         }
-        if decision.is_blocked() {
-            shard.find_block(&self.name, times[0], decision);
+        if let Some(&until) = shard.blocks.find(name) {
+            let begins = times[1] + decision.delay().as_nanos() as u64;
+            let proceeds = decision.is_allowed() && begins < until;
+            if proceeds || is_named && !decision.is_blocked() {
+                shard.blocks.remove(name);
+                shard.denials.remove(name);
+            }
+        }
+        if is_named && decision.is_blocked() {
+            shard.find_block(name, times[0], decision);
         }
         // A hold that ends elsewhere can return units at any time.
-        if decision.held() > 0 {
+        if !is_named || decision.held() > 0 {
             return;
         }
         let Some(denial) = Denial::new(&self.question, decision, times, *ttl) else { return };
         if shard.denials.find(name).is_none_or(|known| denial.replaces(known, &self.question)) {
             let ends = denial.ends;
-            shard.denials.insert(&self.name, denial, ends, times[1]);
+            shard.denials.insert(name, denial, ends, times[1]);
         }
     }
 }
@@ -325,12 +308,11 @@ fn longest(known: Option<Decision>, found: Decision) -> Option<Decision> {
 
 impl Change {
     fn apply(&self) {
-        let name = self.name.borrowed();
-        let mut shard = self.memory.shard(name.hash);
+        let mut shard = self.memory.shard(&self.name);
         shard.changes += 1;
-        shard.denials.remove(name);
+        shard.denials.remove(&self.name);
         if self.ends_block {
-            shard.blocks.remove(name);
+            shard.blocks.remove(&self.name);
         }
     }
 }

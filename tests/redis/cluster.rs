@@ -427,6 +427,21 @@ async fn redisson_works(cluster: &Cluster) {
     }
 }
 
+#[tokio::test]
+async fn a_server_that_is_no_cluster_is_an_error_that_says_what_to_write() {
+    let port = free_port().to_string();
+    let _server = RedisServer::start_with(&["--port", &port]);
+    let url = format!("redis://127.0.0.1:{port}");
+    let config = RedisConfig::cluster([url]).unwrap().deadline(LONG);
+    let store = RedisStore::new(config).unwrap();
+    let decided = load::limiter(&store).check(key("alice")).await;
+    let errors = [format!("{:?}", decided.unwrap_err()), format!("{:?}", store.ping().await)];
+    for error in errors {
+        assert!(error.contains("cluster support disabled"), "{error}");
+        assert!(error.contains("leave out `+cluster` in the URL"), "{error}");
+    }
+}
+
 async fn any_node_can_be_a_seed(cluster: &Cluster) {
     let url = cluster.masters[2].url();
     let configs = [

@@ -1,7 +1,7 @@
 //! The script interface: texts, arguments and replies, as bytes and integers. `scripts/prelude.lua`
 //! describes its other side. No other module knows either side.
 
-use std::sync::OnceLock;
+use std::{iter, sync::OnceLock};
 
 use crate::algorithm::{
     Action, Combined, EngineReply, EngineRequest, HoldAction, HoldChange, HoldReceipt, HoldReply,
@@ -14,6 +14,7 @@ pub use crate::script_text::{assert_written, write};
 const PRELUDE: &str = include_str!("../scripts/prelude.lua");
 const FAST: &str = include_str!("../scripts/fast.lua");
 const LEAKY: &str = include_str!("../scripts/leaky_bucket/fast.lua");
+const DISPATCH: &str = include_str!("../scripts/dispatch.lua");
 const SLOTS: &str = include_str!("../scripts/slots.lua");
 const HELD: &str = include_str!("../scripts/held.lua");
 const ERRORS: &str = include_str!("../scripts/errors.lua");
@@ -39,9 +40,7 @@ fn script(limits: impl ExactSizeIterator<Item = usize>) -> &'static ScriptText {
 /// Returns the script for keys of one limiter, by the index of its algorithm.
 fn each(index: usize) -> String {
     let source = &SOURCES[index];
-    let each = compose(EACH, source).replace("-- FAST\n", FAST).replace("-- ERRORS\n", ERRORS);
-    let each = each.replace("-- QUEUE\n", source.queue).replace("-- LEAKY\n", LEAKY);
-    [PRELUDE, &each].concat()
+    [PRELUDE, &compose(EACH, source, source.queue)].concat()
 }
 
 /// Returns the script for several limits. `set` has a bit for the index of each algorithm.
@@ -49,19 +48,30 @@ fn combined(set: usize) -> String {
     let used = SOURCES.iter().enumerate().filter(|(index, _)| set & 1 << index != 0);
     let (mut functions, mut table) = (String::new(), String::new());
     for (_, source) in used {
-        functions.push_str(&compose(ALGORITHM, source).replace("NAME", source.name));
+        functions.push_str(&compose(ALGORITHM, source, "").replace("NAME", source.name));
         table.push_str(&format!("[{}] = {}, ", source.form, source.name));
     }
     [PRELUDE, FAST, ERRORS, &functions, &format!("local algorithms = {{{table}}}\n"), COMBINE]
         .concat()
 }
 
-fn compose(text: &str, source: &ScriptSource) -> String {
+/// Replaces the marks in a text by what stands there. Some of these texts have marks, too.
+fn compose(text: &str, source: &ScriptSource, queue: &str) -> String {
     let (state, of_engine) = source.state.split_once("-- ENGINE\n").unwrap_or((source.state, ""));
     let model = [of_engine, source.model].concat();
-    let text = text.replace("-- STATE\n", state).replace("-- MODEL\n", &model);
-    let text = text.replace("-- PLAIN\n", source.fast).replace("-- HELD\n", HELD);
-    text.replace("-- SLOTS\n", SLOTS)
+    let parts = [
+        ("-- FAST\n", FAST),
+        ("-- STATE\n", state),
+        ("-- PLAIN\n", source.fast),
+        ("-- DISPATCH\n", DISPATCH),
+        ("-- QUEUE\n", queue),
+        ("-- LEAKY\n", LEAKY),
+        ("-- HELD\n", HELD),
+        ("-- ERRORS\n", ERRORS),
+        ("-- MODEL\n", &model),
+        ("-- SLOTS\n", SLOTS),
+    ];
+    parts.iter().fold(text.to_owned(), |text, (mark, part)| text.replace(mark, part))
 }
 
 /// Takes each argument of a command in its order.
@@ -119,10 +129,8 @@ pub fn decide(action: Action, limits: &[Limit], write: Arguments<'_>) -> &'stati
         (Action::Unblock, _) => write(b""),
         (_, [limit]) => {
             write_lifetime(limit.lifetime, write);
-            let mut items = Items::default();
-            items.begin_key();
-            items.push(limit.cost, limit.max_wait);
-            write(items.argument());
+            let Limit { cost, max_wait, .. } = *limit;
+            write(&run_bytes(&[Run { key: 0, count: 1, cost, max_wait }]));
         }
         _ => write(&limits.iter().flat_map(|limit| item(limit, holds)).collect::<Vec<_>>()),
     }
@@ -135,13 +143,14 @@ pub struct CheckEach {
     /// The lifetime of all holds; `None` for checks.
     lifetime: Option<Lifetime>,
     keys: Vec<String>,
-    items: Items,
-    checks: Vec<CheckOfKey>,
+    runs: Vec<Run>,
 }
 
-struct CheckOfKey {
-    /// The index of its state in the reply.
-    state: usize,
+/// Equal requests to a key in a row.
+struct Run {
+    /// The index of its key, and of its state in the reply.
+    key: usize,
+    count: u32,
     cost: u64,
     max_wait: u64,
 }
@@ -149,9 +158,7 @@ struct CheckOfKey {
 impl CheckEach {
     /// Begins with none; `count` is the expected number of checks.
     pub fn new(params: Params, lifetime: Option<Lifetime>, count: usize) -> Self {
-        let bytes = Vec::with_capacity(count * (2 + Items::SIZE));
-        let (keys, items) = (vec![], Items { bytes, ..Items::default() });
-        Self { params, lifetime, keys, items, checks: Vec::with_capacity(count) }
+        Self { params, lifetime, keys: vec![], runs: Vec::with_capacity(count) }
     }
 
     fn action(&self) -> Action {
@@ -160,13 +167,16 @@ impl CheckEach {
 
     /// Adds a key, and all checks of it in their order, each with its cost and its longest wait. A
     /// key must be added only once.
-    pub fn add(&mut self, key: String, checks: impl Iterator<Item = (u64, u64)>) {
-        let state = self.keys.len();
-        self.keys.push(key);
-        self.items.begin_key();
+    pub fn add(&mut self, name: String, checks: impl Iterator<Item = (u64, u64)>) {
+        let key = self.keys.len();
+        self.keys.push(name);
         for (cost, max_wait) in checks {
-            self.items.push(cost, max_wait);
-            self.checks.push(CheckOfKey { state, cost, max_wait });
+            match self.runs.last_mut() {
+                Some(run) if (run.key, run.cost, run.max_wait) == (key, cost, max_wait) => {
+                    run.count += 1;
+                }
+                _ => self.runs.push(Run { key, count: 1, cost, max_wait }),
+            }
         }
     }
 
@@ -176,7 +186,7 @@ impl CheckEach {
         begin(script, self.keys.iter().map(|key| &**key), name(self.action()), write);
         write(&params_bytes(&self.params));
         write_lifetime(self.lifetime, write);
-        write(self.items.argument());
+        write(&run_bytes(&self.runs));
         script
     }
 
@@ -187,19 +197,20 @@ impl CheckEach {
         now: i64,
         mut found: impl Iterator<Item = Found<'a, E>>,
     ) -> Option<EachDecided<E>> {
-        let (mut replies, mut differences) = (Vec::with_capacity(self.checks.len()), vec![]);
-        for of_key in self.checks.chunk_by(|one, next| one.state == next.state) {
+        let count_of = |runs: &[Run]| runs.iter().map(|run| run.count as usize).sum::<usize>();
+        let (mut replies, mut differences) = (Vec::with_capacity(count_of(&self.runs)), vec![]);
+        for of_key in of_keys(&self.runs) {
             let (mut state, verdict) = match found.next()? {
                 Found::Error(error) => {
-                    replies.extend(of_key.iter().map(|_| Err(error.clone())));
+                    replies.extend((0..count_of(of_key)).map(|_| Err(error.clone())));
                     continue;
                 }
                 found => decode(&self.params, &found)?,
             };
-            for (index, run) in of_key.chunk_by(CheckOfKey::is_same).enumerate() {
+            for (index, run) in of_key.iter().enumerate() {
                 let admitted = admitted_of(verdict, index)?;
-                for (number, &CheckOfKey { cost, max_wait, .. }) in run.iter().enumerate() {
-                    let request = request(self.action(), cost, max_wait, now);
+                let request = request(self.action(), run.cost, run.max_wait, now);
+                for number in 0..run.count as usize {
                     let mut reply = self.params.step(&mut state, &request);
                     let difference = Difference::find(number < admitted, &mut reply, &request);
                     differences.extend(difference.map(|difference| (replies.len(), difference)));
@@ -217,14 +228,9 @@ impl CheckEach {
 
     /// The name of the key of a check in Redis.
     pub fn key(&self, check: usize) -> &str {
-        &self.keys[self.checks[check].state]
-    }
-}
-
-impl CheckOfKey {
-    /// Returns whether two checks of a key are in one run.
-    fn is_same(&self, next: &Self) -> bool {
-        (self.cost, self.max_wait) == (next.cost, next.max_wait)
+        let of_run = |run: &Run| iter::repeat_n(run.key, run.count as usize);
+        let key = self.runs.iter().flat_map(of_run).nth(check).expect("a check is in a run");
+        &self.keys[key]
     }
 }
 
@@ -268,56 +274,30 @@ fn admitted_of(verdict: Option<&[u8]>, run: usize) -> Option<usize> {
     Some(u16::from_le_bytes(*bytes).into())
 }
 
-/// The requests to each key, packed: equal ones in a row are a run.
-#[derive(Default)]
-struct Items {
-    bytes: Vec<u8>,
-    /// The start of each key.
-    keys: Vec<usize>,
-    /// The number of runs of the last key.
-    runs: u16,
-    /// The last run.
-    count: u32,
-    cost: u64,
-    max_wait: u64,
+fn of_keys(runs: &[Run]) -> impl Iterator<Item = &[Run]> {
+    runs.chunk_by(|one, next| one.key == next.key)
 }
 
-impl Items {
-    fn begin_key(&mut self) {
-        (self.runs, self.count) = (0, 0);
-        self.keys.push(self.bytes.len());
-        self.bytes.extend([0; 2]);
+/// Packs the runs of each key, without the keys at the end that have the same runs as the one
+/// before them.
+fn run_bytes(runs: &[Run]) -> Vec<u8> {
+    let mut keys: Vec<_> = of_keys(runs).collect();
+    let request = |run: &Run| (run.count, run.cost, run.max_wait);
+    while let [.., one, last] = keys[..]
+        && one.iter().map(request).eq(last.iter().map(request))
+    {
+        keys.pop();
     }
-
-    /// Adds a request to the last key.
-    fn push(&mut self, cost: u64, max_wait: u64) {
-        let is_same = self.cost == cost && self.max_wait == max_wait;
-        if self.count > 0 && is_same {
-            self.count += 1;
-            let start = self.bytes.len() - Self::SIZE;
-            self.bytes[start..start + 4].copy_from_slice(&self.count.to_le_bytes());
-            return;
+    let mut bytes = Vec::with_capacity(2 * keys.len() + 20 * runs.len());
+    for of_key in keys {
+        bytes.extend((of_key.len() as u16).to_le_bytes());
+        for Run { count, cost, max_wait, .. } in of_key {
+            bytes.extend(count.to_le_bytes());
+            bytes.extend((units(*cost) as f64).to_le_bytes());
+            bytes.extend((*max_wait as f64).to_le_bytes());
         }
-        (self.count, self.cost, self.max_wait) = (1, cost, max_wait);
-        self.runs += 1;
-        let key = self.keys[self.keys.len() - 1];
-        self.bytes[key..key + 2].copy_from_slice(&self.runs.to_le_bytes());
-        self.bytes.extend(self.count.to_le_bytes());
-        self.bytes.extend((units(cost) as f64).to_le_bytes());
-        self.bytes.extend((max_wait as f64).to_le_bytes());
     }
-
-    /// Returns the bytes, without the keys at the end that have the same requests as the one before
-    /// them.
-    fn argument(&self) -> &[u8] {
-        let last = self.keys.last().map_or(&[][..], |key| &self.bytes[*key..]);
-        let same = |keys: &&[usize]| self.bytes[keys[0]..keys[1]] == *last;
-        let same = self.keys.windows(2).rev().take_while(same).last();
-        same.map_or(&self.bytes, |keys| &self.bytes[..keys[1]])
-    }
-
-    /// The size of a run.
-    const SIZE: usize = 20;
+    bytes
 }
 
 /// Writes the lifetime of the holds, before the items.
@@ -522,8 +502,6 @@ fn decode<'a, E>(params: &Params, found: &Found<'a, E>) -> Option<(State, Option
 
 #[cfg(test)]
 mod tests {
-    use std::iter;
-
     use super::*;
 
     /// The files of an algorithm in the order of their texts.
@@ -536,7 +514,8 @@ mod tests {
         let of_name = |file: &str| format!("{}/{file}.lua", source.name);
         let queue = [of_name("queue"), "leaky_bucket/fast.lua".into()].into_iter();
         let queue = queue.filter(|_| !source.queue.is_empty());
-        let fast = ["fast.lua".into(), of_name("fast")].into_iter().chain(queue);
+        let fast = ["fast.lua".into(), of_name("fast"), "dispatch.lua".into()].into_iter();
+        let fast = fast.chain(queue);
         let fast = fast.chain(["held.lua", "slots.lua"].map(String::from));
         let shared = ["holding.lua", "finish.lua"].map(String::from);
         let model = ["errors.lua".into(), "engine.lua".into(), "block.lua".into(), own("model")];

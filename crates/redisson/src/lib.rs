@@ -14,5 +14,5 @@ pub use self::{
     id::{Id, id_of, process_id, random},
     keys::Keys,
     script::{AcquireReply, ENTRY, Script, arguments, entry, status},
-    template::{PLACEHOLDER, TemplateRate, is_template, name_of_key},
+    template::{PLACEHOLDER, is_template, name_of_key, rate_argument},
 };

@@ -36,25 +36,14 @@ impl Script {
         Self::Config,
     ];
 
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Acquire => "acquire",
-            Self::Release => "release",
-            Self::AvailablePermits => "available_permits",
-            Self::SetRate => "set_rate",
-            Self::Expire => "expire",
-            Self::Config => "config",
-        }
-    }
-
     /// Returns the text, with its comments.
     #[must_use]
     pub const fn text(self) -> &'static str {
         self.parts().1
     }
 
-    /// Returns the files behind `limits`, of which the text consists.
+    /// Returns the files behind `limits`, of which the text consists. The last one is named as the
+    /// script is.
     #[must_use]
     pub const fn files(self) -> &'static [&'static str] {
         self.parts().0

@@ -19,23 +19,11 @@ pub fn name_of_key(template: &str, key: &str) -> Option<String> {
     is_valid.then(|| template.replace(PLACEHOLDER, key))
 }
 
-/// The rate of a template. Times are in milliseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct TemplateRate {
-    pub rate: u64,
-    pub interval: u64,
-    pub is_per_client: bool,
-    /// The time after which the limiter of an unused key expires.
-    pub keep_alive: u64,
-}
-
-impl TemplateRate {
-    /// Returns the rate as an argument of the scripts.
-    #[must_use]
-    pub fn argument(self) -> String {
-        let Self { rate, interval, is_per_client, keep_alive } = self;
-        format!("{rate} {interval} {} {keep_alive}", u8::from(is_per_client))
-    }
+/// Returns the rate of a template as an argument of the scripts. Times are in milliseconds;
+/// `keep_alive` is the time after which the limiter of an unused key expires.
+#[must_use]
+pub fn rate_argument(rate: u64, interval: u64, is_per_client: bool, keep_alive: u64) -> String {
+    format!("{rate} {interval} {} {keep_alive}", u8::from(is_per_client))
 }
 
 #[cfg(test)]
@@ -53,8 +41,6 @@ mod tests {
 
     #[test]
     fn the_argument_has_the_four_numbers() {
-        let rate =
-            TemplateRate { rate: 5, interval: 1_000, is_per_client: true, keep_alive: 60_000 };
-        assert_eq!(rate.argument(), "5 1000 1 60000");
+        assert_eq!(rate_argument(5, 1_000, true, 60_000), "5 1000 1 60000");
     }
 }

@@ -101,16 +101,11 @@ impl Denial {
     /// question. The known one stays if it was sent later, or if it denies the same request, and
     /// further ones.
     pub(super) fn replaces(&self, known: &Self, question: &Question) -> bool {
-        let (cost, max_wait) = (self.decision.cost(), question.max_wait);
-        let is_newer = self.sent >= known.sent;
-        let of_other =
-            self.algorithm != known.algorithm || self.decision.quota() != known.decision.quota();
-        of_other
-            || match self.cost.cmp(&known.cost) {
-                Less => true,
-                Equal => is_newer,
-                Greater => !known.denies(cost, max_wait, self.received),
-            }
+        match self.cost.cmp(&known.cost) {
+            Less => true,
+            Equal => self.sent >= known.sent,
+            Greater => !known.denies(self.decision.cost(), question.max_wait, self.received),
+        }
     }
 
     /// Returns the denial of a request. It is exact for the request that was denied.

@@ -2,18 +2,38 @@
 //! over and, if that is too little, every second of the others. It knows no decisions. Its times
 //! are nanoseconds since the memory was made.
 
-use std::mem;
+use std::{mem, ptr};
 
 use hashbrown::HashTable;
 
-use super::name::{LimiterKey, OwnedLimiterKey};
+use crate::keys::Key;
+
+/// A key of a limiter.
+#[derive(Clone)]
+pub(super) struct LimiterKey<'a> {
+    pub(super) hash: u64,
+    /// Its address suffices to compare limiters: there is one copy of each name.
+    pub(super) limiter: &'static str,
+    pub(super) key: Key<'a>,
+}
+
+impl LimiterKey<'_> {
+    pub(super) fn into_owned(self) -> LimiterKey<'static> {
+        let Self { hash, limiter, key } = self;
+        LimiterKey { hash, limiter, key: key.into_owned() }
+    }
+
+    fn is(&self, other: &LimiterKey<'_>) -> bool {
+        self.key == other.key && ptr::eq(self.limiter, other.limiter)
+    }
+}
 
 pub(super) struct Table<T, const MAX: usize> {
     entries: HashTable<Remembered<T>>,
 }
 
 pub(super) struct Remembered<T> {
-    name: OwnedLimiterKey,
+    name: LimiterKey<'static>,
     end: u64,
     value: T,
 }
@@ -30,19 +50,19 @@ impl<T, const MAX: usize> Table<T, MAX> {
         self.entries.len()
     }
 
-    pub(super) fn find(&self, name: LimiterKey<'_>) -> Option<&T> {
+    pub(super) fn find(&self, name: &LimiterKey<'_>) -> Option<&T> {
         Some(&self.entries.find(name.hash, |entry| entry.name.is(name))?.value)
     }
 
-    pub(super) fn remove(&mut self, name: LimiterKey<'_>) {
+    pub(super) fn remove(&mut self, name: &LimiterKey<'_>) {
         if let Ok(entry) = self.entries.find_entry(name.hash, |entry| entry.name.is(name)) {
             entry.remove();
         }
     }
 
     /// Remembers a value until an instant, in place of the one with its name.
-    pub(super) fn insert(&mut self, name: &OwnedLimiterKey, value: T, end: u64, now: u64) {
-        self.remove(name.borrowed());
+    pub(super) fn insert(&mut self, name: &LimiterKey<'static>, value: T, end: u64, now: u64) {
+        self.remove(name);
         if self.entries.len() == self.entries.capacity() {
             self.make_room(now);
         }

@@ -17,17 +17,18 @@ use tower_ratelimit_engine::script::CheckEach;
 
 use super::{
     backend::Backend,
-    call::{EachReply, execute_each},
+    call::{EachReply, age_of, execute_each},
     connections::{Claim, Deadline, TransportError},
     holds::first_lifetime,
     late::release_late,
 };
 use crate::{
+    algorithm::Action,
     decision::Outcome,
     keys::Key,
     observe::{Event, Observers},
     store::{LimitRequest, Settings, Task},
-    sync::{lock, wake_all},
+    sync::{POLLED, lock, wake_all},
 };
 
 /// The number of keys in a batch, which must not block Redis for long: 64 keys take 0.12 to 0.18 ms
@@ -85,9 +86,12 @@ enum End {
 
 enum CallerState {
     Waiting(Option<Waker>),
-    Done(Option<Result<Outcome, TransportError>>),
-    Dropped,
+    Done(Answer),
+    /// The caller has taken the answer, or was dropped.
+    Gone,
 }
+
+type Answer = Result<Outcome, TransportError>;
 
 /// The call of a batch.
 pub(super) struct BatchCall {
@@ -98,7 +102,6 @@ pub(super) struct BatchCall {
     deadline: Deadline,
     /// Given up when the first caller fails before the call is written.
     claim: Arc<Claim>,
-    has_one_key: bool,
 }
 
 /// The number of keys and checks in a batch.
@@ -108,31 +111,25 @@ pub(super) struct BatchSize {
     checks: usize,
 }
 
-impl Contents {
-    /// Makes empty contents with room for this many checks. To grow check by check moves each of
-    /// them again, which is 3 % of the instructions of a check.
-    fn with_room(BatchSize { keys, checks }: BatchSize) -> Self {
-        Self {
-            keys: Vec::with_capacity(keys),
-            index_of: HashTable::with_capacity(keys),
-            callers: Vec::with_capacity(checks),
-        }
-    }
-}
-
 impl CheckBatch {
-    /// Makes a batch of a check, with room for those that are expected. `hash` is that of its key.
+    /// Makes a batch of a check, with room for those that are expected: to grow check by check
+    /// moves each of them again, which is 3 % of the instructions of a check. `hash` is that of the
+    /// key.
     pub(super) fn of(
         backend: &Arc<Backend>,
         slot: u16,
-        expected: BatchSize,
+        BatchSize { keys, checks }: BatchSize,
         request: &LimitRequest<'_>,
         hash: u64,
         deadline: Deadline,
     ) -> (Arc<Self>, Queued) {
         let (settings, observers) = (request.settings.clone(), request.observers.clone());
         let (hold, backend) = (request.hold, backend.clone());
-        let contents = Mutex::new(Contents::with_room(expected));
+        let contents = Mutex::new(Contents {
+            keys: Vec::with_capacity(keys),
+            index_of: HashTable::with_capacity(keys),
+            callers: Vec::with_capacity(checks),
+        });
         let batch = Arc::new(Self { settings, hold, observers, backend, slot, contents });
         let queued = batch.push(request, hash, deadline).expect("an empty batch has room");
         (batch, queued)
@@ -172,7 +169,7 @@ impl CheckBatch {
         let index = callers.len();
         let (end, state) = (End::Deadline, CallerState::Waiting(None));
         callers.push(Caller { key, cost, max_wait, deadline, end, claim: None, state });
-        Some(Queued { batch: self.clone(), index, own_call: None, is_done: false })
+        Some(Queued { batch: self.clone(), index, own_call: None })
     }
 
     /// Executes the call of a batch outside of a lane.
@@ -192,7 +189,7 @@ impl CheckBatch {
     ) -> bool {
         let is_clustered = &self.backend.is_clustered;
         // `Relaxed`: a call that misses the change gets CROSSSLOT itself, and nothing has run.
-        if is_clustered.load(Relaxed) && !call.has_one_key {
+        if is_clustered.load(Relaxed) && call.checks.keys() > 1 {
             self.execute_by_key(call).await;
             return false;
         }
@@ -204,14 +201,6 @@ impl CheckBatch {
             }
             Err(error) if error.is_timeout() && !error.may_have_run() => {
                 // Nothing ran, so a second call cannot spend twice (law 2).
-                let mut contents = self.contents();
-                for &index in &call.callers {
-                    let end = &mut contents.callers[index].end;
-                    if *end == End::OfBatch {
-                        *end = End::Deadline;
-                    }
-                }
-                drop(contents);
                 self.expire();
                 return true;
             }
@@ -282,20 +271,12 @@ impl CheckBatch {
         indexes.sort_by_key(|index| callers[*index].key);
         let lifetime = self.hold.map(first_lifetime);
         let mut checks = CheckEach::new(self.settings.params, lifetime, indexes.len());
-        let mut of_keys = 0;
         for of_key in indexes.chunk_by(|one, next| callers[*one].key == callers[*next].key) {
-            of_keys += 1;
-            let name = self.name(&keys[callers[of_key[0]].key].1);
+            let name = self.backend.key(&self.settings, &keys[callers[of_key[0]].key].1);
             let of_key = of_key.iter().map(|index| &callers[*index]);
             checks.add(name, of_key.map(|caller| (caller.cost, caller.max_wait)));
         }
-        let deadline = last.shared(lingers);
-        let (callers, has_one_key) = (indexes, of_keys == 1);
-        Some(BatchCall { checks, callers, deadline, claim, has_one_key })
-    }
-
-    fn name(&self, key: &Key<'_>) -> String {
-        self.backend.key(&self.settings, key)
+        Some(BatchCall { checks, callers: indexes, deadline: last.shared(lingers), claim })
     }
 
     /// Passes the replies to the callers.
@@ -312,18 +293,18 @@ impl CheckBatch {
             let policy = self.settings.policy(caller.cost);
             let is_returned = self.is_returned(caller);
             let result = match found {
-                Ok(found) => Ok(reply.outcome(policy, *found)),
+                Ok(found) => {
+                    Ok(Outcome::new(policy, *found, Action::Check, age_of(found, reply.age)))
+                }
                 Err(error) => {
                     let error = TransportError::of_redis(error.clone());
                     Err(self.backend.client.at_server(self.slot, error))
                 }
             };
             match caller.complete(result) {
-                Delivery::Accepted(waker) => wakers.extend(waker),
-                Delivery::Refused(Ok(outcome)) if is_returned => {
-                    late.push((index, outcome));
-                }
-                Delivery::Refused(_) => {} // counted, as documented
+                Ok(waker) => wakers.extend(waker),
+                Err(Ok(outcome)) if is_returned => late.push((index, outcome)),
+                Err(_) => {} // counted, as documented
             }
         }
         drop(contents); // a waker can run foreign code, and the releases lock the contents again
@@ -339,8 +320,7 @@ impl CheckBatch {
             (keys[key].1.clone(), cost)
         };
         let Self { settings, observers, hold, .. } = self;
-        let (key, hold) = (&key, *hold);
-        let limit = LimitRequest { settings, observers, key, cost, max_wait: 0, hold };
+        let limit = LimitRequest { settings, observers, key: &key, cost, max_wait: 0, hold: *hold };
         release_late(&self.backend, &limit, &outcome.receipts.get(0));
     }
 
@@ -423,7 +403,7 @@ impl CheckBatch {
 
     /// Fails the callers whose deadlines are over.
     fn expire(&self) {
-        let is_over = |it: &Caller| it.end == End::Deadline && it.deadline.is_too_late();
+        let is_over = |it: &Caller| it.deadline.is_too_late();
         let (client, slot) = (&self.backend.client, self.slot);
         self.fail_those(is_over, |deadline, claim| client.record_timeout(slot, deadline, claim));
     }
@@ -452,9 +432,7 @@ impl CheckBatch {
         let mut contents = self.contents();
         let mut wakers = Vec::with_capacity(failures.len());
         for (index, error) in failures {
-            if let Delivery::Accepted(waker) = contents.callers[index].complete(Err(error)) {
-                wakers.extend(waker);
-            }
+            wakers.extend(contents.callers[index].complete(Err(error)).ok().flatten());
         }
         drop(contents); // a waker can run foreign code
         wake_all(wakers);
@@ -466,21 +444,14 @@ impl Caller {
         matches!(self.state, CallerState::Waiting(_)) && self.end != End::Past
     }
 
-    /// Sets the result, unless the caller has one or is gone.
-    fn complete(&mut self, result: Result<Outcome, TransportError>) -> Delivery {
-        let CallerState::Waiting(waker) = &mut self.state else { return Delivery::Refused(result) };
+    /// Sets the result, and returns the waker. If the caller has a result or is gone, returns this
+    /// one.
+    fn complete(&mut self, result: Answer) -> Result<Option<Waker>, Answer> {
+        let CallerState::Waiting(waker) = &mut self.state else { return Err(result) };
         let waker = waker.take();
-        self.state = CallerState::Done(Some(result));
-        Delivery::Accepted(waker)
+        self.state = CallerState::Done(result);
+        Ok(waker)
     }
-}
-
-/// The delivery of a result to a caller.
-enum Delivery {
-    /// The waker of the caller.
-    Accepted(Option<Waker>),
-    /// The caller has a result or is gone.
-    Refused(Result<Outcome, TransportError>),
 }
 
 /// A check in a batch. If it is dropped before the call of the batch, it is not counted; if it may
@@ -490,10 +461,14 @@ pub(super) struct Queued {
     index: usize,
     /// The call of the batch, if the caller executes it.
     own_call: Option<Task>,
-    is_done: bool,
 }
 
 impl Queued {
+    /// Returns whether the batch has no other checks now.
+    pub(super) fn is_alone(&self) -> bool {
+        self.batch.contents().callers.len() == 1
+    }
+
     /// Lets the caller execute the call of the batch, which has no other checks.
     pub(super) fn executed_by_caller(mut self, call: Task) -> Self {
         self.own_call = Some(call);
@@ -502,7 +477,7 @@ impl Queued {
 }
 
 impl Future for Queued {
-    type Output = Result<Outcome, TransportError>;
+    type Output = Answer;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -511,34 +486,30 @@ impl Future for Queued {
             this.own_call = None;
         }
         let mut contents = this.batch.contents();
-        match &mut contents.callers[this.index].state {
-            CallerState::Waiting(Some(waker)) if waker.will_wake(cx.waker()) => Poll::Pending,
-            CallerState::Waiting(waker) => {
+        let state = &mut contents.callers[this.index].state;
+        if let CallerState::Waiting(waker) = state {
+            if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
                 let old = waker.replace(cx.waker().clone());
                 drop(contents); // the drop of a waker can drop other checks of the batch
                 drop(old);
-                Poll::Pending
             }
-            CallerState::Done(result) => {
-                this.is_done = true;
-                Poll::Ready(result.take().expect("polled after completion"))
-            }
-            CallerState::Dropped => unreachable!("a dropped future is not polled"),
+            return Poll::Pending;
+        }
+        match mem::replace(state, CallerState::Gone) {
+            CallerState::Done(answer) => Poll::Ready(answer),
+            _ => panic!("{POLLED}"),
         }
     }
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        if self.is_done {
-            return;
-        }
         let mut contents = self.batch.contents();
         let caller = &mut contents.callers[self.index];
         let is_returned = self.batch.is_returned(caller);
-        let old = mem::replace(&mut caller.state, CallerState::Dropped);
+        let old = mem::replace(&mut caller.state, CallerState::Gone);
         drop(contents);
-        if let (true, CallerState::Done(Some(Ok(outcome)))) = (is_returned, &old) {
+        if let (true, CallerState::Done(Ok(outcome))) = (is_returned, &old) {
             self.batch.release_refused(self.index, outcome);
         }
     }

@@ -14,14 +14,13 @@ use super::{
 };
 use crate::{
     algorithm::{Action, EngineReply},
-    decision::{Outcome, Policy},
+    decision::Outcome,
     store::{KeptLimit, LimitRequest, StoreRequest},
 };
 
 /// The limits of a request, and what is needed to report the decision.
 pub(super) struct ScriptCall {
     action: Action,
-    limits: Vec<Limit>,
     kept: Vec<KeptLimit>,
     /// Whether the decision says what is left of each of several limits.
     counts: bool,
@@ -30,15 +29,8 @@ pub(super) struct ScriptCall {
 
 impl ScriptCall {
     pub(super) fn new(backend: &Arc<Backend>, request: &StoreRequest<'_>) -> Self {
-        let limit = |limit: &LimitRequest<'_>| {
-            let LimitRequest { settings, key, cost, max_wait, hold, .. } = *limit;
-            let key = backend.key(settings, key);
-            let lifetime = hold.map(first_lifetime);
-            Limit { key, params: settings.params, cost, max_wait, lifetime }
-        };
         Self {
             action: request.action,
-            limits: request.limits.iter().map(limit).collect(),
             kept: request.limits.iter().map(LimitRequest::kept).collect(),
             counts: request.counts,
             backend: backend.clone(),
@@ -49,9 +41,10 @@ impl ScriptCall {
         self.kept.iter().map(KeptLimit::request)
     }
 
-    /// The name of the key of the first limit.
-    pub(super) fn first_key(&self) -> &str {
-        &self.limits[0].key
+    /// The slot of its keys.
+    pub(super) fn slot(&self) -> u16 {
+        let LimitRequest { settings, key, .. } = self.kept[0].request();
+        self.backend.client.slot_of(&self.backend.key(settings, key))
     }
 
     /// Executes the call, until another task gives it up.
@@ -60,12 +53,19 @@ impl ScriptCall {
         deadline: Deadline,
         claim: &Arc<Claim>,
     ) -> Result<Outcome, TransportError> {
-        let Self { action, limits, kept, counts, backend } = self;
+        let Self { action, kept, counts, backend } = self;
+        let limit = |limit: LimitRequest<'_>| {
+            let LimitRequest { settings, key, cost, max_wait, hold, .. } = limit;
+            let key = backend.key(settings, key);
+            let lifetime = hold.map(first_lifetime);
+            Limit { key, params: settings.params, cost, max_wait, lifetime }
+        };
+        let limits: Vec<_> = self.requests().map(limit).collect();
         let (command, script) =
-            wire::command(limits.len(), |arguments| script::decide(*action, limits, arguments));
+            wire::command(limits.len(), |arguments| script::decide(*action, &limits, arguments));
         let command = Command::script(&command, &script.text).claimed(claim);
         let (reply, connection) = backend.client.execute(deadline, command).await?;
-        let decided = wire::parts(&reply, |now, found| script::read(*action, limits, now, found));
+        let decided = wire::parts(&reply, |now, found| script::read(*action, &limits, now, found));
         let decided = decided.map_err(TransportError::of_redis)?;
         if let Some(difference) = decided.difference {
             let LimitRequest { settings, observers, .. } = kept[decided.limit].request();
@@ -76,7 +76,7 @@ impl ScriptCall {
             }
         }
         let age = age_of(&decided.reply, connection.age(decided.now as f64));
-        let policies = kept.iter().map(|limit| limit.request().policy());
+        let policies = self.requests().map(|limit| limit.policy());
         Ok(match &kept[..] {
             [limit] => Outcome::new(limit.request().policy(), decided.reply, *action, age),
             _ => Outcome::of_several(policies, &decided.all, decided.limit, *counts, *action, age),
@@ -113,18 +113,11 @@ pub(super) struct EachReply {
     /// The decisions that this process has computed otherwise, by the indexes of their checks.
     pub(super) differences: Vec<(usize, Difference)>,
     /// The time since the server decided, in microseconds.
-    age: f64,
-}
-
-impl EachReply {
-    /// Returns the outcome of a check from its reply.
-    pub(super) fn outcome(&self, policy: Policy<'_>, reply: EngineReply) -> Outcome {
-        Outcome::new(policy, reply, Action::Check, age_of(&reply, self.age))
-    }
+    pub(super) age: f64,
 }
 
 /// Returns the age of a decision: so that requests with replies of different latency go on in the
 /// order of their reservations.
-fn age_of(reply: &EngineReply, age: f64) -> f64 {
+pub(super) fn age_of(reply: &EngineReply, age: f64) -> f64 {
     if reply.admitted { age } else { 0.0 }
 }

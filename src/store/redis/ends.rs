@@ -2,7 +2,7 @@
 //! denied meanwhile tries again after the answer. Sending them is in `keeper.rs`.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex},
 };
 
@@ -16,8 +16,7 @@ use crate::{decision::Outcome, store::Lines, sync::lock};
 pub(super) struct Ends(Arc<EndsInner>);
 
 struct EndsInner {
-    /// By the hash of limiter and key. Two with equal hashes only try again in vain.
-    keys: Mutex<HashMap<u64, Unanswered>>,
+    open: Mutex<OpenNumbers>,
     /// Notified when one is answered, or is not sent any more.
     answered: Notify,
     /// Notified when a request waits for one, which should not wait for others to be sent with it.
@@ -25,29 +24,41 @@ struct EndsInner {
     lines: Arc<Lines>,
 }
 
+/// The ends without an answer: each has a number, in the order in which they began.
 #[derive(Default)]
-struct Unanswered {
-    /// The ends without an answer.
-    open: usize,
-    answered: usize,
+struct OpenNumbers {
+    next: u64,
+    /// By the hash of limiter and key. Two with equal hashes only try again in vain.
+    by_key: HashMap<u64, BTreeSet<u64>>,
+}
+
+impl OpenNumbers {
+    /// Returns whether an end of one of the keys that began before is open.
+    fn has(&self, keys: &[(&'static str, u64)], before: u64) -> bool {
+        let mut open = keys.iter().filter_map(|(_, key)| self.by_key.get(key));
+        open.any(|numbers| numbers.first().is_some_and(|first| *first < before))
+    }
 }
 
 impl Ends {
     pub(super) fn new(lines: Arc<Lines>) -> Self {
-        let (keys, answered, needed) = (Mutex::default(), Notify::new(), Notify::new());
-        Self(Arc::new(EndsInner { keys, answered, needed, lines }))
+        let (open, answered, needed) = (Mutex::default(), Notify::new(), Notify::new());
+        Self(Arc::new(EndsInner { open, answered, needed, lines }))
     }
 
     /// Begins the end of a hold. It is open until the returned value is dropped.
     pub(super) fn begin(&self, key: u64) -> OpenEnd {
-        lock(&self.0.keys).entry(key).or_default().open += 1;
-        OpenEnd { ends: self.clone(), key }
+        let open = &mut *lock(&self.0.open);
+        let number = open.next;
+        open.next += 1;
+        open.by_key.entry(key).or_default().insert(number);
+        OpenEnd { ends: self.clone(), key, number }
     }
 
     /// Returns the ends of these keys that are open now. Each has the name of its limiter.
     pub(super) fn open(&self, keys: Vec<(&'static str, u64)>) -> OpenEnds {
-        let (open, answered) = self.count(&keys);
-        OpenEnds { ends: self.clone(), keys, open, answered }
+        let any = lock(&self.0.open).has(&keys, u64::MAX);
+        OpenEnds { ends: self.clone(), keys, any }
     }
 
     /// Lets the ends of a hold be sent at once.
@@ -59,22 +70,14 @@ impl Ends {
     pub(super) async fn needed(&self) {
         self.0.needed.notified().await;
     }
-
-    /// Returns how many ends are open, and how many were answered since there were none.
-    fn count(&self, keys: &[(&'static str, u64)]) -> (usize, usize) {
-        let all = lock(&self.0.keys);
-        let counts = keys.iter().filter_map(|(_, key)| all.get(key));
-        counts.fold((0, 0), |sum, it| (sum.0 + it.open, sum.1 + it.answered))
-    }
 }
 
 /// The ends of some keys that were open at an instant.
 pub(super) struct OpenEnds {
     ends: Ends,
     keys: Vec<(&'static str, u64)>,
-    open: usize,
-    /// How many were answered before.
-    answered: usize,
+    /// Whether there were some.
+    any: bool,
 }
 
 impl OpenEnds {
@@ -91,11 +94,11 @@ impl OpenEnds {
         F: Future<Output = Result<Outcome, TransportError>>,
     {
         let mut outcome = first.await?;
-        if self.open > 0
+        if self.any
             && outcome.decision.waits_for_holds()
             // Also those that the first decision has begun: in a cluster, a denied charge ends what
             // it holds elsewhere.
-            && deadline.wait_for(self.ends.open(self.keys.clone()).answered()).await.is_some()
+            && deadline.wait_for(self.answered()).await.is_some()
             && let Ok(second) = again().await
         {
             outcome = second;
@@ -112,14 +115,13 @@ impl OpenEnds {
         Ok(outcome)
     }
 
-    /// Waits for the answers to all of them.
+    /// Waits for the answers to the ends of the keys that are open now.
     async fn answered(&self) {
-        let EndsInner { answered, needed, .. } = &*self.ends.0;
+        let EndsInner { open, answered, needed, .. } = &*self.ends.0;
+        let before = lock(open).next;
         loop {
             let notified = answered.notified();
-            let (left, now) = self.ends.count(&self.keys);
-            // Fewer: there were none in between.
-            if left == 0 || now < self.answered || now >= self.answered + self.open {
+            if !lock(open).has(&self.keys, before) {
                 return;
             }
             needed.notify_one();
@@ -132,20 +134,20 @@ impl OpenEnds {
 pub(super) struct OpenEnd {
     ends: Ends,
     key: u64,
+    number: u64,
 }
 
 impl Drop for OpenEnd {
     fn drop(&mut self) {
-        let EndsInner { keys, answered, .. } = &*self.ends.0;
-        let mut all = lock(keys);
-        if let Some(of_key) = all.get_mut(&self.key) {
-            of_key.open -= 1;
-            of_key.answered += 1;
-            if of_key.open == 0 {
-                all.remove(&self.key);
-            }
+        let EndsInner { open, answered, .. } = &*self.ends.0;
+        let mut open = lock(open);
+        if let Some(numbers) = open.by_key.get_mut(&self.key)
+            && numbers.remove(&self.number)
+            && numbers.is_empty()
+        {
+            open.by_key.remove(&self.key);
         }
-        drop(all);
+        drop(open); // a waker can run foreign code
         answered.notify_waiters();
     }
 }

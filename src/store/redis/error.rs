@@ -143,6 +143,11 @@ fn hint(error: &RedisError, account: &Account) -> Option<String> {
              the URL"
                 .to_owned()
         }
+        _ if text.starts_with("This instance has cluster support disabled") => {
+            "the server is no cluster: leave out `+cluster` in the URL, or use \
+             `RedisConfig::server`"
+                .to_owned()
+        }
         // As Valkey says it, from 9.1 on.
         _ if text.starts_with("Could not find scripting engine") => {
             "the server has no Lua engine, in which decisions run: load the module of the engine, \

@@ -2,12 +2,12 @@
 //! the feature they are empty functions.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-#[cfg(feature = "tracing")]
-use super::error::status_of;
 use super::{
     connections::Event,
     error::{Account, ExplainedError},
 };
+#[cfg(feature = "tracing")]
+use super::{connections::TransportError, error::status_of};
 #[cfg(feature = "tracing")]
 use crate::store::Status;
 
@@ -60,62 +60,62 @@ pub(super) fn permission_missing(error: &ExplainedError) {
 /// Reports an event of the connections.
 pub(super) fn log(event: &Event<'_>, account: &Account) {
     #[cfg(feature = "tracing")]
+    let explained = |error: &TransportError| ExplainedError::new(error.clone(), account);
+    #[cfg(feature = "tracing")]
     match *event {
         // These are counted.
         Event::Replied | Event::Failed(_) | Event::Skipped | Event::BreakerChanged { .. } => {}
         Event::Unavailable { server, cause, changes, error } => {
-            let (server, cause) = (named(server), status_of(cause));
-            let error = ExplainedError::new(error.clone(), account).reason();
+            let cause = status_of(cause);
             let until = match cause {
                 Status::LoginRejected => "accepts it",
                 _ => "answers again",
             };
             tracing::warn!(
                 target: TARGET,
-                server,
+                server = named(server),
                 changes,
-                error,
+                error = explained(error).reason(),
                 "{cause}: decisions fail immediately until it {until}"
             );
         }
         Event::Explained { server, cause } => {
-            let (server, cause) = (named(server), status_of(cause));
-            tracing::warn!(target: TARGET, server, "{cause}{}", remedy(cause));
+            let cause = status_of(cause);
+            tracing::warn!(target: TARGET, server = named(server), "{cause}{}", remedy(cause));
         }
         Event::StillUnavailable { server, cause, outage, error } => {
-            let server = named(server);
-            let error = ExplainedError::new(error.clone(), account).reason();
             let cause = status_of(cause).to_string().replacen("Redis", "Redis still", 1);
-            tracing::warn!(target: TARGET, server, ?outage, error, "{cause}");
+            let error = explained(error).reason();
+            tracing::warn!(target: TARGET, server = named(server), ?outage, error, "{cause}");
         }
-        Event::Available { server, changes, outage } => {
-            let server = named(server);
-            tracing::info!(target: TARGET, server, changes, ?outage, "Redis answers again");
-        }
-        Event::Rejects { server, changes, error } => {
-            let server = named(server);
-            let reason = ExplainedError::new(error.clone(), account).summary();
-            tracing::error!(
-                target: TARGET,
-                server,
-                changes,
-                "Redis rejects decisions: {reason}"
-            );
-        }
-        Event::StillRejects { server, outage, error } => {
-            let server = named(server);
-            let reason = ExplainedError::new(error.clone(), account).summary();
-            tracing::error!(
-                target: TARGET,
-                server,
-                ?outage,
-                "Redis still rejects decisions: {reason}"
-            );
-        }
-        Event::Executes { server, changes, outage } => {
-            let server = named(server);
-            tracing::info!(target: TARGET, server, changes, ?outage, "Redis decides again");
-        }
+        Event::Available { server, changes, outage } => tracing::info!(
+            target: TARGET,
+            server = named(server),
+            changes,
+            ?outage,
+            "Redis answers again"
+        ),
+        Event::Rejects { server, changes, error } => tracing::error!(
+            target: TARGET,
+            server = named(server),
+            changes,
+            "Redis rejects decisions: {}",
+            explained(error).summary()
+        ),
+        Event::StillRejects { server, outage, error } => tracing::error!(
+            target: TARGET,
+            server = named(server),
+            ?outage,
+            "Redis still rejects decisions: {}",
+            explained(error).summary()
+        ),
+        Event::Executes { server, changes, outage } => tracing::info!(
+            target: TARGET,
+            server = named(server),
+            changes,
+            ?outage,
+            "Redis decides again"
+        ),
         Event::Retired { server, changes } => tracing::info!(
             target: TARGET,
             server = named(server),

@@ -62,22 +62,20 @@ type Lanes = HashMap<LaneId, Lane, RandomState>;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct LaneId {
     runtime: runtime::Id,
+    /// The address of the settings.
+    limiter: usize,
+    /// The lifetime of its holds; `None` for checks.
+    hold: Option<Duration>,
     place: Place,
 }
 
-/// Where the checks of a lane go.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// Where the checks of a lane go. In a cluster, the slot and the hash of the only key; otherwise 0.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Place {
-    /// The address of the settings.
-    limiter: usize,
-    /// In a cluster, the hash of the only key; otherwise 0.
-    key: u64,
-    /// In a cluster, the slot of that key; otherwise 0.
     slot: u16,
+    key: u64,
     /// The connection of its keys.
     channel: usize,
-    /// The lifetime of its holds; `None` for checks.
-    hold: Option<Duration>,
 }
 
 struct Lane {
@@ -120,44 +118,26 @@ impl Front {
                 CheckBatch::of(backend, place.slot, size, request, hash, deadline);
             return queued.executed_by_caller(Box::pin(batch.execute_alone()));
         };
-        let id = LaneId { runtime: runtime.id(), place };
+        let limiter = Arc::as_ptr(request.settings).addr();
+        let id = LaneId { runtime: runtime.id(), limiter, hold: request.hold, place };
         let mut lanes = lock(&self.lanes);
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(&runtime, request.settings));
-        if lane.calls == 0 && backend.client.drives_connections() {
-            (lane.calls, lane.is_starting) = (1, true);
-            drop(lanes);
-            return self.begin(id, &runtime, request, hash, deadline);
-        }
+        let is_idle = lane.calls == 0 && backend.client.drives_connections();
         let queued = lane.push(request, hash, backend, place.slot, deadline);
         let next = lane.next_call();
         drop(lanes);
-        if let Some(runtime) = next {
-            runtime.spawn(LaneCall::new(self, id, None).call());
-            share_last_task();
-        }
-        queued
-    }
-
-    /// Begins the only call of a lane.
-    fn begin(
-        self: &Arc<Self>,
-        id: LaneId,
-        runtime: &Handle,
-        request: &LimitRequest<'_>,
-        hash: u64,
-        deadline: Deadline,
-    ) -> Queued {
-        let (slot, size) = (id.place.slot, BatchSize::default());
-        let (batch, queued) = CheckBatch::of(&self.backend, slot, size, request, hash, deadline);
-        let mut call = Box::pin(LaneCall::new(self, id, Some(batch)).call());
-        // Its task or its caller polls it again, and so it needs no wake-up.
-        let cx = &mut Context::from_waker(Waker::noop());
-        if call.as_mut().poll(cx).is_ready() {
-            return queued;
-        }
-        let is_starting = lock(&self.lanes).get(&id).is_some_and(|lane| lane.is_starting);
-        if !is_starting && !request.is_returned() {
-            return queued.executed_by_caller(call);
+        let Some(runtime) = next else { return queued };
+        let mut call = Box::pin(LaneCall::new(self, id).call());
+        if is_idle {
+            // Its task or its caller polls it again, and so it needs no wake-up.
+            let cx = &mut Context::from_waker(Waker::noop());
+            if call.as_mut().poll(cx).is_ready() {
+                return queued;
+            }
+            let is_starting = lock(&self.lanes).get(&id).is_some_and(|lane| lane.is_starting);
+            if !is_starting && queued.is_alone() && !request.is_returned() {
+                return queued.executed_by_caller(call);
+            }
         }
         runtime.spawn(call);
         share_last_task();
@@ -165,19 +145,15 @@ impl Front {
     }
 
     fn place_of(&self, hash: u64, request: &LimitRequest<'_>) -> Place {
-        let Self { backend, .. } = self;
-        let client = &backend.client;
-        let limiter = Arc::as_ptr(request.settings).addr();
-        let hold = request.hold;
-        let mut place = Place { limiter, key: 0, slot: 0, channel: 0, hold };
-        let is_clustered = backend.is_clustered.load(Relaxed);
-        if is_clustered || client.has_several_connections() {
-            let name = backend.key(request.settings, request.key);
-            place.slot = client.slot_of(&name);
-            place.channel = client.channel_of(place.slot, &name);
-            place.key = if is_clustered { hash } else { 0 };
+        let Backend { client, is_clustered, .. } = &*self.backend;
+        let is_clustered = is_clustered.load(Relaxed);
+        if !is_clustered && !client.has_several_connections() {
+            return Place::default();
         }
-        place
+        let name = self.backend.key(request.settings, request.key);
+        let slot = client.slot_of(&name);
+        let key = if is_clustered { hash } else { 0 };
+        Place { slot, key, channel: client.channel_of(slot, &name) }
     }
 
     /// Takes the first batch out of the queue for a call that begins. A call is scheduled only for
@@ -249,30 +225,27 @@ struct LaneCall {
     is_starting: AtomicBool,
     /// True once the call has left its lane, in the same way.
     is_over: AtomicBool,
-    /// The batch of the call; `None` if it takes the first one of the queue when it begins.
+    /// The batch of the call, which it takes out of the queue when it begins.
     batch: Option<Arc<CheckBatch>>,
 }
 
 impl LaneCall {
-    fn new(front: &Arc<Front>, id: LaneId, batch: Option<Arc<CheckBatch>>) -> Self {
+    fn new(front: &Arc<Front>, id: LaneId) -> Self {
         let (is_starting, is_over) = (AtomicBool::new(true), AtomicBool::new(false));
-        Self { front: front.clone(), id, is_starting, is_over, batch }
+        Self { front: front.clone(), id, is_starting, is_over, batch: None }
     }
 
     /// Lets the next call begin in a task: it collects the checks that other tasks send before.
     fn spawn_next(&self, runtime: Option<Handle>) {
         if let Some(runtime) = runtime {
-            runtime.spawn(Self::new(&self.front, self.id, None).call());
+            runtime.spawn(Self::new(&self.front, self.id).call());
         }
     }
 
     /// Executes a call for its batch.
     async fn call(mut self) {
         let front = self.front.clone();
-        let batch = match &self.batch {
-            Some(batch) => batch.clone(),
-            None => self.batch.insert(Box::pin(front.take(self.id)).await).clone(),
-        };
+        let batch = self.batch.insert(Box::pin(front.take(self.id)).await).clone();
         loop {
             let late = if batch.may_wait() { front.backend.begin_late_call() } else { None };
             let Some(call) = batch.begin(late.is_some()) else { return };

@@ -94,30 +94,10 @@ impl Keeper {
         Box::new(RedisHold { id, keeper: self.clone() })
     }
 
-    fn end(&self, id: u64, used: u64) {
-        let known = lock(&self.0.holds).find(id);
-        let Some((hold, taken, expires)) = known else { return };
-        let Backend { ends, denials, lines, .. } = &*self.0;
-        let key = lines.line_of(hold.settings.name, &hold.key);
-        lines.units_end(key, taken);
-        let change = denials.begin_return(&hold.settings, &hold.key);
-        let _open = ends.begin(key);
-        // Units that count at a time are free when they are returned, and not before.
-        if !hold.settings.params.spends() || lines.has_waiting(key) {
-            ends.hurry();
-        }
-        let (is_renewed, is_settled, _change) = (false, false, change);
-        self.queue(Ended { id, hold, used, is_renewed, expires, is_settled, _open, _change });
-    }
-
     fn queue(&self, end: Ended) {
         let too_many = lock(&self.0.holds).end(end);
         drop(too_many); // not under the lock
         self.wake();
-    }
-
-    fn is_expired(&self, id: u64) -> bool {
-        lock(&self.0.holds).is_expired(id)
     }
 
     /// Lets the task look for work now.
@@ -340,11 +320,23 @@ struct RedisHold {
 
 impl HoldGuard for RedisHold {
     fn end(self: Box<Self>, used: u64) {
-        self.keeper.end(self.id, used);
+        let (id, Backend { holds, ends, denials, lines, .. }) = (self.id, &*self.keeper.0);
+        let known = lock(holds).find(id);
+        let Some((hold, taken, expires)) = known else { return };
+        let key = lines.line_of(hold.settings.name, &hold.key);
+        lines.units_end(key, taken);
+        let (is_renewed, is_settled) = (false, false);
+        let (_open, _change) = (ends.begin(key), denials.begin_return(&hold.settings, &hold.key));
+        // Units that count at a time are free when they are returned, and not before.
+        if !hold.settings.params.spends() || lines.has_waiting(key) {
+            ends.hurry();
+        }
+        let end = Ended { id, hold, used, is_renewed, expires, is_settled, _open, _change };
+        self.keeper.queue(end);
     }
 
     fn is_expired(&self) -> bool {
-        self.keeper.is_expired(self.id)
+        lock(&self.keeper.0.holds).is_expired(self.id)
     }
 }
 

@@ -70,10 +70,7 @@ pub(super) async fn execute(
         Some(Ok(result)) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
         // The task is dropped only if its runtime ends: that says nothing about the server.
         Some(Err(_)) => Err(TransportError::timeout(deadline.within())),
-        _ => {
-            let client = &call.backend.client;
-            Err(client.record_timeout(client.slot_of(call.first_key()), deadline, Some(&claim)))
-        }
+        _ => Err(call.backend.client.record_timeout(call.slot(), deadline, Some(&claim))),
     }
 }
 

@@ -3,10 +3,7 @@
 //! explains an error.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -41,24 +38,14 @@ pub(super) struct Monitor {
     /// The prefix of all keys.
     prefix: Arc<str>,
     account: Account,
-    counters: Counters,
+    /// The counters, and the time of the last error.
+    counted: Mutex<Health>,
+    last_error: Mutex<Option<TransportError>>,
     recent_failures: RecentFailures,
-    last_error: Mutex<Option<(TransportError, SystemTime)>>,
     failed_decisions: Throttle,
     different_decisions: Throttle,
     pings: Throttle,
     observers: Mutex<Observers>,
-}
-
-/// Each counts by itself, and a reader takes no two for one instant: so all are `Relaxed`.
-#[derive(Default)]
-struct Counters {
-    replies: AtomicU64,
-    timeouts: AtomicU64,
-    interrupted: AtomicU64,
-    errors: AtomicU64,
-    skipped: AtomicU64,
-    outages: AtomicU64,
 }
 
 impl Monitor {
@@ -67,9 +54,9 @@ impl Monitor {
         Self {
             account: Account { user, prefix: Some(prefix.clone()) },
             prefix,
-            counters: Counters::default(),
-            recent_failures: RecentFailures::new(Instant::now()),
+            counted: Mutex::new(Health::ready()),
             last_error: Mutex::default(),
+            recent_failures: RecentFailures::default(),
             failed_decisions: Throttle::default(),
             different_decisions: Throttle::default(),
             pings: Throttle::default(),
@@ -79,21 +66,14 @@ impl Monitor {
 
     pub(super) fn health(&self, nodes: NodeHealth) -> Health {
         let NodeHealth { state, is_available, consecutive_failures } = nodes;
-        let Counters { replies, timeouts, interrupted, errors, skipped, outages } = &self.counters;
-        let (last_error, last_error_at) = lock(&self.last_error).clone().unzip();
+        let last_error = lock(&self.last_error).clone();
         Health {
             status: status_of(state),
             is_available,
             consecutive_failures,
             recent_failures: self.recent_failures.count(Instant::now()),
             last_error: last_error.map(|error| self.explain(error).line().into()),
-            last_error_at,
-            answers: replies.load(Relaxed),
-            timeouts: timeouts.load(Relaxed),
-            interrupted: interrupted.load(Relaxed),
-            errors: errors.load(Relaxed),
-            skipped: skipped.load(Relaxed),
-            outages: outages.load(Relaxed),
+            ..lock(&self.counted).clone()
         }
     }
 
@@ -167,26 +147,27 @@ impl Monitor {
     }
 
     fn count(&self, error: &TransportError) {
-        let Counters { timeouts, interrupted, errors, .. } = &self.counters;
+        let mut counted = lock(&self.counted);
         let counter = match error {
-            error if error.is_timeout() => timeouts,
-            error if error.redis().is_some_and(RedisError::is_timeout) => timeouts,
-            error if error.is_interrupted() => interrupted,
-            _ => errors,
+            error if error.is_timeout() => &mut counted.timeouts,
+            error if error.redis().is_some_and(RedisError::is_timeout) => &mut counted.timeouts,
+            error if error.is_interrupted() => &mut counted.interrupted,
+            _ => &mut counted.errors,
         };
-        counter.fetch_add(1, Relaxed);
-        *lock(&self.last_error) = Some((error.clone(), SystemTime::now()));
+        *counter += 1;
+        counted.last_error_at = Some(SystemTime::now());
+        *lock(&self.last_error) = Some(error.clone());
     }
 }
 
 impl Owner for Monitor {
     fn notify(&self, event: &Event<'_>) {
         match *event {
-            Event::Replied => _ = self.counters.replies.fetch_add(1, Relaxed),
+            Event::Replied => lock(&self.counted).answers += 1,
             Event::Failed(error) => self.count(error),
-            Event::Skipped => _ = self.counters.skipped.fetch_add(1, Relaxed),
+            Event::Skipped => lock(&self.counted).skipped += 1,
             Event::BreakerChanged { server, is_open } => {
-                self.counters.outages.fetch_add(is_open.into(), Relaxed);
+                lock(&self.counted).outages += u64::from(is_open);
                 self.observers().report(&observe::Event::BreakerChanged { server, is_open });
             }
             _ => {

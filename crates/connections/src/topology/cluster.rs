@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, FromRedisValue, ServerErrorKind, Value};
+use redis::{Cmd, FromRedisValue, RedisError, ServerErrorKind, Value};
 use tokio::{sync::Notify, task::JoinSet, time::sleep};
 
 use super::{
@@ -82,6 +82,8 @@ pub(crate) struct Cluster {
     refreshed: Notify,
     /// True if the last refresh failed, so that the next one includes the seeds.
     asks_seeds: AtomicBool,
+    /// The error of a server that is no cluster, if that made the last refresh fail.
+    no_cluster: Mutex<Option<TransportError>>,
 }
 
 /// The known part of the cluster. A command for an unknown slot goes to any node, which redirects
@@ -146,6 +148,7 @@ impl Cluster {
             unsettled_until: AtomicU64::new(0),
             refreshed: Notify::new(),
             asks_seeds: AtomicBool::new(false),
+            no_cluster: Mutex::new(None),
         }
     }
 
@@ -333,15 +336,20 @@ impl Cluster {
         for node in nodes.into_iter().take(asked_nodes) {
             replies.spawn(async move { node.slots().await });
         }
-        let mut owners = None;
-        while owners.is_none()
+        let (mut owners, mut no_cluster) = (vec![], None);
+        while owners.is_empty()
             && let Some(reply) = replies.join_next().await
         {
-            owners = reply.ok().flatten();
+            match reply {
+                Ok(Ok(found)) => owners = found,
+                Ok(Err(error)) if is_no_cluster(&error) => no_cluster = Some(error),
+                _ => {}
+            }
         }
         replies.detach_all(); // these replies still prove that the connections work
-        self.asks_seeds.store(owners.is_none(), Relaxed);
-        if let Some(owners) = owners {
+        self.asks_seeds.store(owners.is_empty(), Relaxed);
+        *lock(&self.no_cluster) = no_cluster.filter(|_| owners.is_empty());
+        if !owners.is_empty() {
             self.adopt(owners);
         }
         let next = Instant::now() + REFRESH_PAUSE;
@@ -354,7 +362,7 @@ impl Cluster {
     }
 
     /// Waits for the first slot map, if no slot is known yet. Without it, any node could redirect a
-    /// request, but a node that does not answer would fail it.
+    /// request, but a node that does not answer would fail it. Fails if a server is no cluster.
     async fn ensure_slots(self: &Arc<Self>, deadline: Deadline) -> Result<(), TransportError> {
         if self.knows_slots() {
             return Ok(());
@@ -362,7 +370,7 @@ impl Cluster {
         let refreshed = self.refreshed.notified();
         let is_recent = self.refresh(None) == Refresh::Recent;
         if is_recent || deadline.wait_for(refreshed).await.is_some() {
-            return Ok(());
+            return lock(&self.no_cluster).clone().map_or(Ok(()), Err);
         }
         let mut error = TransportError::timeout(deadline.within()).unsent();
         for seed in &self.seeds {
@@ -552,13 +560,12 @@ impl Error for OpenSlot {
 
 impl ClusterNode {
     /// Returns the slot map that the node knows.
-    async fn slots(&self) -> Option<Vec<(RangeInclusive<usize>, Address)>> {
+    async fn slots(&self) -> Result<Vec<(RangeInclusive<usize>, Address)>, TransportError> {
         let slots = slots_command();
         let deadline = Deadline::new(ANSWER_TIMEOUT);
         let (ranges, _): (Vec<Vec<Value>>, _) =
-            self.node.execute(deadline, Command::new(&slots)).await.ok()?;
-        let owners: Vec<_> = ranges.iter().filter_map(|it| owned(it, &self.host)).collect();
-        (!owners.is_empty()).then_some(owners)
+            self.node.execute(deadline, Command::new(&slots)).await?;
+        Ok(ranges.iter().filter_map(|it| owned(it, &self.host)).collect())
     }
 }
 
@@ -566,6 +573,11 @@ fn slots_command() -> Cmd {
     let mut command = redis::cmd("CLUSTER");
     command.arg("SLOTS");
     command
+}
+
+fn is_no_cluster(error: &TransportError) -> bool {
+    let text = error.redis().and_then(RedisError::detail).unwrap_or_default();
+    text.starts_with("This instance has cluster support disabled")
 }
 
 /// Returns a range of slots and its master. `sender` is the host of the node that has sent them.
