@@ -245,7 +245,7 @@ impl LaneCall {
     /// Executes a call for its batch.
     async fn call(mut self) {
         let front = self.front.clone();
-        let batch = self.batch.insert(Box::pin(front.take(self.id)).await).clone();
+        let batch = self.batch.insert(front.take(self.id).await).clone();
         loop {
             let late = if batch.may_wait() { front.backend.begin_late_call() } else { None };
             let Some(call) = batch.begin(late.is_some()) else { return };
