@@ -10,13 +10,14 @@ use super::{
 };
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
-/// stepped back. The units that are `held` make the quota smaller. Returns, if these parameters
-/// count the state from now on, whether it is the initial one, too. Returns `None` if the state
-/// `is_in_core`, which has no place for a reservation, and the request needs one.
+/// stepped back. The units that are `held` make the quota smaller: two numbers, before the request,
+/// and after it if it is admitted. Returns, if these parameters count the state from now on, whether
+/// it is the initial one, too. Returns `None` if the state `is_in_core`, which has no place for a
+/// reservation, and the request needs one.
 #[inline(always)]
 pub(super) fn decide<M: Model>(
     reserved: &mut Reserved<M>,
-    held: i64,
+    held: [i64; 2],
     request: &EngineRequest,
     params: &M::Params,
     is_in_core: bool,
@@ -40,13 +41,12 @@ pub(super) fn decide<M: Model>(
         }
     }
 
-    let (before, mut more) = (params.beside(held), 0);
-    if !is_in_core && action.holds() {
-        // A hold reserves no instant: it would count from now on.
-        (max_wait, more) = (0, cost);
+    if held[0] < held[1] {
+        max_wait = 0; // a hold reserves no instant: it would count from now on
     }
+    let before = params.beside(held[0]);
     // With an overdraft, what is held may exceed the quota, and then nothing is admitted.
-    let is_beside = held + more > 0 && action.can_be_denied();
+    let is_beside = held[1] > 0 && action.can_be_denied();
     if is_beside && (cost > before.max_cost() || before.full() < 1) {
         // No time helps: holds have to end.
         let wait = admission.and_then(|all| all.wait);
@@ -85,7 +85,7 @@ pub(super) fn decide<M: Model>(
     let state = &mut reserved.state;
     let mut reset = state.reset_after(now);
     let is_over = counts.then_some(reset == 0);
-    let held = if admitted { held + more } else { held };
+    let held = if admitted { held[1] } else { held[0] };
     let after = params.beside(held);
     let Report { mut remaining, mut replenish } = if reset > 0 {
         // The units that a denied request waits for.
@@ -139,7 +139,7 @@ fn step_opened<M: Model>(
     params: M::Params,
 ) -> Option<EngineReply> {
     let mut opened = Reserved::new(M::open(*core, request.now, &params)?);
-    let (reply, is_over) = decide(&mut opened, 0, request, &params, true)?;
+    let (reply, is_over) = decide(&mut opened, [0; 2], request, &params, true)?;
     if is_over.is_some() {
         *core = opened.state.close(request.now, &params)?;
     }
@@ -159,7 +159,8 @@ fn hold_in_core<M: Model>(
         _ => return None,
     };
     let mut state = Reserved::new(M::initial(request.now, params));
-    let (mut reply, _) = decide(&mut state, core.amount, request, params, false)?;
+    let held = request.held_around(core.amount);
+    let (mut reply, _) = decide(&mut state, held, request, params, false)?;
     if reply.admitted && request.action.holds() {
         reply.hold = Some(core.hold(request.cost, epoch.unwrap_or(request.now)));
     }

@@ -147,6 +147,7 @@ impl Held {
     }
 
     /// The sum of all units.
+    #[inline]
     pub(super) fn total(&self) -> i64 {
         match self {
             Self::None => 0,

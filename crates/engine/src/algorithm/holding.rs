@@ -21,7 +21,8 @@ impl Params {
     #[inline(always)]
     fn step_beside(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
-        let mut reply = self.step_spent(&mut state.spent, state.held.total(), request);
+        let held = request.held_around(state.held.total());
+        let mut reply = self.step_spent(&mut state.spent, held, request);
         if let Action::Hold { lifetime, epoch } = action
             && reply.admitted
         {
@@ -62,13 +63,19 @@ impl Params {
 
     /// Decides about a state without a block, beside units that are `held`.
     #[inline(never)]
-    pub(super) fn step_spent(
+    fn step_spent(
         &self,
         spent: &mut Spent,
-        held: i64,
+        held: [i64; 2],
         request: &EngineRequest,
     ) -> EngineReply {
         self.step_model(spent, held, request)
+    }
+
+    /// The same if nothing is held. The decision is compiled once more, without what holds need.
+    #[inline(never)]
+    pub(super) fn step_alone(&self, spent: &mut Spent, request: &EngineRequest) -> EngineReply {
+        self.step_model(spent, [0; 2], request)
     }
 
     /// Counts units that were held, and are used now.
@@ -80,11 +87,10 @@ impl Params {
         self.spend_bare(&mut state.spent, units, now);
     }
 
-    /// The same for a state without a block and holds. The decision is compiled into this function
-    /// once more, without what only a reply needs.
+    /// The same for a state without a block and holds, compiled without what only a reply needs.
     #[inline(never)]
     pub(super) fn spend_bare(&self, spent: &mut Spent, units: i64, now: i64) {
-        self.step_model(spent, 0, &EngineRequest::spend(units, now));
+        self.step_model(spent, [0; 2], &EngineRequest::spend(units, now));
     }
 
     /// Returns units to the state, as the algorithm counted them.

@@ -104,10 +104,13 @@ impl<S: Model> Reservations<S> {
         if !is_last || middle.is_some_and(|entry| entry.instant <= now) {
             self.fold(now, params);
         }
-        let index = self.entries.partition_point(|entry| entry.instant < instant);
+        // Most requests wait longest: then it is the last one.
+        let earlier = self.entries.iter().rposition(|entry| entry.instant < instant);
+        let index = earlier.map_or(0, |earlier| earlier + 1);
         match self.entries.get_mut(index) {
             Some(same) if same.instant == instant => same.cost += cost,
-            _ => self.entries.insert(index, reservation),
+            Some(_) => self.entries.insert(index, reservation),
+            None => self.entries.push_back(reservation),
         }
     }
 

@@ -143,7 +143,7 @@ macro_rules! algorithms {
             pub(super) fn step_model(
                 &self,
                 spent: &mut Spent,
-                held: i64,
+                held: [i64; 2],
                 request: &EngineRequest,
             ) -> EngineReply {
                 if request.action == Action::Refund {
@@ -290,8 +290,10 @@ impl Params {
     pub fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         if state.blocked_until > 0 || request.action.blocks() {
             self.step_blocked(state, request)
-        } else {
+        } else if state.is_held() || request.action.holds() {
             self.step_held(state, request)
+        } else {
+            self.step_alone(&mut state.spent, request)
         }
     }
 
