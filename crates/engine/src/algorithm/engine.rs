@@ -11,9 +11,9 @@ use super::{
 
 /// Decides, and changes the state where it lies: if the request counts, or to follow a clock that
 /// stepped back. The units that are `held` make the quota smaller: two numbers, before the request,
-/// and after it if it is admitted. Returns, if these parameters count the state from now on, whether
-/// it is the initial one, too. Returns `None` if the state `is_in_core`, which has no place for a
-/// reservation, and the request needs one.
+/// and after it if it is admitted. Returns, if these parameters count the state from now on,
+/// whether it is the initial one, too. Returns `None` if the state `is_in_core`, which has no place
+/// for a reservation, and the request needs one.
 #[inline(always)]
 pub(super) fn decide<M: Model>(
     reserved: &mut Reserved<M>,
