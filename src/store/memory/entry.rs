@@ -161,18 +161,18 @@ impl Entry {
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
-        let reply = if let Some(state) = self.boxed_by(settings) {
+        if let Some(state) = self.boxed_by(settings) {
             let reply = settings.params.step(state, request);
             if !request.action.is_plain() && !state.is_held() {
                 self.close(request.now);
             }
-            reply
-        } else {
-            self.change(settings, request.now, |state| {
-                let reply = settings.params.step(state, request);
-                (reply, reply.admitted && request.action.inserts())
-            })
-        };
+            self.note(request, &reply);
+            return reply;
+        }
+        let reply = self.change(settings, request.now, |state| {
+            let reply = settings.params.step(state, request);
+            (reply, reply.admitted && request.action.inserts())
+        });
         self.note(request, &reply);
         reply
     }

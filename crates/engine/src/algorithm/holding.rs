@@ -50,6 +50,7 @@ impl Params {
 
     /// Follows a clock that may have stepped back, and spends the units of all slots that have
     /// ended, at their ends. Forgets what is held if that is nothing.
+    #[inline(always)]
     pub(super) fn expire_holds(&self, state: &mut State, now: i64) {
         let Held::Expiring(slots) = &mut state.held else { return };
         if slots.is_stale(now) {
