@@ -205,7 +205,7 @@ impl AnyStore {
     ) -> R {
         let [limit] = request.limits else { return later(self.decide(request)) };
         let answer = match self {
-            Self::Memory(store) => match store.decide_in_place(request, limit) {
+            Self::Memory(store) => match store.decide_alone(request, limit) {
                 Ok(outcome) if is_reported(request, outcome.decision.is_allowed()) => {
                     limit.copied(request, |request, _| {
                         report_arrived(request, Ok(&outcome.decision));
@@ -213,8 +213,8 @@ impl AnyStore {
                     return done(outcome);
                 }
                 Ok(outcome) => return done(outcome),
-                Err(undecided) => limit.copied(request, |request, limit| {
-                    let mut answer = store.decide_in_shard(request, limit, undecided);
+                Err(error) => limit.copied(request, |request, _| {
+                    let mut answer = StoreFuture::ready(Err(error.into()));
                     report(request, &mut answer);
                     answer
                 }),

@@ -34,9 +34,9 @@ use super::{
     StoreFuture, StoreRequest, Task,
 };
 use crate::{
-    algorithm::{Action, EngineRequest, Release},
+    algorithm::{Action, EngineReply, EngineRequest, Release},
     decision::Outcome,
-    error::StoreError,
+    error::{Error, StoreError},
     keys::Key,
     observe::{Event, Observer, Observers},
     sync::lock,
@@ -87,7 +87,7 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// depending on how full the tables are, and up to 215 after many keys of a full store were
 /// replaced; a longer key costs its length in addition. The state of a key costs, in addition:
 ///
-/// * in a sliding window 132 bytes and 4 per bucket, and 108 and 4 per bucket more while requests
+/// * in a sliding window 136 bytes and 8 per bucket, and 104 and 8 per bucket more while requests
 ///   wait
 /// * in a sliding log 128 bytes, and 16 to 32 for each request in the log
 /// * with another algorithm nothing, and 190 to 225 bytes while requests wait
@@ -164,12 +164,6 @@ pub(super) struct LockedShard<'a> {
     now: i64,
     /// Whether the number of keys has changed, so that it is to be reported.
     count_changed: bool,
-}
-
-/// What [`MemoryStore::decide_in_place`] does not decide.
-pub(super) enum NotInPlace<'a> {
-    Locked(LockedShard<'a>),
-    Failed(StoreError),
 }
 
 /// In a cache line of its own, so that threads disturb each other only over one shard.
@@ -302,65 +296,50 @@ impl MemoryStore {
         self.0.slots.0.used()
     }
 
-    /// Decides about a request to one limit where the state of its key lies. Else returns what
-    /// [`decide_in_shard`](Self::decide_in_shard) goes on with.
+    /// Decides about a request to one limit.
     #[inline(always)]
-    pub(super) fn decide_in_place(
+    pub(super) fn decide_alone(
         &self,
         request: &StoreRequest<'_>,
         limit: &LimitRequest<'_>,
-    ) -> Result<Outcome, NotInPlace<'_>> {
+    ) -> Result<Outcome, StoreError> {
         let LimitRequest { settings, key, .. } = *limit;
         let (key, action) = (key.as_bytes(), request.action);
         let LockedShard { mut shard, hash, mut now, mut count_changed } =
             self.locked_shard(settings, key);
-        loop {
-            let engine_request = shard.request(request, limit, now);
+        let reply = loop {
+            let to_engine = shard.request(request, limit, now);
             if let Some(entry) = shard.find(hash, settings, key) {
-                if let Some(reply) = entry.decide_in_core(settings, &engine_request) {
-                    drop(shard);
-                    self.report_after(request, count_changed);
-                    return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
+                if let Some(reply) = entry.decide_in_core(settings, &to_engine) {
+                    return Ok(self.answer(request, limit, reply, shard, count_changed));
                 }
                 // A copy: the request itself stays in registers.
-                let engine_request = EngineRequest { ..engine_request };
-                if let Some(reply) = entry.decide_in_box(settings, &engine_request) {
-                    drop(shard);
-                    self.report_after(request, count_changed);
-                    return Ok(Outcome::new(limit.policy(), reply, action, 0.0));
-                }
-            } else if action.commits() || matches!(action, Action::Block { duration: 1.. }) {
-                let locked = LockedShard { shard, hash, now, count_changed };
-                LockedShard { shard, now, count_changed, .. } =
-                    self.with_new_key(locked, settings, key).map_err(NotInPlace::Failed)?;
-                continue;
+                break entry.decide_in_state(settings, &EngineRequest { ..to_engine });
             }
-            return Err(NotInPlace::Locked(LockedShard { shard, hash, now, count_changed }));
-        }
+            if !action.commits() && !matches!(action, Action::Block { duration: 1.. }) {
+                // Nothing of the key is stored: the request changes nothing.
+                break Entry::new(settings, key).decide(settings, &EngineRequest { ..to_engine });
+            }
+            let locked = LockedShard { shard, hash, now, count_changed };
+            LockedShard { shard, now, count_changed, .. } =
+                self.with_new_key(locked, settings, key)?;
+        };
+        Ok(self.answer(request, limit, reply, shard, count_changed))
     }
 
-    /// Goes on where [`decide_in_place`](Self::decide_in_place) has not decided.
-    #[inline(never)]
-    pub(super) fn decide_in_shard(
+    /// Unlocks the shard, and returns the answer of one limit.
+    #[inline(always)]
+    fn answer(
         &self,
         request: &StoreRequest<'_>,
         limit: &LimitRequest<'_>,
-        undecided: NotInPlace<'_>,
-    ) -> StoreFuture<Outcome> {
-        let LockedShard { mut shard, hash, now, count_changed } = match undecided {
-            NotInPlace::Locked(locked) => locked,
-            NotInPlace::Failed(error) => return StoreFuture::ready(Err(error.into())),
-        };
-        let (settings, key) = (limit.settings, limit.key.as_bytes());
-        let engine_request = shard.request(request, limit, now);
-        let reply = match shard.find(hash, settings, key) {
-            Some(entry) => entry.decide(settings, &engine_request),
-            // Nothing of the key is stored: the request changes nothing.
-            None => Entry::new(settings, key).decide(settings, &engine_request),
-        };
+        reply: EngineReply,
+        shard: MutexGuard<'_, Shard>,
+        count_changed: bool,
+    ) -> Outcome {
         drop(shard);
         self.report_after(request, count_changed);
-        Outcome::new(limit.policy(), reply, request.action, 0.0).into()
+        Outcome::new(limit.policy(), reply, request.action, 0.0)
     }
 
     /// Reports the number of keys if it has changed, and calls the lines of the keys after an
@@ -498,14 +477,9 @@ impl MemoryStore {
     fn lock_shard(&self, hash: u64) -> LockedShard<'_> {
         // Read under the lock, the clock would delay other threads, and the look-up of the key.
         let reading = self.0.clock.now();
-        let mut shard = self.shard(hash);
+        let mut shard = lock(&self.0.shards[self.shard_index(hash)].0);
         let now = shard.instant(reading, &self.0.clock);
         LockedShard { shard, hash, now, count_changed: false }
-    }
-
-    #[inline]
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        lock(&self.0.shards[self.shard_index(hash)].0)
     }
 }
 
@@ -536,10 +510,9 @@ impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
-        let [limit] = request.limits else { return self.decide_combined(request) };
-        match self.decide_in_place(request, limit) {
-            Ok(outcome) => outcome.into(),
-            Err(undecided) => self.decide_in_shard(request, limit, undecided),
+        match request.limits {
+            [limit] => StoreFuture::ready(self.decide_alone(request, limit).map_err(Error::from)),
+            _ => self.decide_combined(request),
         }
     }
 
@@ -574,8 +547,9 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        let hash = self.hash(settings, key.as_bytes());
-        drop(self.shard(hash).remove(hash, settings, key.as_bytes(), &self.0.slots.0));
+        let LockedShard { mut shard, hash, .. } = self.locked_shard(settings, key.as_bytes());
+        drop(shard.remove(hash, settings, key.as_bytes(), &self.0.slots.0));
+        drop(shard);
         self.0.names.lines().key_returned(settings.name, key);
         self.report_keys();
         StoreFuture::ready(Ok(()))
@@ -583,8 +557,8 @@ impl Store for MemoryStore {
 
     fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
         let key = key.as_bytes();
-        let hash = self.hash(settings, key);
-        let ends = self.shard(hash).find(hash, settings, key)?.blocked_until()?;
+        let LockedShard { mut shard, hash, .. } = self.locked_shard(settings, key);
+        let ends = shard.find(hash, settings, key)?.blocked_until()?;
         Some(self.0.clock.instant(ends))
     }
 

@@ -57,14 +57,16 @@ struct Boxed {
     forgotten_until: i64,
 }
 
-/// The usage of a key.
+/// The usage of a key. A full store evicts the least of several keys: one that is not in use, then
+/// the one with the least used, then the one that is restored soonest.
+#[derive(PartialEq, PartialOrd)]
 pub(super) struct Usage {
-    /// The part of the quota that is left.
-    left: f64,
-    /// The instant at which the state is the initial one.
-    pub(super) reset: i64,
     /// True if a request would be denied, or waits, or if a denied request would be denied again.
     pub(super) in_use: bool,
+    /// The part of the quota that is used; 1 of a key in use.
+    used: f64,
+    /// The instant at which the state is the initial one.
+    pub(super) reset: i64,
     /// True if a request waits, or holds units.
     waited_for: bool,
     /// True if at most one unit is used: less is lost with no other key.
@@ -152,33 +154,19 @@ impl Entry {
         }
     }
 
-    /// Decides where the state lies, in a box. `None` if it does not.
+    /// Decides about a state that does not lie in a core, or will not after the decision.
     #[inline(always)]
-    pub(super) fn decide_in_box(
-        &mut self,
-        settings: &Arc<Settings>,
-        request: &EngineRequest,
-    ) -> Option<EngineReply> {
-        let state = self.boxed_by(settings)?;
-        let reply = settings.params.step(state, request);
-        if !request.action.is_plain() && !state.is_held() {
-            self.close(request.now);
-        }
-        self.note(request, &reply);
-        Some(reply)
-    }
-
-    /// Decides.
-    #[inline(never)]
-    pub(super) fn decide(
+    pub(super) fn decide_in_state(
         &mut self,
         settings: &Arc<Settings>,
         request: &EngineRequest,
     ) -> EngineReply {
-        if let Some(reply) = self.decide_in_core(settings, request) {
-            return reply;
-        }
-        if let Some(reply) = self.decide_in_box(settings, request) {
+        if let Some(state) = self.boxed_by(settings) {
+            let reply = settings.params.step(state, request);
+            if !request.action.is_plain() && !state.is_held() {
+                self.close(request.now);
+            }
+            self.note(request, &reply);
             return reply;
         }
         let reply = self.change(settings, request.now, |state| {
@@ -187,6 +175,17 @@ impl Entry {
         });
         self.note(request, &reply);
         reply
+    }
+
+    /// Decides, wherever the state lies.
+    #[inline(never)]
+    pub(super) fn decide(
+        &mut self,
+        settings: &Arc<Settings>,
+        request: &EngineRequest,
+    ) -> EngineReply {
+        let in_core = self.decide_in_core(settings, request);
+        in_core.unwrap_or_else(|| self.decide_in_state(settings, request))
     }
 
     /// Remembers until when a reply denies units, unless another limit denies them.
@@ -300,10 +299,11 @@ impl Entry {
         };
         let EngineReply { remaining, reset, .. } = observed;
         let is_denied = remaining == 0 || *self.counts.denied_until() >= second(now.max(0));
-        let burst = self.settings.quota.burst_size();
-        let left = remaining as f64 / burst as f64;
+        let in_use = is_denied || waited_for;
+        let left = remaining as f64 / self.settings.quota.burst_size() as f64;
+        let used = if in_use { 1.0 } else { 1.0 - left };
         let is_least = remaining + 1 >= params.max_cost();
-        Usage { left, reset: now + reset, in_use: is_denied || waited_for, waited_for, is_least }
+        Usage { in_use, used, reset: now + reset, waited_for, is_least }
     }
 }
 
@@ -335,24 +335,15 @@ impl Usage {
     /// The usage of a key with holds, which is never evicted: its permits end later, and would
     /// return units that other requests hold.
     const HELD: Self =
-        Self { left: 0.0, reset: i64::MAX, in_use: true, waited_for: true, is_least: false };
+        Self { in_use: true, used: 1.0, reset: i64::MAX, waited_for: true, is_least: false };
 
     /// The usage of a key under a limit on concurrency without holds.
-    fn free_since(instant: i64) -> Self {
-        Self { left: 1.0, reset: instant, in_use: false, waited_for: false, is_least: true }
+    fn free_since(reset: i64) -> Self {
+        Self { in_use: false, used: 0.0, reset, waited_for: false, is_least: true }
     }
 
     /// Returns whether a full store may drop the key before it has expired.
     pub(super) fn may_be_evicted(&self, when_full: WhenFull) -> bool {
         !self.in_use || when_full == WhenFull::EvictSoonest && !self.waited_for
-    }
-
-    /// Returns whether less is lost with this key: an unused key goes before a key in use, then the
-    /// key with more left, then the key that is restored sooner.
-    pub(super) fn is_less_than(&self, other: &Self) -> bool {
-        if self.in_use || other.in_use {
-            return !self.in_use || other.in_use && self.reset < other.reset;
-        }
-        self.left > other.left || self.left == other.left && self.reset < other.reset
     }
 }

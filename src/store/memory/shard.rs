@@ -224,7 +224,7 @@ impl Shard {
             }
             // A key in use is evicted only if no other one is among all that may be looked at.
             search.candidates_left -= usize::from(!usage.in_use);
-            if victim.as_ref().is_none_or(|(least, _)| usage.is_less_than(least)) {
+            if victim.as_ref().is_none_or(|(least, _)| usage < *least) {
                 victim = Some((usage, bucket));
             }
         }

@@ -245,10 +245,12 @@ impl<const SHAPES: bool> Parameters for BucketParams<SHAPES> {
         args.into_iter().chain([grain_exponent(full / lump)]).collect()
     }
 
+    #[inline]
     fn max_cost(&self) -> i64 {
         self.burst + self.overdraft
     }
 
+    #[inline]
     fn full(&self) -> i64 {
         self.burst + self.overdrawn()
     }
@@ -274,10 +276,11 @@ impl<const SHAPES: bool> Parameters for BucketParams<SHAPES> {
         counted.max(self.default_wait()).min(LONGEST_REFILL as i64)
     }
 
+    #[inline(always)]
     fn beside(&self, held: i64) -> Self {
-        let burst = self.burst - held;
         // Fewer parts than none, if more is held than the bucket has by another quota.
-        Self { burst, full: burst.saturating_mul(self.unit).max(-FAR), ..*self }
+        let full = self.full - product(held, self.unit);
+        Self { burst: self.burst - held, full, ..*self }
     }
 }
 
@@ -428,17 +431,7 @@ impl<const SHAPES: bool> Model for Bucket<SHAPES> {
     }
 
     #[inline(always)]
-    fn reset_beside(
-        &self,
-        now: i64,
-        reset: i64,
-        held: i64,
-        is_other: bool,
-        params: &BucketParams<SHAPES>,
-    ) -> i64 {
-        if is_other {
-            return reset + params.drain(held);
-        }
+    fn reset_beside(&self, now: i64, _: i64, held: i64, params: &BucketParams<SHAPES>) -> i64 {
         let mut used = *self;
         used.commit(now.max(used.last), held, params);
         used.reset_after(now)

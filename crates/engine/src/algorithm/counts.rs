@@ -11,37 +11,30 @@ const MAX_COUNT: i64 = MAX_UNITS as i64;
 pub(crate) struct Counts {
     /// The sum of all counts but the last one.
     sum: i64,
-    /// The lower halves of the counts.
-    lower: Box<[u32]>,
-    /// The upper halves, once one of them is not 0. Boxed twice, so that most keys stay small.
-    upper: Option<Box<Box<[u32]>>>,
+    each: Box<[i64]>,
 }
 
 impl Counts {
     pub(super) fn zeros(parts: i64) -> Self {
-        Self { sum: 0, lower: vec![0; parts as usize + 1].into(), upper: None }
+        Self { sum: 0, each: vec![0; parts as usize + 1].into() }
     }
 
     /// The sub-windows of a window.
+    #[inline(always)]
     pub(super) fn parts(&self) -> i64 {
-        self.lower.len() as i64 - 1
+        self.each.len() as i64 - 1
     }
 
     /// Returns a count; 0 if there is none.
     #[inline(always)]
     pub(super) fn get(&self, i: i64) -> i64 {
-        let i = i as usize;
-        match (self.lower.get(i), &self.upper) {
-            (None, _) => 0,
-            (Some(lower), None) => i64::from(*lower),
-            (Some(lower), Some(upper)) => i64::from(upper[i]) << 32 | i64::from(*lower),
-        }
+        self.each.get(i as usize).copied().unwrap_or(0)
     }
 
     /// Returns the index of the newest count that is not 0.
     #[inline(always)]
     pub(super) fn newest(&self) -> Option<i64> {
-        if self.get(0) > 0 { Some(0) } else { self.newest_from(1) }
+        if self.each[0] > 0 { Some(0) } else { self.newest_from(1) }
     }
 
     #[cold]
@@ -64,30 +57,24 @@ impl Counts {
     #[inline(always)]
     pub(super) fn add(&mut self, i: i64, units: i64) {
         let count = self.get(i);
-        self.change(i, count, (count + units).min(MAX_COUNT));
+        self.change(i, units.min(MAX_COUNT - count));
     }
 
     /// Removes up to this number of units from a count, if it exists. Returns how many.
     pub(super) fn remove(&mut self, i: i64, units: i64) -> i64 {
-        let count = self.get(i);
-        let removed = count.min(units);
+        let removed = self.get(i).min(units);
         if removed > 0 {
-            self.change(i, count, count - removed);
+            self.change(i, -removed);
         }
         removed
     }
 
     #[inline(always)]
-    fn change(&mut self, i: i64, before: i64, count: i64) {
+    fn change(&mut self, i: i64, by: i64) {
         if i < self.parts() {
-            self.sum += count - before;
+            self.sum += by;
         }
-        self.lower[i as usize] = count as u32;
-        let half = (count >> 32) as u32;
-        if self.upper.is_some() || half > 0 {
-            let zeros = || Box::new(vec![0; self.lower.len()].into());
-            self.upper.get_or_insert_with(zeros)[i as usize] = half;
-        }
+        self.each[i as usize] += by;
     }
 
     /// Moves all counts to older sub-windows, if `by` is positive. The newest ones are then 0.
@@ -97,12 +84,9 @@ impl Counts {
             return;
         }
         self.sum = self.sum(self.parts() - by);
-        let len = self.lower.len();
+        let len = self.each.len();
         let by = len.min(by as usize);
-        let upper = self.upper.as_deref_mut();
-        for halves in [Some(&mut self.lower), upper].into_iter().flatten() {
-            halves.copy_within(..len - by, by);
-            halves[..by].fill(0);
-        }
+        self.each.copy_within(..len - by, by);
+        self.each[..by].fill(0);
     }
 }

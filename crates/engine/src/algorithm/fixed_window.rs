@@ -183,14 +183,7 @@ impl Model for FixedWindowState {
         }
     }
 
-    fn reset_beside(
-        &self,
-        _: i64,
-        reset: i64,
-        held: i64,
-        _: bool,
-        params: &FixedWindowParams,
-    ) -> i64 {
+    fn reset_beside(&self, _: i64, reset: i64, held: i64, params: &FixedWindowParams) -> i64 {
         if reset > 0 { reset } else { params.drain(held) }
     }
 

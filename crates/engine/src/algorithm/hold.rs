@@ -136,11 +136,7 @@ impl Core {
 
 impl Held {
     pub(super) fn is_empty(&self) -> bool {
-        match self {
-            Self::None => true,
-            Self::Endless(core) => core.amount == 0,
-            Self::Expiring(slots) => slots.is_empty(),
-        }
+        self.total() == 0
     }
 
     /// Forgets the epoch and the time of a key that holds no units any more.
@@ -151,6 +147,7 @@ impl Held {
     }
 
     /// The sum of all units.
+    #[inline]
     pub(super) fn total(&self) -> i64 {
         match self {
             Self::None => 0,
@@ -160,11 +157,8 @@ impl Held {
     }
 
     /// Returns the slots, if there are any.
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn slots(&self) -> Option<&Slots> {
-        if let Self::Expiring(slots) = self { Some(slots) } else { None }
-    }
-
-    pub(super) fn slots_mut(&mut self) -> Option<&mut Slots> {
         if let Self::Expiring(slots) = self { Some(slots) } else { None }
     }
 
@@ -220,25 +214,15 @@ impl Slots {
         !self.is_empty() && now + self.skew < self.at
     }
 
-    /// Returns whether the slots change before a decision.
-    pub(super) fn is_due(&self, now: i64) -> bool {
-        self.is_stale(now) || self.has_ended(now)
-    }
-
     /// Follows the clock, before a change.
     pub(super) fn touch(&mut self, now: i64) {
         self.skew = self.skew_at(now);
         self.at = now + self.skew;
     }
 
-    /// Returns whether a slot has ended, and its units are still held.
-    pub(super) fn has_ended(&self, now: i64) -> bool {
-        self.slots.first().is_some_and(|slot| slot.ends <= self.time(now))
-    }
-
     /// Removes the first slot, if it has ended. Returns its units, and the instant by the clock.
     pub(super) fn expire(&mut self, now: i64) -> Option<(i64, i64)> {
-        if !self.has_ended(now) {
+        if self.slots.first()?.ends > self.time(now) {
             return None;
         }
         self.touch(now);

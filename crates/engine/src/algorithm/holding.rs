@@ -11,9 +11,9 @@ impl Params {
     /// Decides about a key that is not blocked.
     #[inline(always)]
     pub(super) fn step_held(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
-        match state.held.slots() {
-            Some(_) => self.step_expiring(state, request),
-            None => self.step_beside(state, request),
+        match state.held {
+            Held::Expiring(_) => self.step_expiring(state, request),
+            _ => self.step_beside(state, request),
         }
     }
 
@@ -21,7 +21,8 @@ impl Params {
     #[inline(always)]
     fn step_beside(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
-        let mut reply = self.step_spent::<true>(&mut state.spent, state.held.total(), request);
+        let held = request.held_around(state.held.total());
+        let mut reply = self.step_spent(&mut state.spent, held, request);
         if let Action::Hold { lifetime, epoch } = action
             && reply.admitted
         {
@@ -34,15 +35,11 @@ impl Params {
     #[inline(never)]
     fn step_expiring(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, now, .. } = *request;
-        // A request that changes nothing leaves slots that have ended as they are (law 1).
-        let found = state.held.slots().is_some_and(|slots| slots.is_due(now));
-        let found = found.then(|| state.clone());
+        let found = state.clone();
         self.expire_holds(state, now);
         let reply = self.step_beside(state, request);
-        state.held.forget_if_empty();
-        if let Some(found) = found
-            && !(reply.admitted && action.writes())
-        {
+        // A request that changes nothing leaves slots that have ended as they are (law 1).
+        if !(reply.admitted && action.writes()) {
             *state = found;
             if action.inserts() {
                 state.follow_clock(now);
@@ -52,7 +49,8 @@ impl Params {
     }
 
     /// Follows a clock that may have stepped back, and spends the units of all slots that have
-    /// ended, at their ends.
+    /// ended, at their ends. Forgets what is held if that is nothing.
+    #[inline(always)]
     pub(super) fn expire_holds(&self, state: &mut State, now: i64) {
         let Held::Expiring(slots) = &mut state.held else { return };
         if slots.is_stale(now) {
@@ -61,48 +59,44 @@ impl Params {
         while let Some((units, ended)) = slots.expire(now) {
             self.spend_bare(&mut state.spent, units, ended);
         }
+        state.held.forget_if_empty();
     }
 
-    /// Spends the units of all slots that have ended, and forgets what is held if that is nothing.
-    #[inline]
-    fn forget_expired(&self, state: &mut State, now: i64) {
-        if let Held::Expiring(_) = state.held {
-            self.expire_holds(state, now);
-            state.held.forget_if_empty();
-        }
-    }
-
-    /// Decides about a state without a block, beside units that are `held`: the sum of them, if
-    /// `HOLDS`.
+    /// Decides about a state without a block, beside units that are `held`.
     #[inline(never)]
-    pub(super) fn step_spent<const HOLDS: bool>(
+    fn step_spent(
         &self,
         spent: &mut Spent,
-        held: i64,
+        held: [i64; 2],
         request: &EngineRequest,
     ) -> EngineReply {
-        self.step_model::<HOLDS>(spent, held, request)
+        self.step_model(spent, held, request)
+    }
+
+    /// The same if nothing is held. The decision is compiled once more, without what holds need.
+    #[inline(never)]
+    pub(super) fn step_alone(&self, spent: &mut Spent, request: &EngineRequest) -> EngineReply {
+        self.step_model(spent, [0; 2], request)
     }
 
     /// Counts units that were held, and are used now.
     pub fn spend(&self, state: &mut State, units: i64, now: i64) {
-        self.forget_expired(state, now);
+        self.expire_holds(state, now);
         if state.blocked_until <= now {
             state.blocked_until = 0;
         }
         self.spend_bare(&mut state.spent, units, now);
     }
 
-    /// The same for a state without a block and holds. The decision is compiled into this function
-    /// once more, without what only a reply needs.
+    /// The same for a state without a block and holds, compiled without what only a reply needs.
     #[inline(never)]
     pub(super) fn spend_bare(&self, spent: &mut Spent, units: i64, now: i64) {
-        self.step_model::<false>(spent, 0, &EngineRequest::spend(units, now));
+        self.step_model(spent, [0; 2], &EngineRequest::spend(units, now));
     }
 
     /// Returns units to the state, as the algorithm counted them.
     pub fn return_units(&self, state: &mut State, now: i64, releases: &[Release]) {
-        self.forget_expired(state, now);
+        self.expire_holds(state, now);
         self.return_bare(&mut state.spent, now, releases);
     }
 }

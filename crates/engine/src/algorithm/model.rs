@@ -104,17 +104,8 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// The time until the state is the initial one; 0 if it is.
     fn reset_after(&self, now: i64) -> i64;
 
-    /// The same if units that are held were used now. Without them, it is `reset`. If the state
-    /// `is_other`, it stays as another clock or other parameters have counted it: a request that
-    /// counts stores it by these ones.
-    fn reset_beside(
-        &self,
-        _now: i64,
-        reset: i64,
-        held: i64,
-        _is_other: bool,
-        params: &Self::Params,
-    ) -> i64 {
+    /// The same if units that are held were used now. Without them, it is `reset`.
+    fn reset_beside(&self, _now: i64, reset: i64, held: i64, params: &Self::Params) -> i64 {
         reset.max(params.drain(held))
     }
 
@@ -122,8 +113,8 @@ pub(crate) trait Model: Clone + fmt::Debug + PartialEq + Sized {
     /// more. That time is `known` already for one number of units.
     fn report(&self, now: i64, known: (i64, i64), params: &Self::Params) -> Report;
 
-    /// The instant of the last waiting request, if the state itself contains it.
-    fn waits_until(&self, _now: i64) -> Option<i64> {
+    /// The instant of the newest request, if the state itself contains the requests that wait.
+    fn last_instant(&self) -> Option<i64> {
         None
     }
 

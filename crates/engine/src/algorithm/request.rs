@@ -120,6 +120,12 @@ impl EngineRequest {
         Self { action, cost: 0, max_wait: 0, now, admission: None, blocked: 0 }
     }
 
+    /// Returns the units that are held before the request and, if it is admitted, after it.
+    #[inline]
+    pub(super) fn held_around(&self, held: i64) -> [i64; 2] {
+        [held, if self.action.holds() { held + self.cost } else { held }]
+    }
+
     pub(super) const fn spend(units: i64, now: i64) -> Self {
         Self { action: Action::Spend, cost: units, ..Self::observe(now) }
     }

@@ -13,12 +13,9 @@ use super::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reserved<S> {
     pub(super) state: S,
-    pub(super) waiting: Waiting<S>,
+    /// Boxed: most keys have none, and a state in memory should be small.
+    pub(super) waiting: Option<Box<Reservations<S>>>,
 }
-
-/// Boxed: most keys have none, and a state in memory should be small.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Waiting<S>(pub(super) Option<Box<Reservations<S>>>);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reservations<S> {
@@ -37,14 +34,46 @@ pub(crate) struct Reservation {
 impl<S: Model> Reserved<S> {
     #[inline(always)]
     pub(super) fn new(state: S) -> Self {
-        Self { state, waiting: Waiting(None) }
+        Self { state, waiting: None }
     }
 
     /// Follows a clock that has stepped back. Reservations by another clock stay counted, and
     /// cannot be released.
     pub(super) fn follow_clock(&mut self, now: i64) {
         if self.state.step_back(now) {
-            self.waiting.0 = None;
+            self.waiting = None;
+        }
+    }
+
+    /// The instant of the last request that waits, if its reservation is known.
+    pub(super) fn waits_until(&self, now: i64) -> Option<i64> {
+        let newest = self.waiting.as_ref().and_then(|waiting| waiting.entries.back());
+        let instant = newest.map(|newest| newest.instant).or_else(|| self.state.last_instant());
+        instant.filter(|instant| *instant > now)
+    }
+
+    /// Keeps the reservation of an admitted request, which the state does not count yet. Or counts
+    /// a request that proceeds before other requests, which wait for another limit.
+    #[inline(never)]
+    pub(super) fn reserve(&mut self, now: i64, reservation: Reservation, params: &S::Params) {
+        let Self { state, waiting } = self;
+        let Reservation { instant, cost } = reservation;
+        if instant > now {
+            let new = || Box::new(Reservations { base: state.clone(), entries: VecDeque::new() });
+            let waiting = waiting.get_or_insert_with(new);
+            if waiting.entries.back().is_some_and(|newest| newest.instant <= now) {
+                waiting.entries.clear();
+                waiting.base.clone_from(state);
+            }
+            return waiting.insert(now, reservation, params);
+        }
+        waiting.take_if(|waiting| waiting.are_over(now));
+        if let Some(waiting) = waiting {
+            waiting.fold(now, params);
+            waiting.base.advance(now);
+            // Behind requests that cannot be released any more.
+            let Earliest { wait, .. } = waiting.base.earliest(now, None, params);
+            waiting.base.commit(now + wait, cost, params);
         }
     }
 }
@@ -75,10 +104,13 @@ impl<S: Model> Reservations<S> {
         if !is_last || middle.is_some_and(|entry| entry.instant <= now) {
             self.fold(now, params);
         }
-        let index = self.entries.partition_point(|entry| entry.instant < instant);
+        // Most requests wait longest: then it is the last one.
+        let earlier = self.entries.iter().rposition(|entry| entry.instant < instant);
+        let index = earlier.map_or(0, |earlier| earlier + 1);
         match self.entries.get_mut(index) {
             Some(same) if same.instant == instant => same.cost += cost,
-            _ => self.entries.insert(index, reservation),
+            Some(_) => self.entries.insert(index, reservation),
+            None => self.entries.push_back(reservation),
         }
     }
 
@@ -95,43 +127,6 @@ impl<S: Model> Reservations<S> {
             if entry.cost == 0 {
                 self.entries.remove(index);
             }
-        }
-    }
-}
-
-impl<S: Model> Waiting<S> {
-    /// Returns true if no request waits any more.
-    pub(super) fn is_over(&self, now: i64) -> bool {
-        self.0.as_ref().is_none_or(|reservations| reservations.are_over(now))
-    }
-
-    /// The instant of the last request that waits.
-    pub(super) fn until(&self) -> Option<i64> {
-        Some(self.0.as_ref()?.entries.back()?.instant)
-    }
-
-    /// Keeps the reservation of an admitted request, or counts a request that proceeds before other
-    /// requests that wait for another limit; `before` is the state without it.
-    #[inline(never)]
-    pub(super) fn insert(
-        &mut self,
-        now: i64,
-        reservation: Reservation,
-        before: &S,
-        params: &S::Params,
-    ) {
-        let Reservation { instant, cost } = reservation;
-        self.0.take_if(|reservations| reservations.are_over(now));
-        if instant > now {
-            let new = || Box::new(Reservations { base: before.clone(), entries: VecDeque::new() });
-            let reservations = self.0.get_or_insert_with(new);
-            reservations.insert(now, reservation, params);
-        } else if let Some(reservations) = &mut self.0 {
-            reservations.fold(now, params);
-            reservations.base.advance(now);
-            // Behind requests that cannot be released any more.
-            let Earliest { wait, .. } = reservations.base.earliest(now, None, params);
-            reservations.base.commit(now + wait, cost, params);
         }
     }
 }

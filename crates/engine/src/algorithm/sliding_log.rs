@@ -373,8 +373,7 @@ impl Model for SlidingLogState {
         Report { remaining, replenish: instant - at }
     }
 
-    fn waits_until(&self, now: i64) -> Option<i64> {
-        let last = self.newest().instant.saturating_sub(self.head.skew);
-        (last > now).then_some(last)
+    fn last_instant(&self) -> Option<i64> {
+        Some(self.newest().instant.saturating_sub(self.head.skew))
     }
 }

@@ -69,25 +69,27 @@ macro_rules! algorithms {
             queue: concat!($(include_str!(concat!("../../scripts/", $queue, ".lua")))?),
         },)*];
 
-        impl Spent {
-            /// Follows a clock that has stepped back.
-            fn follow_clock(&mut self, now: i64) {
-                match self {
-                    Self::Nothing => {}
-                    $(Self::$variant(reserved) => reserved.follow_clock(now),)*
+        impl State {
+            /// Follows a clock that has stepped back: the only change that a denied request makes.
+            pub(super) fn follow_clock(&mut self, now: i64) {
+                if let Held::Expiring(slots) = &mut self.held
+                    && slots.is_stale(now)
+                {
+                    slots.touch(now);
+                }
+                match &mut self.spent {
+                    Spent::Nothing => {}
+                    $(Spent::$variant(reserved) => reserved.follow_clock(now),)*
                 }
             }
 
             /// The instant of the last waiting request with a known reservation.
             #[inline]
-            fn waited_until(&self, now: i64) -> Option<i64> {
-                let instant = match self {
-                    Self::Nothing => None,
-                    $(Self::$variant(Reserved { state, waiting }) => {
-                        waiting.until().or_else(|| state.waits_until(now))
-                    })*
-                };
-                instant.filter(|instant| *instant > now)
+            pub fn waited_until(&self, now: i64) -> Option<i64> {
+                match &self.spent {
+                    Spent::Nothing => None,
+                    $(Spent::$variant(reserved) => reserved.waits_until(now),)*
+                }
             }
         }
 
@@ -95,16 +97,6 @@ macro_rules! algorithms {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kind {
             $($variant,)*
-        }
-
-        impl Kind {
-            /// False if units are only held.
-            #[inline]
-            pub fn spends(self) -> bool {
-                match self {
-                    $(Self::$variant => <$module::$state as Model>::SPENDS,)*
-                }
-            }
         }
 
         /// What is the same for all algorithms.
@@ -146,24 +138,12 @@ macro_rules! algorithms {
                 }
             }
 
-            /// False if units are only held.
-            #[inline]
-            pub fn spends(&self) -> bool {
-                self.kind().spends()
-            }
-
-            /// True for a shaper: requests wait without asking to, in a bounded room.
-            pub fn shapes(&self) -> bool {
-                match self {
-                    $(Self::$variant(_) => <$module::$state as Model>::SHAPES,)*
-                }
-            }
-
+            /// Decides about a state without a block, beside units that are `held`.
             #[inline(always)]
-            pub(super) fn step_model<const HOLDS: bool>(
+            pub(super) fn step_model(
                 &self,
                 spent: &mut Spent,
-                held: i64,
+                held: [i64; 2],
                 request: &EngineRequest,
             ) -> EngineReply {
                 if request.action == Action::Refund {
@@ -177,8 +157,8 @@ macro_rules! algorithms {
                             *spent = Spent::$variant(Reserved::new(state));
                         }
                         let Spent::$variant(reserved) = spent else { unreachable!() };
-                        let (reply, is_over) =
-                            engine::step::<_, HOLDS>(reserved, held, request, params);
+                        let decided = engine::decide(reserved, held, request, params, false);
+                        let (reply, is_over) = decided.expect("not in a core");
                         if is_over.unwrap_or(is_new) {
                             *spent = Spent::Nothing;
                         }
@@ -244,7 +224,7 @@ macro_rules! algorithms {
                     (_, Held::None, Spent::Nothing) => Some(Core::default()),
                     (Self::Concurrency(_), Held::Endless(core), Spent::Nothing) => Some(*core),
                     $((Self::$variant(params), Held::None, Spent::$variant(reserved))
-                        if reserved.waiting.is_over(now) =>
+                        if reserved.waits_until(now).is_none() =>
                     {
                         reserved.state.close(now, params)
                     })*
@@ -274,16 +254,6 @@ pub struct State {
 }
 
 impl State {
-    /// Follows a clock that has stepped back: the only change that a denied request makes.
-    pub(super) fn follow_clock(&mut self, now: i64) {
-        if let Some(slots) = self.held.slots_mut()
-            && slots.is_stale(now)
-        {
-            slots.touch(now);
-        }
-        self.spent.follow_clock(now);
-    }
-
     /// Returns whether units are held.
     pub fn is_held(&self) -> bool {
         !matches!(self.held, Held::None)
@@ -293,15 +263,28 @@ impl State {
     pub fn blocked_until(&self) -> Option<i64> {
         (self.blocked_until > 0).then_some(self.blocked_until)
     }
+}
 
-    /// The instant of the last waiting request with a known reservation.
+impl Kind {
+    /// False if units are only held.
     #[inline]
-    pub fn waited_until(&self, now: i64) -> Option<i64> {
-        self.spent.waited_until(now)
+    pub fn spends(self) -> bool {
+        self != Self::Concurrency
     }
 }
 
 impl Params {
+    /// False if units are only held.
+    #[inline]
+    pub fn spends(&self) -> bool {
+        self.kind().spends()
+    }
+
+    /// True for a shaper: requests wait without asking to, in a bounded room.
+    pub fn shapes(&self) -> bool {
+        self.kind() == Kind::LeakyBucket
+    }
+
     /// Decides, and changes the state, which is one of this algorithm, where it lies.
     #[inline(always)]
     pub fn step(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
@@ -310,7 +293,7 @@ impl Params {
         } else if state.is_held() || request.action.holds() {
             self.step_held(state, request)
         } else {
-            self.step_spent::<false>(&mut state.spent, 0, request)
+            self.step_alone(&mut state.spent, request)
         }
     }
 

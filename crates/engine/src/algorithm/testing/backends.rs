@@ -7,7 +7,7 @@ use super::super::{
     Action, EngineReply, EngineRequest, HoldChange, HoldReply, Params, Release, State,
     hold::{self, Held},
     model::Model,
-    reservations::{Reservation, Reservations, Reserved, Waiting},
+    reservations::{Reservation, Reservations, Reserved},
     sliding_log,
     table::Spent,
 };
@@ -238,16 +238,12 @@ fn log(bytes: &[u8]) -> sliding_log::SlidingLogState {
 /// The state with past reservations made part of the base, with no reservations if no request
 /// waits, and without a block that is over: script and twin do all of that, at different times.
 pub fn settled(mut state: State, now: i64, params: &Params) -> State {
-    fn settle<S: Model>(
-        Reserved { state, waiting }: &mut Reserved<S>,
-        now: i64,
-        params: &S::Params,
-    ) {
+    fn settle<S: Model>(reserved: &mut Reserved<S>, now: i64, params: &S::Params) {
         // After the clock stepped back, both drop them with their next change.
-        if waiting.is_over(now) || state.clone().step_back(now) {
-            waiting.0 = None;
+        if reserved.waits_until(now).is_none() || reserved.state.clone().step_back(now) {
+            reserved.waiting = None;
         }
-        if let Some(reservations) = &mut waiting.0 {
+        if let Some(reservations) = &mut reserved.waiting {
             reservations.fold(now, params);
             reservations.base.advance(now);
         }
@@ -304,7 +300,7 @@ fn reserved<S: Model>(text: &[u8], size: usize) -> Reserved<S> {
         let entries = entries.chunks(16).map(entry).collect();
         Box::new(Reservations { base: read(base), entries })
     });
-    Reserved { state: read(head), waiting: Waiting(waiting) }
+    Reserved { state: read(head), waiting }
 }
 
 impl Backend for Scripted {

@@ -16,8 +16,8 @@ impl Params {
         changes: &[HoldChange],
         mut answer: impl FnMut(HoldReply),
     ) {
-        self.expire_holds(state, now);
         let time = state.held.slots().map_or(now, |slots| slots.time(now));
+        self.expire_holds(state, now);
         let mut used = 0;
         for change in changes {
             let left = change.receipt.ends - time;

@@ -145,7 +145,7 @@ fn forget_requests(spent: &mut Spent) {
     }
     fn each<S>(Reserved { state, waiting }: &mut Reserved<S>, forget: impl Fn(&mut S)) {
         forget(state);
-        waiting.0.iter_mut().for_each(|reservations| forget(&mut reservations.base));
+        waiting.iter_mut().for_each(|reservations| forget(&mut reservations.base));
     }
     match spent {
         Spent::FixedWindow(reserved) => each(reserved, of_window),

@@ -150,6 +150,20 @@ fn holds_reach_the_promise_exactly() {
 }
 
 #[test]
+fn after_a_change_of_the_quota_a_reset_beside_holds_is_exact() {
+    let algorithm = Algorithm::token_bucket().refill(Refill::Interval);
+    let quotas = [Quota::per_second(10), Quota::per_minute(10)];
+    let [before, after] = quotas.map(|quota| Params::new(algorithm, quota).unwrap());
+    let mut state = State::default();
+    assert!(state.decide(&before, check(3, START)).admitted);
+    assert!(state.decide(&before, hold(3, START, 60_000_000)).admitted);
+    let peek = EngineRequest { action: Action::Peek, ..check(1, START + 1) };
+    let reset = state.clone().decide(&after, peek).reset;
+    state.held = Held::None;
+    assert_eq!(reset, state.decide(&after, EngineRequest::spend(3, START + 1)).reset);
+}
+
+#[test]
 fn a_hold_lives_for_one_to_one_and_a_quarter_of_its_lifetime() {
     let params = Params::new(Algorithm::token_bucket(), Quota::per_second(1_000_000)).unwrap();
     for lifetime in [1, 7, 8, 9, 1_000, 60_000_000, 86_400_000_000, 99_999_999_999_u64] {
