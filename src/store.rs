@@ -43,10 +43,10 @@ pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::request::KeptLimit;
 pub(crate) use self::{
     bookings::{Booking, BookingGroup, Bookings, Offer},
-    hold::{EndedHold, HoldGuard, LatestSettings, RenewableHold},
+    hold::{EndedHold, HoldGuard, RenewableHold},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
-    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
+    request::{LatestSettings, LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
     turns::yield_time,
 };

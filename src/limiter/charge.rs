@@ -515,7 +515,7 @@ impl Charge {
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.parts.first()?;
-        Some(part.limiter.own()?.uncounted(part.cost()))
+        Some(Decision::uncounted(part.limiter.own()?.current().settings.policy(part.cost())))
     }
 
     /// Returns the units that a request has taken, in the background, if possible.

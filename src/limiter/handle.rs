@@ -5,23 +5,21 @@
 
 use std::{fmt, mem, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     backoff::Backoff,
     failure_policy::FailurePolicy,
     version::{Current, MaxWait, Version, Versions},
 };
 use crate::{
-    algorithm::{self, Action, Algorithm, HoldReceipt, Kind, Params},
-    decision::{Decision, Outcome, Receipt, Source},
+    algorithm::{self, Action, Algorithm, HoldReceipt, Kind, Params, Release},
+    decision::{Outcome, Receipt, Source},
     error::ConfigError,
     keys::Key,
     observe::{Event, LimiterObservers, log},
     quota::{self, Quota},
     store::{
-        AnyStore, EndedHold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer,
-        RenewableHold, Reporting, Settings, Store, StoreFuture, StoreRequest, Task,
+        AnyStore, EndedHold, HoldGuard, LimitRequest, Lines, Name, Offer, RenewableHold, Reporting,
+        Settings, Store, StoreFuture, StoreRequest, Task,
     },
 };
 
@@ -477,23 +475,13 @@ impl Limiter {
         self.current().settings.params
     }
 
-    /// Returns the decision about a request that proceeds uncounted.
-    pub(super) fn uncounted(&self, cost: u64) -> Decision {
-        Decision::uncounted(self.current().settings.policy(cost))
-    }
-
     pub(super) fn store(&self) -> &AnyStore {
         &self.0.store
     }
 
     /// Returns the lines of the requests of this process that wait.
     pub(super) fn lines(&self) -> &Arc<Lines> {
-        self.0.store.as_dyn().names().lines()
-    }
-
-    /// Returns the end of the block of a key, if this process knows the block.
-    pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
-        self.0.store.as_dyn().blocked_until(&self.current().settings, key)
+        self.0.store.names().lines()
     }
 
     pub(super) fn backoff(&self) -> &Backoff {
@@ -598,22 +586,24 @@ impl Limiter {
         offer: Option<&Arc<Offer>>,
     ) -> Option<Task> {
         let (limiter, observers) = (self.name(), self.observers());
-        let report_released = || observers.report(&Event::Released { limiter, key, units });
-        if let Receipt::Hold(receipt, algorithm) = *receipt {
-            let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
-            self.end_hold(hold, key, units, 0);
-            report_released();
-            return None;
-        }
-        let version = self.current();
-        let release = version.release_of(receipt, units)?;
-        let is_reported = offer.is_none_or(|offer| !offer.is_exchanged());
-        let released = self.0.store.as_dyn();
-        let released =
-            released.release_in_background(&version.settings, key, release, offer.cloned());
-        if is_reported {
+        let settings = &self.current().settings;
+        let released = match *receipt {
+            Receipt::Hold(receipt, algorithm) => {
+                let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
+                self.end_hold(hold, key, units, 0);
+                None
+            }
+            Receipt::At(instant, algorithm) if algorithm == settings.params.kind() => {
+                let instant = Some(instant as i64);
+                let release = Release { instant, units: algorithm::units(units) };
+                let store = self.0.store.as_dyn();
+                store.release_in_background(settings, key, release, offer.cloned())
+            }
+            _ => return None,
+        };
+        if offer.is_none_or(|offer| !offer.is_exchanged()) {
             // Last: an observer can panic.
-            report_released();
+            observers.report(&Event::Released { limiter, key, units });
         }
         released
     }
@@ -627,21 +617,15 @@ impl Limiter {
         units: u64,
         (receipt, algorithm, age): (HoldReceipt, Kind, Duration),
     ) -> KeptHold {
-        let Inner { store, hold_lifetime, observers, versions, .. } = &*self.0;
-        let guard = store.keep_hold(&|| {
-            // Not the limiter: the store would keep itself alive.
-            let versions = versions.clone();
-            let latest = move || versions.settings_of(algorithm);
-            RenewableHold {
-                settings: latest(),
-                latest: LatestSettings(Arc::new(latest)),
-                observers: (**observers).clone(),
-                key: key.clone().into_owned(),
-                units,
-                lifetime: *hold_lifetime,
-                receipt,
-                age,
-            }
+        let Inner { store, hold_lifetime, observers, .. } = &*self.0;
+        let guard = store.keep_hold(&|| RenewableHold {
+            settings: self.current().settings.latest(algorithm),
+            observers: (**observers).clone(),
+            key: key.clone().into_owned(),
+            units,
+            lifetime: *hold_lifetime,
+            receipt,
+            age,
         });
         match guard {
             Some(guard) => KeptHold::Renewed(guard, algorithm),

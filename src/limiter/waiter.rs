@@ -464,8 +464,10 @@ impl Waiter {
 
     /// Returns true once for each known block of a key that has begun while the request waited.
     fn is_blocked(&mut self) -> bool {
-        let own = self.charge.own_parts();
-        let ends = own.filter_map(|(limiter, key, _)| limiter.blocked_until(key)).max();
+        let own = self.charge.own_parts().filter_map(|(limiter, key, _)| {
+            limiter.store().as_dyn().blocked_until(&limiter.current().settings, key)
+        });
+        let ends = own.max();
         let is_new = ends.is_some_and(|ends| ends > Instant::now()) && ends != self.blocked_until;
         self.blocked_until = ends;
         is_new
