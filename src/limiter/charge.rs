@@ -16,9 +16,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Observers,
-    store::{
-        LimitRequest, Offer, Reporting, Store, StoreFuture, StoreRequest, Task, report_decided,
-    },
+    store::{LimitRequest, Offer, Reporting, StoreFuture, StoreRequest, Task, report_decided},
 };
 
 /// The charge of a request: its limits, keys and costs.

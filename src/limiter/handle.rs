@@ -19,7 +19,7 @@ use crate::{
     quota::{self, Quota},
     store::{
         AnyStore, EndedHold, HoldGuard, LimitRequest, Lines, Name, Offer, RenewableHold, Reporting,
-        Settings, Store, StoreFuture, StoreRequest, Task,
+        Settings, Store, StoreCalls, StoreFuture, StoreRequest, Task,
     },
 };
 
@@ -163,7 +163,8 @@ impl Limiter {
         quota: Quota,
     ) -> Result<Self, ConfigError> {
         let store = store.into_any();
-        let of_store = |store: &AnyStore, name| LimiterObservers::new(store.observers(), name);
+        let of_store =
+            |store: &AnyStore, name| LimiterObservers::new(store.as_dyn().observers(), name);
         Self::with_observers(name, store, algorithm, quota, of_store)
     }
 
@@ -177,8 +178,8 @@ impl Limiter {
     ) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
         check_name(name)?;
-        let names = store.as_dyn().names();
-        let taken = names
+        let taken = store
+            .names()
             .take(name)
             .ok_or_else(|| ConfigError::NameTaken { limiter: name.to_owned().into() })?;
         let settings = Settings::new(taken.text, algorithm, quota, params, Source::Store);
@@ -361,14 +362,14 @@ impl Limiter {
     /// Returns the limiter with a fraction of the quota over the fallback of the store, if there is
     /// one. Calls with the same fraction share counts.
     pub(super) fn fallback(&self, fraction: f64) -> Option<Self> {
-        let store = self.0.store.as_dyn().fallback()?.clone();
+        let store = self.0.store.as_dyn().fallback()?;
         let version = self.current();
         let new = || Self::fallback_settings(&version.settings, fraction).map(Arc::new);
         // A key in memory is counted faster by settings that have counted it before.
         let (known, settings) = version.fallback.get_or_init(|| (fraction, new()));
         let settings = if *known == fraction { settings.clone() } else { new() };
         let (taken, observers) = (self.0.taken.clone(), self.0.observers.clone());
-        Some(Self::assemble(store.into_any(), taken, settings?, observers))
+        Some(Self::assemble(store, taken, settings?, observers))
     }
 
     fn fallback_settings(settings: &Settings, fraction: f64) -> Option<Settings> {
@@ -672,7 +673,7 @@ pub trait ForeignLimiter: fmt::Debug + Send + Sync {
     /// Returns the name, as clients see it.
     fn name(&self) -> &str;
 
-    fn store(&self) -> &dyn Store;
+    fn store(&self) -> &dyn StoreCalls;
 
     fn observers(&self) -> &LimiterObservers;
 
@@ -722,7 +723,7 @@ impl AnyLimiter {
         }
     }
 
-    pub(super) fn store(&self) -> &dyn Store {
+    pub(super) fn store(&self) -> &dyn StoreCalls {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.store().as_dyn(),
             AnyKind::Foreign(limiter) => limiter.store(),

@@ -20,7 +20,7 @@ use crate::{
     decision::{Decision, Outcome},
     store::{
         BookingGroup, Bookings, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal,
-        Store, StoreFuture, after, yield_time,
+        StoreFuture, after, yield_time,
     },
     time::random_fraction,
 };

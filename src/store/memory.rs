@@ -31,7 +31,7 @@ use self::{
 };
 use super::{
     AnyStore, EndedHold, LimitRequest, Names, Offer, Reporting, Sealed, Settings, Store,
-    StoreFuture, StoreRequest, Task,
+    StoreCalls, StoreFuture, StoreRequest, Task,
 };
 use crate::{
     algorithm::{Action, EngineRequest, Release},
@@ -535,6 +535,12 @@ impl MemoryStore {
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
+    fn into_any(self) -> AnyStore {
+        AnyStore::Memory(self)
+    }
+}
+
+impl StoreCalls for MemoryStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let [limit] = request.limits else { return self.decide_combined(request) };
         match self.decide_in_place(request, limit) {
@@ -603,9 +609,5 @@ impl Store for MemoryStore {
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
         self.add_observer(observer);
-    }
-
-    fn into_any(self) -> AnyStore {
-        AnyStore::Memory(self)
     }
 }
