@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{
     charge::Charge,
     in_line::InLine,
-    recovery::Recovered,
+    recovery::Recovery,
     report::Wait,
     version::{ENDLESS, MaxWait},
     wait_queue::WaitSlot,
@@ -535,10 +535,11 @@ impl Waiter {
         let rest = self.max_wait.at_most(self.remaining_wait());
         let is_endless = self.retries && matches!(self.max_wait, MaxWait::UpTo(ENDLESS));
         let mut waiter = match self.disarm().0.recover_by_limiter(error)? {
-            Recovered::Uncounted(decision) => {
+            Recovery::Uncounted(decision) => {
+                let decision = decision.ok_or(Error::NoLimits)?;
                 Self::admitted(Charge::exempt(), Outcome::of_nothing(decision))
             }
-            Recovered::Fallback(charge) => Self::begin(self.action, charge, rest, is_endless),
+            Recovery::Fallback(charge) => Self::begin(self.action, charge, rest, is_endless),
         };
         waiter.leaves_delay = self.leaves_delay;
         let decision = poll_fn(|cx| waiter.poll(cx)).await?;

@@ -68,20 +68,19 @@ impl<P: ProtocolBase> Shared<P> {
                 bill.outcome = Some(Outcome { decision, receipts });
                 return if is_allowed { Ok(None) } else { Err(None) };
             }
-            Err(Error::Store(error)) => error,
-            Err(error) => return Err(reason(error.into())),
+            Err(error) => error,
         };
-        match self.charge(bill).recover(self.on_failure, &error) {
-            Recovery::Uncounted(decision) => {
+        match self.charge(bill).recover(self.on_failure, error) {
+            Ok(Recovery::Uncounted(decision)) => {
                 bill.price = Price::Exempt;
                 bill.outcome = decision.map(Outcome::of_nothing);
                 Ok(None)
             }
-            Recovery::Fallback(charge) => {
+            Ok(Recovery::Fallback(charge)) => {
                 bill.price = Price::Charge(charge);
                 self.decide(head, rest, bill)
             }
-            Recovery::Fail => Err(reason(Rejection::Store(error))),
+            Err(error) => Err(reason(error.into())),
         }
     }
 }
