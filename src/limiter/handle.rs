@@ -76,22 +76,23 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
 
-/// A hold of an admitted request, with the algorithm of the decision.
-pub(super) enum KeptHold {
+/// A hold of an admitted request.
+pub(super) struct KeptHold {
     /// In a store that renews holds.
-    Renewed(Box<dyn HoldGuard>, Kind),
-    Lasting(HoldReceipt, Kind),
+    guard: Option<Box<dyn HoldGuard>>,
+    receipt: HoldReceipt,
+    /// The algorithm of the decision.
+    algorithm: Kind,
 }
 
 impl KeptHold {
     /// Returns whether units are spent at the end.
     pub(super) fn is_spent(&self) -> bool {
-        let (Self::Renewed(_, algorithm) | Self::Lasting(_, algorithm)) = self;
-        algorithm.spends()
+        self.algorithm.spends()
     }
 
     pub(super) fn is_expired(&self) -> bool {
-        matches!(self, Self::Renewed(guard, _) if guard.is_expired())
+        self.guard.as_ref().is_some_and(|guard| guard.is_expired())
     }
 }
 
@@ -628,19 +629,16 @@ impl Limiter {
             receipt,
             age,
         });
-        match guard {
-            Some(guard) => KeptHold::Renewed(guard, algorithm),
-            None => KeptHold::Lasting(receipt, algorithm),
-        }
+        KeptHold { guard, receipt, algorithm }
     }
 
     /// Ends a hold: `used` of its `units` were used, or more.
     #[inline]
     pub(super) fn end_hold(&self, hold: KeptHold, key: &Key<'_>, units: u64, used: u64) {
-        let (receipt, algorithm) = match hold {
-            KeptHold::Renewed(guard, _) => return guard.end(used),
-            KeptHold::Lasting(receipt, algorithm) => (receipt, algorithm),
-        };
+        let KeptHold { guard, receipt, algorithm } = hold;
+        if let Some(guard) = guard {
+            return guard.end(used);
+        }
         let (settings, observers) = (&self.current().settings, &self.0.observers);
         let ended = EndedHold { settings, algorithm, observers, key, receipt, units, used };
         self.0.store.end_hold(&ended);
@@ -736,7 +734,7 @@ impl AnyLimiter {
     }
 
     /// Returns the limiter, if its store can decide about several limiters together.
-    pub(super) fn own(&self) -> Option<&Limiter> {
+    pub(crate) fn own(&self) -> Option<&Limiter> {
         if let AnyKind::Own(limiter) = &self.0 { Some(limiter) } else { None }
     }
 
