@@ -3,7 +3,7 @@
 //! `AnyLimiter` is a `Limiter`, or one in a foreign format, which the rest of the crate reaches
 //! through `ForeignLimiter` alone.
 
-use std::{fmt, mem, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     backoff::Backoff,
@@ -21,6 +21,7 @@ use crate::{
         AnyStore, EndedHold, HoldGuard, LimitRequest, Lines, Name, Offer, RenewableHold, Reporting,
         Settings, Store, StoreCalls, StoreFuture, StoreRequest, Task,
     },
+    sync::fill,
 };
 
 /// The lifetime of a hold, if no setting changes it. It must be well above the longest pause of a
@@ -557,7 +558,8 @@ impl Limiter {
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
     }
 
-    /// Decides by a version of the settings, and writes an outcome that is there at once.
+    /// Decides by a version of the settings, and writes an outcome that is there at once. Returns an
+    /// answer that comes later.
     #[inline(always)]
     fn ask(
         &self,
@@ -567,15 +569,13 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
         outcome: &mut Option<Outcome>,
-    ) -> Asked {
+    ) -> Option<StoreFuture<Outcome>> {
         let done = |decided| {
-            Asked::decided(decided, outcome);
+            fill(outcome, decided);
             None
         };
-        match self.decide_then(version, action, key, cost, max_wait, done, Some) {
-            Some(answer) => Asked::of(answer, outcome),
-            None => Asked::Decided,
-        }
+        let later = self.decide_then(version, action, key, cost, max_wait, done, Some);
+        later.and_then(|answer| answer.put_in(outcome))
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
@@ -761,7 +761,7 @@ impl AnyLimiter {
     }
 
     /// Decides about a request, whose units are held if the limiter only holds units, else spent.
-    /// On the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
+    /// Writes an outcome that is there at once. Returns an answer that comes later.
     // One copy: the future of each layer would have its own.
     #[inline(never)]
     pub(crate) fn admit(
@@ -769,20 +769,15 @@ impl AnyLimiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-        is_first: bool,
         outcome: &mut Option<Outcome>,
-    ) -> Asked {
+    ) -> Option<StoreFuture<Outcome>> {
         let limiter = match &self.0 {
             AnyKind::Own(limiter) => limiter,
-            AnyKind::Foreign(_) if is_first && self.resolve(max_wait) > 0 => return Asked::MayWait,
             AnyKind::Foreign(limiter) => {
-                return Asked::of(limiter.decide(Action::Check, key, cost), outcome);
+                return limiter.decide(Action::Check, key, cost).put_in(outcome);
             }
         };
         let version = &*limiter.current();
-        if is_first && version.resolve(max_wait) > 0 {
-            return Asked::MayWait;
-        }
         // With a constant action, most of a decision is left out.
         if version.spends {
             limiter.ask(version, Action::Check, key, cost, max_wait, outcome)
@@ -844,34 +839,6 @@ impl AnyLimiter {
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
         self.own().map_or(DEFAULT_MAX_PER_KEY, Limiter::default_max_waiting)
-    }
-}
-
-/// What came of a request to a limiter.
-pub(crate) enum Asked {
-    /// The outcome is written.
-    Decided,
-    /// Nothing was decided: the request may wait for units.
-    MayWait,
-    Later(StoreFuture<Outcome>),
-}
-
-impl Asked {
-    /// Writes an outcome that is there at once.
-    #[inline]
-    pub(crate) fn of(answer: StoreFuture<Outcome>, outcome: &mut Option<Outcome>) -> Self {
-        match answer.at_once() {
-            Ok(decided) => Self::decided(decided, outcome),
-            Err(answer) => Self::Later(answer),
-        }
-    }
-
-    #[inline(always)]
-    fn decided(decided: Outcome, outcome: &mut Option<Outcome>) -> Self {
-        debug_assert!(outcome.is_none());
-        // Not assigned: the drop of the value before, which is none, takes a copy.
-        mem::forget(outcome.replace(decided));
-        Self::Decided
     }
 }
 

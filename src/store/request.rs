@@ -21,7 +21,7 @@ use crate::{
     keys::Key,
     observe::Observers,
     quota::Quota,
-    sync::{POLLED, lock},
+    sync::{POLLED, fill, lock},
 };
 
 /// The settings of a limiter, as a store needs them.
@@ -297,6 +297,12 @@ impl<T> StoreFuture<T> {
             Self::Ready(Some(Ok(answer))) => Ok(answer),
             later => Err(later),
         }
+    }
+
+    /// Puts an answer that is immediate and not an error into an empty place, else returns itself.
+    #[inline]
+    pub(crate) fn put_in(self, place: &mut Option<T>) -> Option<Self> {
+        self.at_once().map(|answer| fill(place, answer)).err()
     }
 }
 

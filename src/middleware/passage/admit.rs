@@ -8,8 +8,8 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
     limiter::{
-        AnyLimiter, Asked, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue,
-        WaitSlot, Waiter,
+        AnyLimiter, Charge, DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, WaitQueue, WaitSlot,
+        Waiter,
     },
     middleware::{
         protocol::ProtocolBase,
@@ -90,28 +90,32 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     /// Asks the limiters for a decision, and writes an outcome that is there at once into the bill.
-    /// On the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
+    /// Returns an answer that comes later.
     #[inline]
-    fn ask(&self, max_wait: MaxWait, is_first: bool, bill: &mut Bill) -> Asked {
+    fn ask(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
         match (self.limiter(), &bill.price) {
             (Some(limiter), Price::Units(key, cost)) => {
-                limiter.admit(key, *cost, max_wait, is_first, &mut bill.outcome)
+                limiter.admit(key, *cost, max_wait, &mut bill.outcome)
             }
-            _ => self.ask_all(max_wait, is_first, bill),
+            _ => self.ask_all(max_wait, bill),
         }
     }
 
     /// Asks the limiters of a charge.
     #[inline(never)]
-    fn ask_all(&self, max_wait: MaxWait, is_first: bool, bill: &mut Bill) -> Asked {
-        let charge = self.charge(bill);
-        if is_first && charge.resolve(max_wait) > 0 {
-            return Asked::MayWait;
-        }
-        // A reload in between must not let it reserve an instant.
-        let max_wait = if is_first { MaxWait::NONE } else { max_wait };
-        let answer = charge.decide(Action::HOLD, max_wait);
-        Asked::of(answer, &mut bill.outcome)
+    fn ask_all(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
+        let answer = self.charge(bill).decide(Action::HOLD, max_wait);
+        answer.put_in(&mut bill.outcome)
+    }
+
+    /// Returns whether a request may wait.
+    #[inline]
+    fn may_wait(&self, max_wait: MaxWait, bill: &mut Bill) -> bool {
+        let wait = match (self.limiter(), &bill.price) {
+            (Some(limiter), Price::Units(..)) => limiter.resolve(max_wait),
+            _ => self.charge(bill).resolve(max_wait),
+        };
+        wait > 0
     }
 
     /// Admits or denies a request that arrives; `None` if it waits.
@@ -159,31 +163,22 @@ impl<P: ProtocolBase> Shared<P> {
 
     #[inline]
     pub(super) fn decide(&self, head: &P::Head, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
-        let max_wait = if self.dry_run { MaxWait::NONE } else { max_wait };
-        match self.ask(max_wait, true, bill) {
-            Asked::MayWait => {
-                // After the timeout of the caller, a reservation would pass unused.
-                let timeout = P::timeout(head);
-                let max_wait = timeout.map_or(max_wait, |timeout| max_wait.at_most(timeout));
-                self.decide_or_wait(max_wait, bill)
-            }
-            asked => self.verdict(asked, bill),
+        if self.dry_run || !self.may_wait(max_wait, bill) {
+            return self.decide_at_once(bill);
         }
+        // After the timeout of the caller, a reservation would pass unused.
+        let timeout = P::timeout(head);
+        let max_wait = timeout.map_or(max_wait, |timeout| max_wait.at_most(timeout));
+        self.decide_or_wait(max_wait, bill)
     }
 
     /// Decides about a request that may not wait for units.
-    fn decide_at_once(&self, bill: &mut Bill) -> Verdict {
-        let asked = self.ask(MaxWait::NONE, false, bill);
-        self.verdict(asked, bill)
-    }
-
-    /// Admits or denies a request that does not wait for units.
     #[inline]
-    fn verdict(&self, asked: Asked, bill: &mut Bill) -> Verdict {
-        match asked {
-            Asked::Later(answer) => self.wait(bill, answer, MaxWait::NONE, None),
-            _ if bill.decision().is_some_and(Decision::is_allowed) => Ok(None),
-            _ => Err(None),
+    fn decide_at_once(&self, bill: &mut Bill) -> Verdict {
+        match self.ask(MaxWait::NONE, bill) {
+            Some(answer) => self.wait(bill, answer, MaxWait::NONE, None),
+            None if bill.decision().is_some_and(Decision::is_allowed) => Ok(None),
+            None => Err(None),
         }
     }
 
@@ -215,7 +210,7 @@ impl<P: ProtocolBase> Shared<P> {
                 Some(slot)
             }
         };
-        if let Asked::Later(answer) = self.ask(max_wait, false, bill) {
+        if let Some(answer) = self.ask(max_wait, bill) {
             return self.wait(bill, answer, max_wait, slot);
         }
         match bill.outcome.take_if(|outcome| !outcome.decision.proceeds_immediately()) {
