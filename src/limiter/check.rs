@@ -2,6 +2,7 @@
 //! that wait and hold, and `reservation.rs` the call that reserves.
 
 use std::{
+    borrow::Cow,
     pin::Pin,
     task::{Context, Poll, Waker},
     time::Duration,
@@ -338,7 +339,10 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             units,
             MaxWait::DEFAULT,
             |outcome| done(outcome.decision),
-            |answer| polled(self.poll_answer(cx, limiter, key.clone(), units, answer)),
+            |answer| {
+                let charge = || Cow::Owned(Charge::of_units(limiter, key.clone(), units));
+                polled(self.poll_answer(cx, charge, answer))
+            },
         )
     }
 
@@ -347,26 +351,18 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     fn poll_answer(
         &mut self,
         cx: &mut Context<'_>,
-        limiter: &'a Limiter,
-        key: Key<'k>,
-        units: u64,
+        charge: impl FnOnce() -> Cow<'a, Charge>,
         mut answer: StoreFuture<Outcome>,
     ) -> Poll<Result<Decision, Error>> {
         let polled = poll_outcome(&mut answer, cx);
         let is_pending = polled.is_pending();
-        if let Poll::Ready(Some(outcome)) = polled {
-            return Poll::Ready(Ok(outcome.decision));
-        }
-        let key = key.into_owned();
-        self.call.go_on(cx, is_pending, async move {
-            match answer.await {
-                Ok(outcome) => Ok(outcome.decision),
-                Err(error) => {
-                    let charge = Charge::of_units(limiter, key, units);
-                    charge.finish_check(StoreFuture::ready(Err(error))).await
-                }
+        match polled {
+            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(outcome.decision)),
+            _ => {
+                let charge = charge();
+                self.call.go_on(cx, is_pending, async move { charge.finish_check(answer).await })
             }
-        })
+        }
     }
 
     /// Decides about a charge, or goes on.
@@ -376,15 +372,9 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             return self.call.poll_rest(cx);
         };
         let charge = charge.with_cost(cost);
-        let mut answer = match charge.decide(Action::Check, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(Ok(outcome.decision)),
-            later => later,
-        };
-        let polled = poll_outcome(&mut answer, cx);
-        let is_pending = polled.is_pending();
-        match polled {
-            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(outcome.decision)),
-            _ => self.call.go_on(cx, is_pending, async move { charge.finish_check(answer).await }),
+        match charge.decide(Action::Check, MaxWait::DEFAULT).at_once() {
+            Ok(outcome) => Poll::Ready(Ok(outcome.decision)),
+            Err(answer) => self.poll_answer(cx, || charge, answer),
         }
     }
 }
