@@ -413,11 +413,6 @@ impl Limiter {
         self.0.taken.text
     }
 
-    /// Returns the name for as long as the process runs.
-    pub(super) fn static_name(&self) -> &'static str {
-        self.0.taken.text
-    }
-
     /// Returns the algorithm.
     ///
     /// # Examples

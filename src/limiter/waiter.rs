@@ -52,7 +52,7 @@ impl Charge {
     /// Reports that the request waits without a decision.
     fn report_undecided_wait(&self) -> Option<Wait> {
         let (limiter, ..) = self.held_parts().chain(self.own_parts()).next()?;
-        Wait::begin(limiter.observers(), limiter.static_name())
+        Wait::begin(limiter.observers(), limiter.current().settings.name)
     }
 
     /// Returns the units that `answer` spends, reserves or holds, in the background, and then drops
@@ -78,13 +78,13 @@ pub(crate) struct Waiter {
     /// `HOLD`, or `Check` if the request has no permit.
     action: Action,
     charge: Charge,
-    max_wait: MaxWait,
+    pub(super) max_wait: MaxWait,
     /// The longest wait of the last check.
     last_max_wait: MaxWait,
     max_lateness: Duration,
     slot: Option<WaitSlot>,
     /// The end of the wait, once it is known.
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// True if the caller waits for the reserved instant by itself, and for nothing else.
     leaves_delay: bool,
     /// A late request checks again only once.
@@ -94,9 +94,9 @@ pub(crate) struct Waiter {
     /// True if a denied request stands in a line.
     retries: bool,
     /// The number and the instant of the first poll, by which it stands there.
-    number: Option<(u64, Instant)>,
-    /// When the request began, if it waits for a store that fails.
-    waits_for_store: Option<Instant>,
+    first_poll: (u64, Instant),
+    /// True if the request waits for a store that fails.
+    waits_for_store: bool,
     /// Set by the first denial or failure. Boxed, as most requests have none.
     line: Option<Box<InLine>>,
     /// Set from the first sleep to the last one, if there is an observer.
@@ -124,10 +124,12 @@ impl Waiter {
         max_wait: MaxWait,
     ) -> Self {
         let deadline = charge.retry_deadline(max_wait);
+        let number = charge.lines().map_or(0, |lines| lines.next_number());
         Self {
             phase: Phase::Deciding(answer),
             action,
-            waits_for_store: charge.waits_for_store().then(Instant::now),
+            first_poll: (number, Instant::now()),
+            waits_for_store: charge.waits_for_store(),
             charge,
             max_wait,
             last_max_wait: max_wait,
@@ -138,7 +140,6 @@ impl Waiter {
             was_late: false,
             blocked_until: None,
             retries: deadline.is_some(),
-            number: None,
             line: None,
             wait: None,
         }
@@ -175,13 +176,9 @@ impl Waiter {
         self
     }
 
-    /// Takes a number, and stands in a line if others wait there.
+    /// Stands in a line if others wait there.
     fn enter(&mut self) -> Option<bool> {
-        let lines = self.charge.lines()?;
-        if !self.charge.is_immediate() {
-            self.number = Some((lines.next_number(), Instant::now())); // decisions take time
-        }
-        if lines.is_empty() || !self.charge.can_be_granted(self.action) {
+        if self.charge.lines()?.is_empty() || !self.charge.can_be_granted(self.action) {
             return None;
         }
         let entered = self.with_line(|line, _, deadline| line.enter(deadline))??;
@@ -197,14 +194,10 @@ impl Waiter {
         f: impl FnOnce(&mut InLine, &Charge, Option<Instant>) -> R,
     ) -> Option<R> {
         let charge = &self.charge;
-        let new = || {
-            let first_poll = || Some((charge.lines()?.next_number(), Instant::now()));
-            Some(Box::new(InLine::new(charge, self.number.or_else(first_poll)?)?))
-        };
-        let mut line = self.line.take().or_else(new)?;
-        let result = f(&mut line, charge, self.deadline);
-        self.line = Some(line);
-        Some(result)
+        if self.line.is_none() {
+            self.line = Some(Box::new(InLine::new(charge, self.first_poll)?));
+        }
+        Some(f(self.line.as_mut()?, charge, self.deadline))
     }
 
     /// Returns an admitted request.
@@ -227,7 +220,7 @@ impl Waiter {
 
     /// Sets whether the request waits for a store that fails, whatever the policy of its limiters.
     pub(crate) fn wait_for_store(mut self, waits: bool) -> Self {
-        self.waits_for_store = waits.then(Instant::now);
+        self.waits_for_store = waits;
         self
     }
 
@@ -372,8 +365,8 @@ impl Waiter {
     }
 
     fn denied(&mut self, decision: Decision) -> Option<Decision> {
-        let wait = if self.leaves_delay { 0 } else { self.charge.resolve(self.max_wait) };
-        if decision.waits_for_holds() && !self.retries && wait > 0 {
+        let wait = self.charge.resolve(self.max_wait);
+        if decision.waits_for_holds() && !self.retries && !self.leaves_delay && wait > 0 {
             // There is no instant to reserve before a hold ends.
             let wait = Duration::from_micros(wait);
             self.deadline.get_or_insert_with(|| after_decision(&decision, wait));
@@ -381,8 +374,7 @@ impl Waiter {
         }
         let stands =
             |line: &mut InLine, charge: &_, deadline| line.denied(charge, &decision, deadline);
-        let may_wait = self.retries && !self.leaves_delay;
-        let waits = may_wait && self.with_line(stands).unwrap_or(false);
+        let waits = self.retries && self.with_line(stands).unwrap_or(false);
         if !waits {
             (self.line, self.wait) = (None, None);
             // Unless its check has reported it: the request could wait then.
@@ -399,7 +391,7 @@ impl Waiter {
     /// Moves on after a failure, or returns it if the request does not wait for its store.
     fn failed(&mut self, error: Error) -> Option<Error> {
         let error = self.charge.name_failure(error);
-        let (Some(began), Error::Store(failure)) = (self.waits_for_store, &error) else {
+        let (true, Error::Store(failure)) = (self.waits_for_store, &error) else {
             return Some(error);
         };
         let wait = match self.max_wait {
@@ -407,7 +399,7 @@ impl Waiter {
             MaxWait::Default { .. } => self.charge.resolve(self.max_wait),
         };
         if wait < ENDLESS {
-            let deadline = || after(began, Duration::from_micros(wait));
+            let deadline = || after(self.first_poll.1, Duration::from_micros(wait));
             self.deadline.get_or_insert_with(deadline);
         }
         // A store in memory that is full has not failed, and Redis that decides otherwise than this
@@ -483,15 +475,6 @@ impl Waiter {
         let released = self.charge.begin_release(&outcome.receipts, None);
         let limit = (!released.is_empty()).then(|| Box::pin(sleep(RELEASE_TIMEOUT)));
         self.phase = Phase::Releasing(released, limit);
-    }
-
-    pub(super) fn max_wait(&self) -> MaxWait {
-        self.max_wait
-    }
-
-    /// Returns the end of the wait, once it is known.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.deadline
     }
 
     /// Returns the rest of the wait.
