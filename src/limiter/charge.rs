@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
-    handle::{AnyLimiter, ForeignLimiter, IntoLimiter, Limiter},
+    handle::{AnyLimiter, ForeignLimiter, IntoLimiter, Limiter, unheld},
     version::{MaxWait, Version},
 };
 use crate::{
@@ -505,7 +505,7 @@ impl Charge {
     /// Returns whether the costs are such that all limits can grant them to this action.
     pub(super) fn can_be_granted(&self, action: Action) -> bool {
         let can_hold = |part: &Part| action.holds() && part.limiter.can_hold();
-        self.costs().all(|cost| cost > 0)
+        self.parts.iter().all(|part| part.cost() > 0)
             && self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
             && self.parts.iter().all(|part| !part.holds() || can_hold(part))
     }
@@ -559,10 +559,6 @@ impl Charge {
 
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
         self.parts.iter().map(|part| &part.limiter)
-    }
-
-    pub(super) fn costs(&self) -> impl Iterator<Item = u64> {
-        self.parts.iter().map(Part::cost)
     }
 
     /// Returns whether each answer is there at once.
@@ -649,7 +645,7 @@ impl Charge {
             return fail(Error::HasEstimate { limiter: part.limiter.name().to_owned().into() });
         }
         if let Some(part) = self.only_part() {
-            let action = Part::action(action, part.holds());
+            let action = if part.holds() { action } else { unheld(action) };
             return part.limiter.decide(action, &part.key, part.cost(), max_wait);
         }
         let Some(first) = self.parts.first() else { return fail(Error::NoLimits) };
@@ -658,29 +654,28 @@ impl Charge {
         };
 
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
-        let mut versions = PerLimit::new();
+        let current = |part| Part::own(part).map(|(limiter, ..)| (limiter, limiter.current()));
+        let versions: PerLimit<_> = self.parts.iter().map(current).collect();
         let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
-        for part in &self.parts {
-            let limiter = match part.limiter.own() {
-                Some(limiter) if limiter.store().names().is_same(store.names()) => limiter,
+        for (part, version) in self.parts.iter().zip(&versions[..]) {
+            let version = match version {
+                Some((limiter, version)) if limiter.store().names().is_same(store.names()) => {
+                    version
+                }
                 _ => return fail(Error::DifferentStores),
             };
-            let current = limiter.current();
-            let version: &Version = &current;
-            let is_held = part.is_estimate || !version.spends;
-            if let Some(error) = version.refusal(Part::action(action, is_held), part.cost()) {
+            if let Some(error) = version.refusal(part.action(action, version), part.cost()) {
                 return fail(error);
             }
-            holds |= is_held;
+            holds |= part.is_held(version);
             wait = version.resolve(max_wait).max(wait);
-            reservable = version.resolve(MaxWait::LONGEST).min(reservable);
-            versions.push((limiter, current, is_held));
+            reservable = version.max_reservable.min(reservable);
         }
         let waits = (max_wait.is_asked_for() || holds) && wait > 0;
         let longest = if self.one_key && !holds { wait.min(reservable) } else { 0 };
         let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
-        for (part, (limiter, version, is_held)) in self.parts.iter().zip(&versions[..]) {
-            let action = Part::action(action, *is_held);
+        for (part, (limiter, version)) in self.parts.iter().zip(versions.iter().flatten()) {
+            let action = part.action(action, version);
             let limit = limiter.request(version, action, &part.key, part.cost(), longest);
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
@@ -690,7 +685,7 @@ impl Charge {
             limits.push(limit);
         }
         let (counts, reporting) = (self.counts, Reporting::of_waiting(waits));
-        let action = Part::action(action, false);
+        let action = unheld(action);
         store.decide(&StoreRequest { action, limits: &limits, reporting, counts })
     }
 
@@ -710,10 +705,14 @@ impl Part {
         self.is_estimate || self.limiter.only_holds()
     }
 
-    /// Returns the action of a request on a part.
-    #[inline]
-    fn action(action: Action, is_held: bool) -> Action {
-        if action.holds() && !is_held { Action::Check } else { action }
+    /// Returns whether the units are held by these settings.
+    fn is_held(&self, version: &Version) -> bool {
+        self.is_estimate || !version.spends
+    }
+
+    /// Returns the action of a request on this part.
+    fn action(&self, action: Action, version: &Version) -> Action {
+        if self.is_held(version) { action } else { unheld(action) }
     }
 
     fn cost(&self) -> u64 {

@@ -549,7 +549,7 @@ impl Limiter {
         // A request that holds units can wait for them without asking to.
         let waits = action.holds() || max_wait.is_asked_for();
         let reporting = Reporting::of_waiting(waits && longest > 0);
-        let action = if action.holds() { Action::Check } else { action };
+        let action = unheld(action);
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
     }
 
@@ -650,6 +650,12 @@ impl Limiter {
     pub(super) fn resolve(&self, max_wait: MaxWait) -> u64 {
         self.current().resolve(max_wait)
     }
+}
+
+/// Returns the action on a limit whose units are spent, of a request that holds others.
+#[inline]
+pub(super) fn unheld(action: Action) -> Action {
+    if action.holds() { Action::Check } else { action }
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {

@@ -22,7 +22,7 @@ pub(super) struct Version {
     pub(super) settings: Arc<Settings>,
     /// The wait of a check that does not specify one, in microseconds.
     default_wait: u64,
-    max_reservable: u64,
+    pub(super) max_reservable: u64,
     pub(super) max_cost: u64,
     /// False if units are only held.
     pub(super) spends: bool,
@@ -164,7 +164,6 @@ pub(crate) enum MaxWait {
 impl MaxWait {
     pub(crate) const DEFAULT: Self = Self::Default { at_most: ENDLESS };
     pub(crate) const NONE: Self = Self::UpTo(0);
-    pub(crate) const LONGEST: Self = Self::UpTo(ENDLESS);
 
     #[inline]
     pub(crate) fn up_to(time: Duration) -> Self {
