@@ -42,19 +42,6 @@ pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Charge {
-    /// Reports that the request waits after a decision.
-    fn report_wait(&self, decision: &Decision) -> Option<Wait> {
-        let limiter = decision.limiter();
-        let waiting = self.limiters().find(|target| target.name() == limiter)?;
-        Wait::begin(waiting.observers(), limiter)
-    }
-
-    /// Reports that the request waits without a decision.
-    fn report_undecided_wait(&self) -> Option<Wait> {
-        let (limiter, ..) = self.held_parts().chain(self.own_parts()).next()?;
-        Wait::begin(limiter.observers(), limiter.current().settings.name)
-    }
-
     /// Returns the units that `answer` spends, reserves or holds, in the background, and then drops
     /// `slot`.
     fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
@@ -183,7 +170,7 @@ impl Waiter {
         }
         let entered = self.with_line(|line, _, deadline| line.enter(deadline))??;
         if entered {
-            self.wait = self.charge.report_undecided_wait();
+            self.begin_wait(None);
         }
         Some(entered)
     }
@@ -346,7 +333,7 @@ impl Waiter {
         if self.is_too_late(lateness) {
             self.begin_release();
         } else if !decision.remaining_delay().is_zero() {
-            self.begin_wait(&decision);
+            self.begin_wait(Some(&decision));
             self.book(Instant::now() + decision.remaining_delay());
         }
         None
@@ -383,7 +370,7 @@ impl Waiter {
             }
             return Some(decision);
         }
-        self.begin_wait(&decision);
+        self.begin_wait(Some(&decision));
         self.phase = Phase::Waiting(Some(Ok(decision)));
         None
     }
@@ -411,9 +398,7 @@ impl Waiter {
             return Some(error);
         }
         log::hidden(failure);
-        if self.wait.is_none() {
-            self.wait = self.charge.report_undecided_wait();
-        }
+        self.begin_wait(None);
         self.phase = Phase::Waiting(Some(Err(error)));
         None
     }
@@ -424,10 +409,18 @@ impl Waiter {
         Reporting::of_waiting(could_wait).includes(denied)
     }
 
-    fn begin_wait(&mut self, decision: &Decision) {
-        if self.wait.is_none() {
-            self.wait = self.charge.report_wait(decision);
+    /// Reports that the request waits, if it has not begun to: for the limiter of a decision, or
+    /// without one for the first that holds units.
+    fn begin_wait(&mut self, decision: Option<&Decision>) {
+        let (wait, charge) = (&mut self.wait, &self.charge);
+        if wait.is_some() {
+            return;
         }
+        let mut own = charge.held_parts().chain(charge.own_parts());
+        let first = || own.next().map(|(limiter, ..)| limiter.current().settings.name);
+        let Some(name) = decision.map(Decision::limiter).or_else(first) else { return };
+        let waiting = charge.limiters().find(|limiter| limiter.name() == name);
+        *wait = waiting.and_then(|limiter| Wait::begin(limiter.observers(), name));
     }
 
     /// Sets the deadline of an admitted request, which counts from the first decision. Returns by
@@ -495,7 +488,7 @@ impl Waiter {
         let mut waiter = Self::admitted(charge, outcome);
         (waiter.max_wait, waiter.deadline) = (max_wait, deadline);
         if !decision.delay().is_zero() {
-            waiter.begin_wait(&decision);
+            waiter.begin_wait(Some(&decision));
             waiter.book(due);
         }
         waiter
