@@ -654,28 +654,30 @@ impl Charge {
         };
 
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
-        let current = |part| Part::own(part).map(|(limiter, ..)| (limiter, limiter.current()));
-        let versions: PerLimit<_> = self.parts.iter().map(current).collect();
+        let action_on = |is_held| if is_held { action } else { unheld(action) };
+        let mut versions = PerLimit::new();
         let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
-        for (part, version) in self.parts.iter().zip(&versions[..]) {
-            let version = match version {
-                Some((limiter, version)) if limiter.store().names().is_same(store.names()) => {
-                    version
-                }
+        for part in &self.parts {
+            let limiter = match part.limiter.own() {
+                Some(limiter) if limiter.store().names().is_same(store.names()) => limiter,
                 _ => return fail(Error::DifferentStores),
             };
-            if let Some(error) = version.refusal(part.action(action, version), part.cost()) {
+            let current = limiter.current();
+            let version: &Version = &current;
+            let is_held = part.is_estimate || !version.spends;
+            if let Some(error) = version.refusal(action_on(is_held), part.cost()) {
                 return fail(error);
             }
-            holds |= part.is_held(version);
+            holds |= is_held;
             wait = version.resolve(max_wait).max(wait);
             reservable = version.max_reservable.min(reservable);
+            versions.push((limiter, current, is_held));
         }
         let waits = (max_wait.is_asked_for() || holds) && wait > 0;
         let longest = if self.one_key && !holds { wait.min(reservable) } else { 0 };
         let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
-        for (part, (limiter, version)) in self.parts.iter().zip(versions.iter().flatten()) {
-            let action = part.action(action, version);
+        for (part, (limiter, version, is_held)) in self.parts.iter().zip(&versions[..]) {
+            let action = action_on(*is_held);
             let limit = limiter.request(version, action, &part.key, part.cost(), longest);
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
@@ -703,16 +705,6 @@ impl Part {
     /// Returns whether the units are held: those of an estimate, or at a time.
     fn holds(&self) -> bool {
         self.is_estimate || self.limiter.only_holds()
-    }
-
-    /// Returns whether the units are held by these settings.
-    fn is_held(&self, version: &Version) -> bool {
-        self.is_estimate || !version.spends
-    }
-
-    /// Returns the action of a request on this part.
-    fn action(&self, action: Action, version: &Version) -> Action {
-        if self.is_held(version) { action } else { unheld(action) }
     }
 
     fn cost(&self) -> u64 {

@@ -340,7 +340,8 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             MaxWait::DEFAULT,
             |outcome| done(outcome.decision),
             |answer| {
-                let charge = || Cow::Owned(Charge::of_units(limiter, key.clone(), units));
+                let key = key.clone();
+                let charge = move || Cow::Owned(Charge::of_units(limiter, key, units));
                 polled(self.poll_answer(cx, charge, answer))
             },
         )
@@ -372,9 +373,9 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             return self.call.poll_rest(cx);
         };
         let charge = charge.with_cost(cost);
-        match charge.decide(Action::Check, MaxWait::DEFAULT).at_once() {
-            Ok(outcome) => Poll::Ready(Ok(outcome.decision)),
-            Err(answer) => self.poll_answer(cx, || charge, answer),
+        match charge.decide(Action::Check, MaxWait::DEFAULT) {
+            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
+            answer => self.poll_answer(cx, || charge, answer),
         }
     }
 }

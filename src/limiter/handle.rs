@@ -77,23 +77,22 @@ pub(super) const DEFAULT_MAX_PER_KEY: usize = 100;
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<Inner>);
 
-/// A hold of an admitted request.
-pub(super) struct KeptHold {
+/// A hold of an admitted request, with the algorithm of the decision.
+pub(super) enum KeptHold {
     /// In a store that renews holds.
-    guard: Option<Box<dyn HoldGuard>>,
-    receipt: HoldReceipt,
-    /// The algorithm of the decision.
-    algorithm: Kind,
+    Renewed(Box<dyn HoldGuard>, Kind),
+    Lasting(HoldReceipt, Kind),
 }
 
 impl KeptHold {
     /// Returns whether units are spent at the end.
     pub(super) fn is_spent(&self) -> bool {
-        self.algorithm.spends()
+        let (Self::Renewed(_, algorithm) | Self::Lasting(_, algorithm)) = self;
+        algorithm.spends()
     }
 
     pub(super) fn is_expired(&self) -> bool {
-        self.guard.as_ref().is_some_and(|guard| guard.is_expired())
+        matches!(self, Self::Renewed(guard, _) if guard.is_expired())
     }
 }
 
@@ -624,16 +623,19 @@ impl Limiter {
             receipt,
             age,
         });
-        KeptHold { guard, receipt, algorithm }
+        match guard {
+            Some(guard) => KeptHold::Renewed(guard, algorithm),
+            None => KeptHold::Lasting(receipt, algorithm),
+        }
     }
 
     /// Ends a hold: `used` of its `units` were used, or more.
     #[inline]
     pub(super) fn end_hold(&self, hold: KeptHold, key: &Key<'_>, units: u64, used: u64) {
-        let KeptHold { guard, receipt, algorithm } = hold;
-        if let Some(guard) = guard {
-            return guard.end(used);
-        }
+        let (receipt, algorithm) = match hold {
+            KeptHold::Renewed(guard, _) => return guard.end(used),
+            KeptHold::Lasting(receipt, algorithm) => (receipt, algorithm),
+        };
         let (settings, observers) = (&self.current().settings, &self.0.observers);
         let ended = EndedHold { settings, algorithm, observers, key, receipt, units, used };
         self.0.store.end_hold(&ended);

@@ -242,7 +242,7 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
                     Err,
                 ) {
                     Ok(outcome) => Poll::Ready(Ok(Permit::admission(outcome, |outcome| {
-                        Holds::of(Some((limiter, || key.into_owned(), units)), outcome)
+                        Holds::of_one(limiter, key, units, outcome)
                     }))),
                     Err(answer) => {
                         let charge = Charge::new(limiter, key).estimate(units);

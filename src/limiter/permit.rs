@@ -279,9 +279,14 @@ impl Guard for Permit {
 
 impl Charge {
     /// Returns the units that an admitted request holds.
-    pub(crate) fn holds(&self, outcome: &Outcome) -> Holds {
-        let own = self.own_parts().map(|(limiter, key, units)| (limiter, || key.clone(), units));
-        Holds { is_counted: !self.is_exempt(), ..Holds::of(own, outcome) }
+    pub(crate) fn holds(&self, Outcome { decision, receipts }: &Outcome) -> Holds {
+        // A foreign limiter shares no charge.
+        let held = self.own_parts().enumerate().filter_map(|(index, (limiter, key, units))| {
+            let Receipt::Hold(receipt, algorithm) = receipts.get(index) else { return None };
+            let taken = (receipt, algorithm, decision.age());
+            Some(HeldUnits::new(limiter, key.clone(), units, taken))
+        });
+        Holds { parts: held.collect(), is_counted: !self.is_exempt() }
     }
 }
 
@@ -295,20 +300,16 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// Returns what an admitted request holds of these limiters, keys and units. A foreign limiter
-    /// holds nothing, and shares no charge.
+    /// Returns the units of one limiter, of an admitted request.
     #[inline]
-    pub(crate) fn of<'a, K: FnOnce() -> Key<'static>>(
-        own: impl IntoIterator<Item = (&'a Limiter, K, u64)>,
-        Outcome { decision, receipts }: &Outcome,
-    ) -> Self {
-        let mut parts = SmallVec::new();
-        for (index, (limiter, key, units)) in own.into_iter().enumerate() {
-            if let Receipt::Hold(receipt, algorithm) = receipts.get(index) {
-                let taken = (receipt, algorithm, decision.age());
-                parts.push(HeldUnits::new(limiter, key(), units, taken));
+    pub(crate) fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, outcome: &Outcome) -> Self {
+        let parts = match outcome.receipts.get(0) {
+            Receipt::Hold(receipt, algorithm) => {
+                let taken = (receipt, algorithm, outcome.decision.age());
+                SmallVec::from([HeldUnits::new(limiter, key.into_owned(), units, taken)])
             }
-        }
+            _ => SmallVec::new(),
+        };
         Self { parts, is_counted: true }
     }
 

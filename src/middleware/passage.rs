@@ -271,7 +271,8 @@ impl<P: ProtocolBase> Shared<P> {
         let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
         let holds = match (allowed, mem::replace(&mut bill.price, Price::Exempt), self.limiter()) {
             (Some(outcome), Price::Units(key, cost), Some(limiter)) => {
-                Holds::of(limiter.own().map(|own| (own, || key, cost)), outcome)
+                let own = limiter.own().map(|own| Holds::of_one(own, key, cost, outcome));
+                own.unwrap_or_default() // a foreign limiter holds nothing
             }
             (allowed, Price::Charge(charge), _) => {
                 let holds = allowed.map(|outcome| charge.holds(outcome)).unwrap_or_default();
