@@ -2,7 +2,6 @@
 //! that wait and hold, and `reservation.rs` the call that reserves.
 
 use std::{
-    borrow::Cow,
     pin::Pin,
     task::{Context, Poll, Waker},
     time::Duration,
@@ -339,11 +338,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             units,
             MaxWait::DEFAULT,
             |outcome| done(outcome.decision),
-            |answer| {
-                let key = key.clone();
-                let charge = move || Cow::Owned(Charge::of_units(limiter, key, units));
-                polled(self.poll_answer(cx, charge, answer))
-            },
+            |answer| polled(self.poll_answer(cx, limiter, key.clone(), units, answer)),
         )
     }
 
@@ -352,18 +347,26 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     fn poll_answer(
         &mut self,
         cx: &mut Context<'_>,
-        charge: impl FnOnce() -> Cow<'a, Charge>,
+        limiter: &'a Limiter,
+        key: Key<'k>,
+        units: u64,
         mut answer: StoreFuture<Outcome>,
     ) -> Poll<Result<Decision, Error>> {
         let polled = poll_outcome(&mut answer, cx);
         let is_pending = polled.is_pending();
-        match polled {
-            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(outcome.decision)),
-            _ => {
-                let charge = charge();
-                self.call.go_on(cx, is_pending, async move { charge.finish_check(answer).await })
-            }
+        if let Poll::Ready(Some(outcome)) = polled {
+            return Poll::Ready(Ok(outcome.decision));
         }
+        let key = key.into_owned();
+        self.call.go_on(cx, is_pending, async move {
+            match answer.await {
+                Ok(outcome) => Ok(outcome.decision),
+                Err(error) => {
+                    let charge = Charge::of_units(limiter, key, units);
+                    charge.finish_check(StoreFuture::ready(Err(error))).await
+                }
+            }
+        })
     }
 
     /// Decides about a charge, or goes on.
@@ -373,9 +376,15 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             return self.call.poll_rest(cx);
         };
         let charge = charge.with_cost(cost);
-        match charge.decide(Action::Check, MaxWait::DEFAULT) {
-            StoreFuture::Ready(Some(Ok(outcome))) => Poll::Ready(Ok(outcome.decision)),
-            answer => self.poll_answer(cx, || charge, answer),
+        let mut answer = match charge.decide(Action::Check, MaxWait::DEFAULT) {
+            StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(Ok(outcome.decision)),
+            later => later,
+        };
+        let polled = poll_outcome(&mut answer, cx);
+        let is_pending = polled.is_pending();
+        match polled {
+            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(outcome.decision)),
+            _ => self.call.go_on(cx, is_pending, async move { charge.finish_check(answer).await }),
         }
     }
 }
