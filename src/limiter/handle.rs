@@ -552,8 +552,8 @@ impl Limiter {
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
     }
 
-    /// Decides by a version of the settings, and writes an outcome that is there at once. Returns an
-    /// answer that comes later.
+    /// Decides by a version of the settings, and writes an outcome that is there at once. Returns
+    /// an answer that comes later.
     #[inline(always)]
     fn ask(
         &self,
