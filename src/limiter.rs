@@ -42,7 +42,6 @@ pub use self::{
     reservation::Reservation,
 };
 pub(crate) use self::{
-    handle::Asked,
     permit::Holds,
     recovery::Recovery,
     version::MaxWait,

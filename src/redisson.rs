@@ -206,7 +206,7 @@ pub use crate::error::RateLimiterError;
 use crate::{
     error::Error,
     observe::LimiterObservers,
-    store::{Deadline, RedisStore, Store, StoreFuture},
+    store::{Deadline, RedisStore, StoreCalls, StoreFuture},
     sync::lock,
 };
 

@@ -1,9 +1,10 @@
 //! Stores, which keep the counts: in memory or in Redis, chosen in the code or, by [`connect`], at
 //! run time.
 
-// The trait is the one door to all of them.
+// The trait `StoreCalls` is the one door to all of them.
 
 mod bookings;
+mod calls;
 mod connect;
 #[cfg(feature = "redis")]
 mod denials;
@@ -21,13 +22,11 @@ mod tally;
 mod turns;
 
 use std::{
-    fmt, future, mem,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     time::{self, Duration},
 };
-
-use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
 pub(crate) use self::health::Status;
@@ -43,10 +42,11 @@ pub use self::redis::{KeyScan, RedisConfig, RedisStore};
 pub(crate) use self::request::KeptLimit;
 pub(crate) use self::{
     bookings::{Booking, BookingGroup, Bookings, Offer},
-    hold::{EndedHold, HoldGuard, LatestSettings, RenewableHold},
+    calls::StoreCalls,
+    hold::{EndedHold, HoldGuard, RenewableHold},
     lines::{LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
-    request::{LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
+    request::{LatestSettings, LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,
     turns::yield_time,
 };
@@ -56,7 +56,7 @@ pub use self::{
     memory::{MemoryStore, WhenFull},
 };
 use crate::{
-    algorithm::{Action, Release},
+    algorithm::Action,
     decision::{Decision, Outcome},
     error::Error,
     keys::Key,
@@ -98,96 +98,10 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
             store again, as clones share their counts"
 )]
 pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
-    /// Decides, and changes the counts, in one atomic step: the one way to a decision. A request
-    /// has at least one limit; its limits are of this store and differ from each other. The store
-    /// bounds the time of the answer. If the future is dropped, the request may have been counted.
-    ///
-    /// A limiter has an [`AnyStore`], which also [reports](Reporting) the answer; a store does not.
-    #[doc(hidden)]
-    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome>;
-
-    /// Returns units that a request of a key has spent or reserved, in the background, if possible.
-    /// The release names the request by the instant in its receipt. Until it is sent, others can
-    /// take the reservation of an offer. The result completes when the units are back; the release
-    /// continues if it is dropped.
-    #[doc(hidden)]
-    fn release_in_background(
-        &self,
-        settings: &Arc<Settings>,
-        key: &Key<'_>,
-        release: Release,
-        offer: Option<Arc<Offer>>,
-    ) -> Option<Task>;
-
-    /// Keeps an admitted hold until its guard ends it. `None` if this store renews no holds: then
-    /// [`end_hold`](Store::end_hold) ends it.
-    #[doc(hidden)]
-    fn keep_hold(&self, _hold: &dyn Fn() -> RenewableHold) -> Option<Box<dyn HoldGuard>> {
-        None
-    }
-
-    /// Ends a hold that the store has not kept. It does not wait, and cannot fail.
-    #[doc(hidden)]
-    fn end_hold(&self, _hold: &EndedHold<'_>) {}
-
-    /// Forgets a key.
-    #[doc(hidden)]
-    fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()>;
-
-    /// Returns the end of the block of a key, if the store knows the block without a call.
-    #[doc(hidden)]
-    fn blocked_until(&self, _settings: &Arc<Settings>, _key: &Key<'_>) -> Option<Instant> {
-        None
-    }
-
-    /// Runs a task that waits for answers of this store to its end, if a runtime lives that long.
-    #[doc(hidden)]
-    fn spawn_background(&self, task: Task);
-
-    /// Waits until all that was returned in the background is back, or was given up.
-    #[doc(hidden)]
-    fn flush(&self) -> Task {
-        Box::pin(future::ready(()))
-    }
-
-    /// Proves that the store can decide.
-    #[doc(hidden)]
-    fn ping(&self) -> Ping {
-        Box::pin(future::ready(Ok(())))
-    }
-
-    /// Returns the state of the store, without a call.
-    #[doc(hidden)]
-    fn health(&self) -> Health {
-        Health::ready()
-    }
-
-    /// Returns the registry of the names of the limiters over this store. Two stores are the same,
-    /// and decide together, if they share it.
-    #[doc(hidden)]
-    fn names(&self) -> &Names;
-
-    /// Returns the observers that the limiters over the store inherit.
-    #[doc(hidden)]
-    fn observers(&self) -> Observers;
-
-    #[doc(hidden)]
-    fn add_observer(&self, observer: Arc<dyn Observer>);
-
-    /// Returns the store that decides about fractions of the quotas while this one fails; `None`
-    /// if no other store would be better.
-    #[doc(hidden)]
-    fn fallback(&self) -> Option<&MemoryStore> {
-        None
-    }
-
     #[doc(hidden)]
     fn into_any(self) -> AnyStore
     where
-        Self: Sized,
-    {
-        AnyStore::Dyn(Arc::new(self))
-    }
+        Self: Sized;
 }
 
 impl Sealed for AnyStore {}
@@ -223,10 +137,9 @@ impl AnyStore {
         };
         later(answer)
     }
-}
 
-impl Store for AnyStore {
-    fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
+    /// Decides, and reports the answer.
+    pub(crate) fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let mut answer = match self {
             Self::Memory(store) => store.decide(request),
             Self::Dyn(store) => store.decide(request),
@@ -235,76 +148,35 @@ impl Store for AnyStore {
         answer
     }
 
-    fn release_in_background(
-        &self,
-        settings: &Arc<Settings>,
-        key: &Key<'_>,
-        release: Release,
-        offer: Option<Arc<Offer>>,
-    ) -> Option<Task> {
-        self.as_dyn().release_in_background(settings, key, release, offer)
-    }
-
+    /// See [`StoreCalls::keep_hold`].
     #[inline]
-    fn keep_hold(&self, hold: &dyn Fn() -> RenewableHold) -> Option<Box<dyn HoldGuard>> {
+    pub(crate) fn keep_hold(&self, hold: &dyn Fn() -> RenewableHold) -> Option<Box<dyn HoldGuard>> {
         match self {
             Self::Memory(store) => store.keep_hold(hold),
             Self::Dyn(store) => store.keep_hold(hold),
         }
     }
 
+    /// See [`StoreCalls::end_hold`].
     #[inline]
-    fn end_hold(&self, hold: &EndedHold<'_>) {
+    pub(crate) fn end_hold(&self, hold: &EndedHold<'_>) {
         match self {
             Self::Memory(store) => store.end_hold(hold),
             Self::Dyn(store) => store.end_hold(hold),
         }
     }
 
-    fn reset(&self, settings: &Arc<Settings>, key: &Key<'_>) -> StoreFuture<()> {
-        self.as_dyn().reset(settings, key)
-    }
-
-    fn blocked_until(&self, settings: &Arc<Settings>, key: &Key<'_>) -> Option<Instant> {
-        self.as_dyn().blocked_until(settings, key)
-    }
-
-    fn spawn_background(&self, task: Task) {
-        self.as_dyn().spawn_background(task);
-    }
-
-    fn flush(&self) -> Task {
-        self.as_dyn().flush()
-    }
-
-    fn ping(&self) -> Ping {
-        self.as_dyn().ping()
-    }
-
-    fn health(&self) -> Health {
-        self.as_dyn().health()
-    }
-
+    /// See [`StoreCalls::names`].
     #[inline]
-    fn names(&self) -> &Names {
+    pub(crate) fn names(&self) -> &Names {
         match self {
             Self::Memory(store) => store.names(),
             Self::Dyn(store) => store.names(),
         }
     }
+}
 
-    fn observers(&self) -> Observers {
-        self.as_dyn().observers()
-    }
-
-    fn add_observer(&self, observer: Arc<dyn Observer>) {
-        self.as_dyn().add_observer(observer);
-    }
-
-    fn fallback(&self) -> Option<&MemoryStore> {
-        self.as_dyn().fallback()
-    }
-
+impl Store for AnyStore {
     fn into_any(self) -> AnyStore {
         self
     }
@@ -350,7 +222,7 @@ pub enum AnyStore {
     Memory(MemoryStore),
     /// Another store.
     #[doc(hidden)]
-    Dyn(Arc<dyn Store>),
+    Dyn(Arc<dyn StoreCalls>),
 }
 
 impl AnyStore {
@@ -450,7 +322,7 @@ impl AnyStore {
 
     /// Returns the store, for calls other than decisions.
     #[inline]
-    pub(crate) fn as_dyn(&self) -> &dyn Store {
+    pub(crate) fn as_dyn(&self) -> &dyn StoreCalls {
         match self {
             Self::Memory(store) => store,
             Self::Dyn(store) => &**store,

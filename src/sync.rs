@@ -1,6 +1,7 @@
 //! Locks, calls of foreign code, and polls.
 
 use std::{
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, MutexGuard, PoisonError},
     task::Waker,
@@ -12,6 +13,14 @@ pub(crate) const POLLED: &str = "polled after completion";
 /// Returns what is in a mutex that is never locked: it only makes its owner `Sync`.
 pub(crate) fn get_mut<T: ?Sized>(mutex: &mut Mutex<T>) -> &mut T {
     mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts a value into an empty place.
+#[inline(always)]
+pub(crate) fn fill<T>(place: &mut Option<T>, value: T) {
+    debug_assert!(place.is_none());
+    // Not assigned: the drop of the value before, which is none, takes a copy.
+    mem::forget(place.replace(value));
 }
 
 /// Locks a mutex, even after a panic elsewhere: the data behind the locks of this crate is valid at

@@ -219,7 +219,7 @@ impl Limiters {
             changes.into_iter().for_each(|(limiter, change)| limiter.settings_changed(change));
         });
         let error = result.as_ref().err();
-        self.store.observers().report(&Event::Reloaded { error });
+        self.store.as_dyn().observers().report(&Event::Reloaded { error });
         log::reloaded(error);
         result
     }
@@ -230,7 +230,7 @@ impl Limiters {
         let known: BTreeSet<String> = lock(&self.by_name).keys().cloned().collect();
         let names = limits.iter().map(|(name, _)| name).filter(|name| !known.contains(*name));
         let names = names.map(Names::text_of);
-        let observers = self.store.observers();
+        let observers = self.store.as_dyn().observers();
         names.map(|name| (name, LimiterObservers::new(observers.clone(), name))).collect()
     }
 

@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::{Event, log},
-    store::{Store, report_failed},
+    store::report_failed,
 };
 
 impl Limiter {
@@ -242,7 +242,7 @@ impl Limiter {
     /// As for [`check`](Limiter::check).
     pub async fn reset(&self, key: impl Into<Key<'_>>) -> Result<(), Error> {
         let key = key.into();
-        let answer = self.store().reset(&self.current().settings, &key);
+        let answer = self.store().as_dyn().reset(&self.current().settings, &key);
         let report = |error: &_| report_failed(self.observers(), self.name(), "reset", error);
         answer.await.inspect_err(report)?;
         self.report_change(&Event::Reset { limiter: self.name(), key: &key });

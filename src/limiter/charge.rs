@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{
-    handle::{AnyLimiter, ForeignLimiter, IntoLimiter, Limiter},
+    handle::{AnyLimiter, ForeignLimiter, IntoLimiter, Limiter, unheld},
     version::{MaxWait, Version},
 };
 use crate::{
@@ -16,9 +16,7 @@ use crate::{
     error::Error,
     keys::Key,
     observe::Observers,
-    store::{
-        LimitRequest, Offer, Reporting, Store, StoreFuture, StoreRequest, Task, report_decided,
-    },
+    store::{LimitRequest, Offer, Reporting, StoreFuture, StoreRequest, Task, report_decided},
 };
 
 /// The charge of a request: its limits, keys and costs.
@@ -508,7 +506,7 @@ impl Charge {
     /// Returns whether the costs are such that all limits can grant them to this action.
     pub(super) fn can_be_granted(&self, action: Action) -> bool {
         let can_hold = |part: &Part| action.holds() && part.limiter.can_hold();
-        self.costs().all(|cost| cost > 0)
+        self.parts.iter().all(|part| part.cost() > 0)
             && self.own_parts().all(|(limiter, _, cost)| cost <= limiter.max_cost())
             && self.parts.iter().all(|part| !part.holds() || can_hold(part))
     }
@@ -516,7 +514,7 @@ impl Charge {
     /// Returns the decision of a request that proceeds uncounted; `None` if the quota is unknown.
     pub(crate) fn uncounted_decision(&self) -> Option<Decision> {
         let part = self.parts.first()?;
-        Some(part.limiter.own()?.uncounted(part.cost()))
+        Some(Decision::uncounted(part.limiter.own()?.current().settings.policy(part.cost())))
     }
 
     /// Returns the units that a request has taken, in the background, if possible.
@@ -562,10 +560,6 @@ impl Charge {
 
     pub(crate) fn limiters(&self) -> impl Iterator<Item = &AnyLimiter> {
         self.parts.iter().map(|part| &part.limiter)
-    }
-
-    pub(super) fn costs(&self) -> impl Iterator<Item = u64> {
-        self.parts.iter().map(Part::cost)
     }
 
     /// Returns whether each answer is there at once.
@@ -652,7 +646,7 @@ impl Charge {
             return fail(Error::HasEstimate { limiter: part.limiter.name().to_owned().into() });
         }
         if let Some(part) = self.only_part() {
-            let action = Part::action(action, part.holds());
+            let action = if part.holds() { action } else { unheld(action) };
             return part.limiter.decide(action, &part.key, part.cost(), max_wait);
         }
         let Some(first) = self.parts.first() else { return fail(Error::NoLimits) };
@@ -661,6 +655,7 @@ impl Charge {
         };
 
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
+        let action_on = |is_held| if is_held { action } else { unheld(action) };
         let mut versions = PerLimit::new();
         let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
         for part in &self.parts {
@@ -671,19 +666,19 @@ impl Charge {
             let current = limiter.current();
             let version: &Version = &current;
             let is_held = part.is_estimate || !version.spends;
-            if let Some(error) = version.refusal(Part::action(action, is_held), part.cost()) {
+            if let Some(error) = version.refusal(action_on(is_held), part.cost()) {
                 return fail(error);
             }
             holds |= is_held;
             wait = version.resolve(max_wait).max(wait);
-            reservable = version.resolve(MaxWait::LONGEST).min(reservable);
+            reservable = version.max_reservable.min(reservable);
             versions.push((limiter, current, is_held));
         }
         let waits = (max_wait.is_asked_for() || holds) && wait > 0;
         let longest = if self.one_key && !holds { wait.min(reservable) } else { 0 };
         let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
         for (part, (limiter, version, is_held)) in self.parts.iter().zip(&versions[..]) {
-            let action = Part::action(action, *is_held);
+            let action = action_on(*is_held);
             let limit = limiter.request(version, action, &part.key, part.cost(), longest);
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
@@ -693,7 +688,7 @@ impl Charge {
             limits.push(limit);
         }
         let (counts, reporting) = (self.counts, Reporting::of_waiting(waits));
-        let action = Part::action(action, false);
+        let action = unheld(action);
         store.decide(&StoreRequest { action, limits: &limits, reporting, counts })
     }
 
@@ -711,12 +706,6 @@ impl Part {
     /// Returns whether the units are held: those of an estimate, or at a time.
     fn holds(&self) -> bool {
         self.is_estimate || self.limiter.only_holds()
-    }
-
-    /// Returns the action of a request on a part.
-    #[inline]
-    fn action(action: Action, is_held: bool) -> Action {
-        if action.holds() && !is_held { Action::Check } else { action }
     }
 
     fn cost(&self) -> u64 {

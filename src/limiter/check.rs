@@ -12,7 +12,7 @@ use super::{
     call::{BEGUN, Call, poll_outcome},
     charge::Charge,
     handle::Limiter,
-    recovery::Recovered,
+    recovery::Recovery,
     version::MaxWait,
 };
 use crate::{
@@ -145,8 +145,8 @@ impl Charge {
             Err(error) => error,
         };
         match self.recover_by_limiter(error)? {
-            Recovered::Uncounted(decision) => Ok(decision),
-            Recovered::Fallback(charge) => {
+            Recovery::Uncounted(decision) => decision.ok_or(Error::NoLimits),
+            Recovery::Fallback(charge) => {
                 Ok(charge.decide(Action::Check, MaxWait::DEFAULT).await?.decision)
             }
         }

@@ -3,9 +3,7 @@
 //! `AnyLimiter` is a `Limiter`, or one in a foreign format, which the rest of the crate reaches
 //! through `ForeignLimiter` alone.
 
-use std::{fmt, mem, sync::Arc, time::Duration};
-
-use tokio::time::Instant;
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     backoff::Backoff,
@@ -13,16 +11,17 @@ use super::{
     version::{Current, MaxWait, Version, Versions},
 };
 use crate::{
-    algorithm::{self, Action, Algorithm, HoldReceipt, Kind, Params},
-    decision::{Decision, Outcome, Receipt, Source},
+    algorithm::{self, Action, Algorithm, HoldReceipt, Kind, Params, Release},
+    decision::{Outcome, Receipt, Source},
     error::ConfigError,
     keys::Key,
     observe::{Event, LimiterObservers, log},
     quota::{self, Quota},
     store::{
-        AnyStore, EndedHold, HoldGuard, LatestSettings, LimitRequest, Lines, Name, Offer,
-        RenewableHold, Reporting, Settings, Store, StoreFuture, StoreRequest, Task,
+        AnyStore, EndedHold, HoldGuard, LimitRequest, Lines, Name, Offer, RenewableHold, Reporting,
+        Settings, Store, StoreCalls, StoreFuture, StoreRequest, Task,
     },
+    sync::fill,
 };
 
 /// The lifetime of a hold, if no setting changes it. It must be well above the longest pause of a
@@ -166,7 +165,8 @@ impl Limiter {
         quota: Quota,
     ) -> Result<Self, ConfigError> {
         let store = store.into_any();
-        let of_store = |store: &AnyStore, name| LimiterObservers::new(store.observers(), name);
+        let of_store =
+            |store: &AnyStore, name| LimiterObservers::new(store.as_dyn().observers(), name);
         Self::with_observers(name, store, algorithm, quota, of_store)
     }
 
@@ -180,8 +180,8 @@ impl Limiter {
     ) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
         check_name(name)?;
-        let names = store.as_dyn().names();
-        let taken = names
+        let taken = store
+            .names()
             .take(name)
             .ok_or_else(|| ConfigError::NameTaken { limiter: name.to_owned().into() })?;
         let settings = Settings::new(taken.text, algorithm, quota, params, Source::Store);
@@ -364,14 +364,14 @@ impl Limiter {
     /// Returns the limiter with a fraction of the quota over the fallback of the store, if there is
     /// one. Calls with the same fraction share counts.
     pub(super) fn fallback(&self, fraction: f64) -> Option<Self> {
-        let store = self.0.store.as_dyn().fallback()?.clone();
+        let store = self.0.store.as_dyn().fallback()?;
         let version = self.current();
         let new = || Self::fallback_settings(&version.settings, fraction).map(Arc::new);
         // A key in memory is counted faster by settings that have counted it before.
         let (known, settings) = version.fallback.get_or_init(|| (fraction, new()));
         let settings = if *known == fraction { settings.clone() } else { new() };
         let (taken, observers) = (self.0.taken.clone(), self.0.observers.clone());
-        Some(Self::assemble(store.into_any(), taken, settings?, observers))
+        Some(Self::assemble(store, taken, settings?, observers))
     }
 
     fn fallback_settings(settings: &Settings, fraction: f64) -> Option<Settings> {
@@ -410,11 +410,6 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.taken.text
-    }
-
-    /// Returns the name for as long as the process runs.
-    pub(super) fn static_name(&self) -> &'static str {
         self.0.taken.text
     }
 
@@ -478,23 +473,13 @@ impl Limiter {
         self.current().settings.params
     }
 
-    /// Returns the decision about a request that proceeds uncounted.
-    pub(super) fn uncounted(&self, cost: u64) -> Decision {
-        Decision::uncounted(self.current().settings.policy(cost))
-    }
-
     pub(super) fn store(&self) -> &AnyStore {
         &self.0.store
     }
 
     /// Returns the lines of the requests of this process that wait.
     pub(super) fn lines(&self) -> &Arc<Lines> {
-        self.0.store.as_dyn().names().lines()
-    }
-
-    /// Returns the end of the block of a key, if this process knows the block.
-    pub(super) fn blocked_until(&self, key: &Key<'_>) -> Option<Instant> {
-        self.0.store.as_dyn().blocked_until(&self.current().settings, key)
+        self.0.store.names().lines()
     }
 
     pub(super) fn backoff(&self) -> &Backoff {
@@ -564,11 +549,12 @@ impl Limiter {
         // A request that holds units can wait for them without asking to.
         let waits = action.holds() || max_wait.is_asked_for();
         let reporting = Reporting::of_waiting(waits && longest > 0);
-        let action = if action.holds() { Action::Check } else { action };
+        let action = unheld(action);
         self.0.store.decide_then(&StoreRequest::new(action, &[limit], reporting), done, later)
     }
 
-    /// Decides by a version of the settings, and writes an outcome that is there at once.
+    /// Decides by a version of the settings, and writes an outcome that is there at once. Returns
+    /// an answer that comes later.
     #[inline(always)]
     fn ask(
         &self,
@@ -578,15 +564,13 @@ impl Limiter {
         cost: u64,
         max_wait: MaxWait,
         outcome: &mut Option<Outcome>,
-    ) -> Asked {
+    ) -> Option<StoreFuture<Outcome>> {
         let done = |decided| {
-            Asked::decided(decided, outcome);
+            fill(outcome, decided);
             None
         };
-        match self.decide_then(version, action, key, cost, max_wait, done, Some) {
-            Some(answer) => Asked::of(answer, outcome),
-            None => Asked::Decided,
-        }
+        let later = self.decide_then(version, action, key, cost, max_wait, done, Some);
+        later.and_then(|answer| answer.put_in(outcome))
     }
 
     /// Returns units that a request of the key has spent, reserved or held, in the background, if
@@ -599,22 +583,24 @@ impl Limiter {
         offer: Option<&Arc<Offer>>,
     ) -> Option<Task> {
         let (limiter, observers) = (self.name(), self.observers());
-        let report_released = || observers.report(&Event::Released { limiter, key, units });
-        if let Receipt::Hold(receipt, algorithm) = *receipt {
-            let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
-            self.end_hold(hold, key, units, 0);
-            report_released();
-            return None;
-        }
-        let version = self.current();
-        let release = version.release_of(receipt, units)?;
-        let is_reported = offer.is_none_or(|offer| !offer.is_exchanged());
-        let released = self.0.store.as_dyn();
-        let released =
-            released.release_in_background(&version.settings, key, release, offer.cloned());
-        if is_reported {
+        let settings = &self.current().settings;
+        let released = match *receipt {
+            Receipt::Hold(receipt, algorithm) => {
+                let hold = self.keep_hold(key, units, (receipt, algorithm, Duration::ZERO));
+                self.end_hold(hold, key, units, 0);
+                None
+            }
+            Receipt::At(instant, algorithm) if algorithm == settings.params.kind() => {
+                let instant = Some(instant as i64);
+                let release = Release { instant, units: algorithm::units(units) };
+                let store = self.0.store.as_dyn();
+                store.release_in_background(settings, key, release, offer.cloned())
+            }
+            _ => return None,
+        };
+        if offer.is_none_or(|offer| !offer.is_exchanged()) {
             // Last: an observer can panic.
-            report_released();
+            observers.report(&Event::Released { limiter, key, units });
         }
         released
     }
@@ -628,21 +614,15 @@ impl Limiter {
         units: u64,
         (receipt, algorithm, age): (HoldReceipt, Kind, Duration),
     ) -> KeptHold {
-        let Inner { store, hold_lifetime, observers, versions, .. } = &*self.0;
-        let guard = store.keep_hold(&|| {
-            // Not the limiter: the store would keep itself alive.
-            let versions = versions.clone();
-            let latest = move || versions.settings_of(algorithm);
-            RenewableHold {
-                settings: latest(),
-                latest: LatestSettings(Arc::new(latest)),
-                observers: (**observers).clone(),
-                key: key.clone().into_owned(),
-                units,
-                lifetime: *hold_lifetime,
-                receipt,
-                age,
-            }
+        let Inner { store, hold_lifetime, observers, .. } = &*self.0;
+        let guard = store.keep_hold(&|| RenewableHold {
+            settings: self.current().settings.latest(algorithm),
+            observers: (**observers).clone(),
+            key: key.clone().into_owned(),
+            units,
+            lifetime: *hold_lifetime,
+            receipt,
+            age,
         });
         match guard {
             Some(guard) => KeptHold::Renewed(guard, algorithm),
@@ -675,6 +655,12 @@ impl Limiter {
     }
 }
 
+/// Returns the action on a limit whose units are spent, of a request that holds others.
+#[inline]
+pub(super) fn unheld(action: Action) -> Action {
+    if action.holds() { Action::Check } else { action }
+}
+
 pub(crate) fn check_name(name: &str) -> Result<(), ConfigError> {
     let is_valid = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
     match !name.is_empty() && name.len() <= 64 && name.bytes().all(is_valid) {
@@ -689,7 +675,7 @@ pub trait ForeignLimiter: fmt::Debug + Send + Sync {
     /// Returns the name, as clients see it.
     fn name(&self) -> &str;
 
-    fn store(&self) -> &dyn Store;
+    fn store(&self) -> &dyn StoreCalls;
 
     fn observers(&self) -> &LimiterObservers;
 
@@ -739,7 +725,7 @@ impl AnyLimiter {
         }
     }
 
-    pub(super) fn store(&self) -> &dyn Store {
+    pub(super) fn store(&self) -> &dyn StoreCalls {
         match &self.0 {
             AnyKind::Own(limiter) => limiter.store().as_dyn(),
             AnyKind::Foreign(limiter) => limiter.store(),
@@ -752,7 +738,7 @@ impl AnyLimiter {
     }
 
     /// Returns the limiter, if its store can decide about several limiters together.
-    pub(super) fn own(&self) -> Option<&Limiter> {
+    pub(crate) fn own(&self) -> Option<&Limiter> {
         if let AnyKind::Own(limiter) = &self.0 { Some(limiter) } else { None }
     }
 
@@ -779,7 +765,7 @@ impl AnyLimiter {
     }
 
     /// Decides about a request, whose units are held if the limiter only holds units, else spent.
-    /// On the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
+    /// Writes an outcome that is there at once. Returns an answer that comes later.
     // One copy: the future of each layer would have its own.
     #[inline(never)]
     pub(crate) fn admit(
@@ -787,20 +773,15 @@ impl AnyLimiter {
         key: &Key<'_>,
         cost: u64,
         max_wait: MaxWait,
-        is_first: bool,
         outcome: &mut Option<Outcome>,
-    ) -> Asked {
+    ) -> Option<StoreFuture<Outcome>> {
         let limiter = match &self.0 {
             AnyKind::Own(limiter) => limiter,
-            AnyKind::Foreign(_) if is_first && self.resolve(max_wait) > 0 => return Asked::MayWait,
             AnyKind::Foreign(limiter) => {
-                return Asked::of(limiter.decide(Action::Check, key, cost), outcome);
+                return limiter.decide(Action::Check, key, cost).put_in(outcome);
             }
         };
         let version = &*limiter.current();
-        if is_first && version.resolve(max_wait) > 0 {
-            return Asked::MayWait;
-        }
         // With a constant action, most of a decision is left out.
         if version.spends {
             limiter.ask(version, Action::Check, key, cost, max_wait, outcome)
@@ -862,34 +843,6 @@ impl AnyLimiter {
     /// Returns the default number of requests of a key that can wait.
     pub(super) fn default_max_waiting(&self) -> usize {
         self.own().map_or(DEFAULT_MAX_PER_KEY, Limiter::default_max_waiting)
-    }
-}
-
-/// What came of a request to a limiter.
-pub(crate) enum Asked {
-    /// The outcome is written.
-    Decided,
-    /// Nothing was decided: the request may wait for units.
-    MayWait,
-    Later(StoreFuture<Outcome>),
-}
-
-impl Asked {
-    /// Writes an outcome that is there at once.
-    #[inline]
-    pub(crate) fn of(answer: StoreFuture<Outcome>, outcome: &mut Option<Outcome>) -> Self {
-        match answer.at_once() {
-            Ok(decided) => Self::decided(decided, outcome),
-            Err(answer) => Self::Later(answer),
-        }
-    }
-
-    #[inline(always)]
-    fn decided(decided: Outcome, outcome: &mut Option<Outcome>) -> Self {
-        debug_assert!(outcome.is_none());
-        // Not assigned: the drop of the value before, which is none, takes a copy.
-        mem::forget(outcome.replace(decided));
-        Self::Decided
     }
 }
 

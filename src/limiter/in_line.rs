@@ -18,10 +18,9 @@ use super::{charge::Charge, handle::Limiter, version::MaxWait};
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
-    quota::Quota,
     store::{
         BookingGroup, Bookings, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal,
-        Store, StoreFuture, after, yield_time,
+        StoreFuture, after, yield_time,
     },
     time::random_fraction,
 };
@@ -105,13 +104,6 @@ fn pace(limiter: &Limiter) -> Pace {
     Pace { quota: limiter.quota(), is_smooth: limiter.params().restores_evenly() }
 }
 
-/// Returns the time in which the quota restores the cost.
-fn gap(quota: Quota, cost: u64) -> Duration {
-    let micros = u128::from(cost) * quota.window().as_micros() / u128::from(quota.limit());
-    // A cost that the quota cannot grant can have a gap that is too long for a `Duration`.
-    Duration::from_micros(micros.try_into().unwrap_or(u64::MAX))
-}
-
 impl InLine {
     /// Returns a request with the number and the instant of its first poll.
     pub(crate) fn new(charge: &Charge, (number, began): (u64, Instant)) -> Option<Self> {
@@ -129,11 +121,11 @@ impl InLine {
 
     /// Returns the index of the limit that the decision is about.
     fn limit_of(&self, decision: &Decision) -> usize {
-        decision.limit_index().min(self.place.limits().len() - 1)
+        decision.limit_index().min(self.place.limits.len() - 1)
     }
 
     fn hold_retry(&self, limit: usize, waited: Duration) -> Duration {
-        self.place.lines().hold_retry(waited, self.place.limits()[limit].line)
+        self.place.lines.hold_retry(waited, self.place.limits[limit].line)
     }
 
     /// Returns the instant at which the request, or one that began to wait soon after it, checks
@@ -143,7 +135,8 @@ impl InLine {
         if !self.is_shared || decision.is_blocked() || charge.own_parts().next().is_none() {
             return at;
         }
-        let gap = gap(decision.quota(), decision.cost());
+        let pace = Pace { quota: decision.quota(), is_smooth: true };
+        let gap = pace.time_of(decision.cost());
         after(at, yield_time(at - self.began, gap))
     }
 
@@ -185,7 +178,7 @@ impl InLine {
             }
         }
         // At the end of a block, any number of units can be available.
-        let units = if denied.is_blocked() { MAX } else { self.place.limits()[limit].cost };
+        let units = if denied.is_blocked() { MAX } else { self.place.limits[limit].cost };
         let known = known.filter(|_| !waits_for_holds).map(|at| (at, units));
         self.place.denied(Refusal { limit, due, known, pace: Some(pace) }, deadline)
     }
@@ -207,7 +200,7 @@ impl InLine {
 
     /// Records that the request was allowed: requests behind it check when units are available.
     pub(crate) fn allowed(mut self, charge: &Charge, decision: &Decision) {
-        let Some(at) = self.place.at() else { return };
+        let Some(at) = self.place.at else { return };
         let own = charge.own_parts().nth(at);
         let shapes = own.is_some_and(|(limiter, ..)| limiter.params().shapes());
         let next = match decision.remaining() {

@@ -9,7 +9,7 @@ use crate::{
     decision::KeyState,
     error::Error,
     keys::Key,
-    store::{Reporting, Store, StoreRequest, Task},
+    store::{Reporting, StoreRequest, Task},
 };
 
 /// The longest block, if no setting changes it, whatever a vendor says.

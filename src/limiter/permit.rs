@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{
     admission::{Admission, Guard},
     charge::Charge,
-    handle::{AnyLimiter, KeptHold, Limiter},
+    handle::{KeptHold, Limiter},
 };
 use crate::{
     algorithm::{HoldReceipt, Kind},
@@ -277,17 +277,6 @@ impl Guard for Permit {
     }
 }
 
-impl AnyLimiter {
-    /// Returns the units that an admitted request holds.
-    #[inline]
-    pub(crate) fn holds(&self, key: Key<'static>, units: u64, outcome: &Outcome) -> Holds {
-        match self.own() {
-            Some(limiter) => Holds::of_one(limiter, key, units, outcome),
-            None => Holds::default(), // a foreign limiter holds nothing
-        }
-    }
-}
-
 impl Charge {
     /// Returns the units that an admitted request holds.
     pub(crate) fn holds(&self, Outcome { decision, receipts }: &Outcome) -> Holds {
@@ -313,7 +302,7 @@ pub(crate) struct Holds {
 impl Holds {
     /// Returns the units of one limiter, of an admitted request.
     #[inline]
-    pub(super) fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, outcome: &Outcome) -> Self {
+    pub(crate) fn of_one(limiter: &Limiter, key: Key<'_>, units: u64, outcome: &Outcome) -> Self {
         let parts = match outcome.receipts.get(0) {
             Receipt::Hold(receipt, algorithm) => {
                 let taken = (receipt, algorithm, outcome.decision.age());

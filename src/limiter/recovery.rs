@@ -5,7 +5,7 @@ use super::{charge::Charge, failure_policy::FailurePolicy};
 use crate::{
     algorithm::Action,
     decision::Decision,
-    error::{Error, ErrorKind, StoreError},
+    error::{Error, ErrorKind},
     observe::log,
 };
 
@@ -15,43 +15,37 @@ pub(crate) enum Recovery {
     Uncounted(Option<Decision>),
     /// A charge in memory decides.
     Fallback(Charge),
-    Fail,
 }
 
 impl Charge {
-    /// Applies the policy after the store has failed.
-    pub(crate) fn recover(&self, policy: FailurePolicy, error: &StoreError) -> Recovery {
+    /// Applies the policy after the store has failed. Returns an error that it does not hide.
+    pub(crate) fn recover(&self, policy: FailurePolicy, error: Error) -> Result<Recovery, Error> {
+        let error = self.name_failure(error);
+        let Error::Store(failure) = &error else { return Err(error) };
         match policy {
             FailurePolicy::Open => {
-                log::hidden(error);
+                log::hidden(failure);
                 let decision = self.uncounted_decision();
                 decision.iter().for_each(|decision| self.report(decision));
-                Recovery::Uncounted(decision)
+                Ok(Recovery::Uncounted(decision))
             }
             // The fallback is a store in memory, too: it would be no better than the full one.
-            FailurePolicy::Local { share } if error.kind() != ErrorKind::Full => {
-                match self.fallback(share) {
-                    // The cost can be above the fraction of the quota, but within the quota.
-                    Some(fallback) if fallback.can_be_granted(Action::HOLD) => {
-                        log::hidden(error);
-                        Recovery::Fallback(fallback)
-                    }
-                    _ => Recovery::Fail,
-                }
+            FailurePolicy::Local { share } if failure.kind() != ErrorKind::Full => {
+                // The cost can be above the fraction of the quota, but within the quota.
+                let granted = |fallback: &Self| fallback.can_be_granted(Action::HOLD);
+                let Some(fallback) = self.fallback(share).filter(granted) else {
+                    return Err(error);
+                };
+                log::hidden(failure);
+                Ok(Recovery::Fallback(fallback))
             }
-            _ => Recovery::Fail,
+            _ => Err(error),
         }
     }
 
     /// Applies the policy that all limiters have, which are used without a layer.
-    pub(super) fn recover_by_limiter(&self, error: Error) -> Result<Recovered, Error> {
-        let error = self.name_failure(error);
-        let Error::Store(failure) = &error else { return Err(error) };
-        match self.recover(self.failure_policy(), failure) {
-            Recovery::Uncounted(Some(decision)) => Ok(Recovered::Uncounted(decision)),
-            Recovery::Fallback(charge) => Ok(Recovered::Fallback(charge)),
-            Recovery::Uncounted(None) | Recovery::Fail => Err(error),
-        }
+    pub(super) fn recover_by_limiter(&self, error: Error) -> Result<Recovery, Error> {
+        self.recover(self.failure_policy(), error)
     }
 
     /// Returns whether a request that may wait asks again while the store fails.
@@ -73,10 +67,4 @@ impl Charge {
             (error, _) => error,
         }
     }
-}
-
-/// A check of one limiter about which its store has not decided.
-pub(super) enum Recovered {
-    Uncounted(Decision),
-    Fallback(Charge),
 }

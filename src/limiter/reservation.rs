@@ -71,7 +71,7 @@ impl Limiter {
         let answer = charge.decide(action, max_wait);
         let waiter = Waiter::new(action, charge, answer, max_wait).leave_delay();
         let (decision, mut waiter) = waiter.decided().await?;
-        let (max_wait, deadline) = (waiter.max_wait(), waiter.deadline());
+        let (max_wait, deadline) = (waiter.max_wait, waiter.deadline);
         let (charge, outcome) = waiter.outcome(decision);
         Ok(match outcome.decision.is_allowed() {
             true => Admission::Admitted(Reservation::new(charge, outcome, max_wait, deadline)),

@@ -3,19 +3,17 @@
 
 use std::{
     ops::Deref,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use arc_swap::{ArcSwap, Guard};
 
 use crate::{
-    algorithm::{Action, Algorithm, Kind, Release, units as count},
-    decision::Receipt,
+    algorithm::{Action, Algorithm},
     error::{ConfigError, Error},
     quota::Quota,
-    store::Settings,
-    sync::lock,
+    store::{LatestSettings, Settings},
 };
 
 /// The settings of a limiter, and what follows from them.
@@ -24,7 +22,7 @@ pub(super) struct Version {
     pub(super) settings: Arc<Settings>,
     /// The wait of a check that does not specify one, in microseconds.
     default_wait: u64,
-    max_reservable: u64,
+    pub(super) max_reservable: u64,
     pub(super) max_cost: u64,
     /// False if units are only held.
     pub(super) spends: bool,
@@ -50,17 +48,6 @@ impl Version {
     #[inline]
     pub(super) fn resolve(&self, max_wait: MaxWait) -> u64 {
         max_wait.resolve(self.default_wait, self.max_reservable)
-    }
-
-    /// Returns the release of `units` that a request has spent; `None` if there is nothing to
-    /// return.
-    pub(super) fn release_of(&self, receipt: &Receipt, units: u64) -> Option<Release> {
-        match *receipt {
-            Receipt::At(instant, algorithm) if algorithm == self.settings.params.kind() => {
-                Some(Release { instant: Some(instant as i64), units: count(units) })
-            }
-            _ => None,
-        }
     }
 
     /// Returns why a request is invalid, if it is.
@@ -99,9 +86,7 @@ pub(super) struct Versions {
 struct Later {
     /// Set by the first replacement. Read without a lock, too.
     latest: OnceLock<ArcSwap<Version>>,
-    /// The last settings of each other algorithm, for what was decided by it. Locked by a
-    /// replacement, so that no concurrent one is undone.
-    replaced: Mutex<Vec<Arc<Settings>>>,
+    settings: Arc<LatestSettings>,
 }
 
 impl Versions {
@@ -117,17 +102,6 @@ impl Versions {
         }
     }
 
-    /// Returns the latest settings with an algorithm that a decision has named.
-    pub(super) fn settings_of(&self, algorithm: Kind) -> Arc<Settings> {
-        let is_it = |settings: &&Arc<Settings>| settings.params.kind() == algorithm;
-        let current = self.current().settings.clone();
-        if is_it(&&current) {
-            return current;
-        }
-        let replaced = lock(&self.later.replaced);
-        replaced.iter().find(is_it).cloned().unwrap_or(current)
-    }
-
     /// Changes the quota, and the algorithm if there is one. Returns the settings before and after,
     /// if they differ.
     pub(super) fn update(
@@ -135,25 +109,22 @@ impl Versions {
         algorithm: Option<Algorithm>,
         quota: Quota,
     ) -> Result<Option<[Arc<Settings>; 2]>, ConfigError> {
-        let changed = |known: &Settings| {
-            let algorithm = algorithm.unwrap_or(known.algorithm);
+        let Later { latest, settings } = &*self.later;
+        settings.update(|| {
+            let from = self.current().settings.clone();
+            let algorithm = algorithm.unwrap_or(from.algorithm);
             // A new version of the same settings would make the next check of each key slower.
-            let is_change = (algorithm, quota) != (known.algorithm, known.quota);
-            is_change.then(|| known.changed(algorithm, quota)).transpose()
-        };
-        let Later { latest, replaced } = &*self.later;
-        let replaced = &mut *lock(replaced);
-        let known = self.current();
-        let Some(settings) = changed(&known.settings)? else { return Ok(None) };
-        let (from, to) = (known.settings.clone(), Arc::new(settings));
-        replaced.retain(|other| other.params.kind() != from.params.kind());
-        replaced.push(from.clone());
-        let version = Arc::new(Version::new(to.clone()));
-        match latest.get() {
-            Some(latest) => latest.store(version),
-            None => drop(latest.set(ArcSwap::new(version))),
-        }
-        Ok(Some([from, to]))
+            if (algorithm, quota) == (from.algorithm, from.quota) {
+                return Ok(None);
+            }
+            let to = Arc::new(from.changed(algorithm, quota)?);
+            let version = Arc::new(Version::new(to.clone()));
+            match latest.get() {
+                Some(latest) => latest.store(version),
+                None => drop(latest.set(ArcSwap::new(version))),
+            }
+            Ok(Some([from, to]))
+        })
     }
 }
 
@@ -193,7 +164,6 @@ pub(crate) enum MaxWait {
 impl MaxWait {
     pub(crate) const DEFAULT: Self = Self::Default { at_most: ENDLESS };
     pub(crate) const NONE: Self = Self::UpTo(0);
-    pub(crate) const LONGEST: Self = Self::UpTo(ENDLESS);
 
     #[inline]
     pub(crate) fn up_to(time: Duration) -> Self {

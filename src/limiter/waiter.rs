@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{
     charge::Charge,
     in_line::InLine,
-    recovery::Recovered,
+    recovery::Recovery,
     report::Wait,
     version::{ENDLESS, MaxWait},
     wait_queue::WaitSlot,
@@ -42,19 +42,6 @@ pub(crate) const DEFAULT_MAX_LATENESS: Duration = Duration::from_millis(50);
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Charge {
-    /// Reports that the request waits after a decision.
-    fn report_wait(&self, decision: &Decision) -> Option<Wait> {
-        let limiter = decision.limiter();
-        let waiting = self.limiters().find(|target| target.name() == limiter)?;
-        Wait::begin(waiting.observers(), limiter)
-    }
-
-    /// Reports that the request waits without a decision.
-    fn report_undecided_wait(&self) -> Option<Wait> {
-        let (limiter, ..) = self.held_parts().chain(self.own_parts()).next()?;
-        Wait::begin(limiter.observers(), limiter.static_name())
-    }
-
     /// Returns the units that `answer` spends, reserves or holds, in the background, and then drops
     /// `slot`.
     fn release_answer_in_background(self, answer: StoreFuture<Outcome>, slot: Option<WaitSlot>) {
@@ -78,13 +65,13 @@ pub(crate) struct Waiter {
     /// `HOLD`, or `Check` if the request has no permit.
     action: Action,
     charge: Charge,
-    max_wait: MaxWait,
+    pub(super) max_wait: MaxWait,
     /// The longest wait of the last check.
     last_max_wait: MaxWait,
     max_lateness: Duration,
     slot: Option<WaitSlot>,
     /// The end of the wait, once it is known.
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// True if the caller waits for the reserved instant by itself, and for nothing else.
     leaves_delay: bool,
     /// A late request checks again only once.
@@ -94,9 +81,9 @@ pub(crate) struct Waiter {
     /// True if a denied request stands in a line.
     retries: bool,
     /// The number and the instant of the first poll, by which it stands there.
-    number: Option<(u64, Instant)>,
-    /// When the request began, if it waits for a store that fails.
-    waits_for_store: Option<Instant>,
+    first_poll: (u64, Instant),
+    /// True if the request waits for a store that fails.
+    waits_for_store: bool,
     /// Set by the first denial or failure. Boxed, as most requests have none.
     line: Option<Box<InLine>>,
     /// Set from the first sleep to the last one, if there is an observer.
@@ -124,10 +111,12 @@ impl Waiter {
         max_wait: MaxWait,
     ) -> Self {
         let deadline = charge.retry_deadline(max_wait);
+        let number = charge.lines().map_or(0, |lines| lines.next_number());
         Self {
             phase: Phase::Deciding(answer),
             action,
-            waits_for_store: charge.waits_for_store().then(Instant::now),
+            first_poll: (number, Instant::now()),
+            waits_for_store: charge.waits_for_store(),
             charge,
             max_wait,
             last_max_wait: max_wait,
@@ -138,7 +127,6 @@ impl Waiter {
             was_late: false,
             blocked_until: None,
             retries: deadline.is_some(),
-            number: None,
             line: None,
             wait: None,
         }
@@ -175,18 +163,14 @@ impl Waiter {
         self
     }
 
-    /// Takes a number, and stands in a line if others wait there.
+    /// Stands in a line if others wait there.
     fn enter(&mut self) -> Option<bool> {
-        let lines = self.charge.lines()?;
-        if !self.charge.is_immediate() {
-            self.number = Some((lines.next_number(), Instant::now())); // decisions take time
-        }
-        if lines.is_empty() || !self.charge.can_be_granted(self.action) {
+        if self.charge.lines()?.is_empty() || !self.charge.can_be_granted(self.action) {
             return None;
         }
         let entered = self.with_line(|line, _, deadline| line.enter(deadline))??;
         if entered {
-            self.wait = self.charge.report_undecided_wait();
+            self.begin_wait(None);
         }
         Some(entered)
     }
@@ -197,14 +181,10 @@ impl Waiter {
         f: impl FnOnce(&mut InLine, &Charge, Option<Instant>) -> R,
     ) -> Option<R> {
         let charge = &self.charge;
-        let new = || {
-            let first_poll = || Some((charge.lines()?.next_number(), Instant::now()));
-            Some(Box::new(InLine::new(charge, self.number.or_else(first_poll)?)?))
-        };
-        let mut line = self.line.take().or_else(new)?;
-        let result = f(&mut line, charge, self.deadline);
-        self.line = Some(line);
-        Some(result)
+        if self.line.is_none() {
+            self.line = Some(Box::new(InLine::new(charge, self.first_poll)?));
+        }
+        Some(f(self.line.as_mut()?, charge, self.deadline))
     }
 
     /// Returns an admitted request.
@@ -227,7 +207,7 @@ impl Waiter {
 
     /// Sets whether the request waits for a store that fails, whatever the policy of its limiters.
     pub(crate) fn wait_for_store(mut self, waits: bool) -> Self {
-        self.waits_for_store = waits.then(Instant::now);
+        self.waits_for_store = waits;
         self
     }
 
@@ -353,7 +333,7 @@ impl Waiter {
         if self.is_too_late(lateness) {
             self.begin_release();
         } else if !decision.remaining_delay().is_zero() {
-            self.begin_wait(&decision);
+            self.begin_wait(Some(&decision));
             self.book(Instant::now() + decision.remaining_delay());
         }
         None
@@ -372,8 +352,8 @@ impl Waiter {
     }
 
     fn denied(&mut self, decision: Decision) -> Option<Decision> {
-        let wait = if self.leaves_delay { 0 } else { self.charge.resolve(self.max_wait) };
-        if decision.waits_for_holds() && !self.retries && wait > 0 {
+        let wait = self.charge.resolve(self.max_wait);
+        if decision.waits_for_holds() && !self.retries && !self.leaves_delay && wait > 0 {
             // There is no instant to reserve before a hold ends.
             let wait = Duration::from_micros(wait);
             self.deadline.get_or_insert_with(|| after_decision(&decision, wait));
@@ -381,8 +361,7 @@ impl Waiter {
         }
         let stands =
             |line: &mut InLine, charge: &_, deadline| line.denied(charge, &decision, deadline);
-        let may_wait = self.retries && !self.leaves_delay;
-        let waits = may_wait && self.with_line(stands).unwrap_or(false);
+        let waits = self.retries && self.with_line(stands).unwrap_or(false);
         if !waits {
             (self.line, self.wait) = (None, None);
             // Unless its check has reported it: the request could wait then.
@@ -391,7 +370,7 @@ impl Waiter {
             }
             return Some(decision);
         }
-        self.begin_wait(&decision);
+        self.begin_wait(Some(&decision));
         self.phase = Phase::Waiting(Some(Ok(decision)));
         None
     }
@@ -399,7 +378,7 @@ impl Waiter {
     /// Moves on after a failure, or returns it if the request does not wait for its store.
     fn failed(&mut self, error: Error) -> Option<Error> {
         let error = self.charge.name_failure(error);
-        let (Some(began), Error::Store(failure)) = (self.waits_for_store, &error) else {
+        let (true, Error::Store(failure)) = (self.waits_for_store, &error) else {
             return Some(error);
         };
         let wait = match self.max_wait {
@@ -407,7 +386,7 @@ impl Waiter {
             MaxWait::Default { .. } => self.charge.resolve(self.max_wait),
         };
         if wait < ENDLESS {
-            let deadline = || after(began, Duration::from_micros(wait));
+            let deadline = || after(self.first_poll.1, Duration::from_micros(wait));
             self.deadline.get_or_insert_with(deadline);
         }
         // A store in memory that is full has not failed, and Redis that decides otherwise than this
@@ -419,9 +398,7 @@ impl Waiter {
             return Some(error);
         }
         log::hidden(failure);
-        if self.wait.is_none() {
-            self.wait = self.charge.report_undecided_wait();
-        }
+        self.begin_wait(None);
         self.phase = Phase::Waiting(Some(Err(error)));
         None
     }
@@ -432,10 +409,18 @@ impl Waiter {
         Reporting::of_waiting(could_wait).includes(denied)
     }
 
-    fn begin_wait(&mut self, decision: &Decision) {
-        if self.wait.is_none() {
-            self.wait = self.charge.report_wait(decision);
+    /// Reports that the request waits, if it has not begun to: for the limiter of a decision, or
+    /// without one for the first that holds units.
+    fn begin_wait(&mut self, decision: Option<&Decision>) {
+        let (wait, charge) = (&mut self.wait, &self.charge);
+        if wait.is_some() {
+            return;
         }
+        let mut own = charge.held_parts().chain(charge.own_parts());
+        let first = || own.next().map(|(limiter, ..)| limiter.current().settings.name);
+        let Some(name) = decision.map(Decision::limiter).or_else(first) else { return };
+        let waiting = charge.limiters().find(|limiter| limiter.name() == name);
+        *wait = waiting.and_then(|limiter| Wait::begin(limiter.observers(), name));
     }
 
     /// Sets the deadline of an admitted request, which counts from the first decision. Returns by
@@ -464,8 +449,10 @@ impl Waiter {
 
     /// Returns true once for each known block of a key that has begun while the request waited.
     fn is_blocked(&mut self) -> bool {
-        let own = self.charge.own_parts();
-        let ends = own.filter_map(|(limiter, key, _)| limiter.blocked_until(key)).max();
+        let own = self.charge.own_parts().filter_map(|(limiter, key, _)| {
+            limiter.store().as_dyn().blocked_until(&limiter.current().settings, key)
+        });
+        let ends = own.max();
         let is_new = ends.is_some_and(|ends| ends > Instant::now()) && ends != self.blocked_until;
         self.blocked_until = ends;
         is_new
@@ -481,15 +468,6 @@ impl Waiter {
         let released = self.charge.begin_release(&outcome.receipts, None);
         let limit = (!released.is_empty()).then(|| Box::pin(sleep(RELEASE_TIMEOUT)));
         self.phase = Phase::Releasing(released, limit);
-    }
-
-    pub(super) fn max_wait(&self) -> MaxWait {
-        self.max_wait
-    }
-
-    /// Returns the end of the wait, once it is known.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.deadline
     }
 
     /// Returns the rest of the wait.
@@ -510,7 +488,7 @@ impl Waiter {
         let mut waiter = Self::admitted(charge, outcome);
         (waiter.max_wait, waiter.deadline) = (max_wait, deadline);
         if !decision.delay().is_zero() {
-            waiter.begin_wait(&decision);
+            waiter.begin_wait(Some(&decision));
             waiter.book(due);
         }
         waiter
@@ -533,10 +511,11 @@ impl Waiter {
         let rest = self.max_wait.at_most(self.remaining_wait());
         let is_endless = self.retries && matches!(self.max_wait, MaxWait::UpTo(ENDLESS));
         let mut waiter = match self.disarm().0.recover_by_limiter(error)? {
-            Recovered::Uncounted(decision) => {
+            Recovery::Uncounted(decision) => {
+                let decision = decision.ok_or(Error::NoLimits)?;
                 Self::admitted(Charge::exempt(), Outcome::of_nothing(decision))
             }
-            Recovered::Fallback(charge) => Self::begin(self.action, charge, rest, is_endless),
+            Recovery::Fallback(charge) => Self::begin(self.action, charge, rest, is_endless),
         };
         waiter.leaves_delay = self.leaves_delay;
         let decision = poll_fn(|cx| waiter.poll(cx)).await?;

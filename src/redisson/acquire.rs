@@ -19,7 +19,7 @@ use crate::{
     limiter::Charge,
     observe::Observers,
     quota,
-    store::{Deadline, Reporting, Store, StoreFuture, report_answer},
+    store::{Deadline, Reporting, StoreCalls, StoreFuture, report_answer},
 };
 
 impl RateLimiter {
@@ -346,7 +346,7 @@ mod tests {
             self.0.limiter.name()
         }
 
-        fn store(&self) -> &dyn Store {
+        fn store(&self) -> &dyn StoreCalls {
             &self.0.limiter.store
         }
 

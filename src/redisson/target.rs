@@ -10,7 +10,7 @@ use crate::{
     keys::Key,
     limiter::{AnyLimiter, ForeignLimiter, IntoLimiter},
     observe::{Event, LimiterObservers},
-    store::{Store, StoreFuture},
+    store::{StoreCalls, StoreFuture},
 };
 
 impl ForeignLimiter for RateLimiter {
@@ -18,7 +18,7 @@ impl ForeignLimiter for RateLimiter {
         self.label
     }
 
-    fn store(&self) -> &dyn Store {
+    fn store(&self) -> &dyn StoreCalls {
         &self.store
     }
 

@@ -14,7 +14,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker, ready},
     time::Duration,
@@ -37,15 +37,10 @@ const MAX_KEPT: usize = 4;
 #[derive(Debug, Default)]
 pub struct Bookings {
     hasher: RandomState,
-    state: Mutex<BookingGroups>,
-}
-
-#[derive(Debug, Default)]
-struct BookingGroups {
+    numbers: AtomicU64,
     /// By the hash of limits, quotas, keys and costs. Clients choose keys, so the hash is one that
     /// resists collisions.
-    groups: HashMap<u64, Group>,
-    next_number: u64,
+    groups: Mutex<HashMap<u64, Group>>,
 }
 
 #[derive(Debug, Default)]
@@ -122,9 +117,7 @@ impl Offer {
     pub(crate) fn begin_again(&self) -> bool {
         let is_of_use = self.key.0 > Instant::now() && self.has_ended.swap(false, Relaxed);
         if is_of_use {
-            let groups = &mut lock(&self.bookings.state).groups;
-            let of_group = groups.entry(self.group.hash).or_default();
-            of_group.offered.insert(self.key, self.receipts.clone());
+            self.bookings.insert_offered(self.group, self.key, &self.receipts);
         }
         is_of_use
     }
@@ -191,17 +184,17 @@ impl Booking {
     ) -> (Self, Option<Offer>) {
         let timer = Box::pin(sleep_until(reserved)); // panics without a runtime
         let ((key, receipts), own) = bookings.exchange(group, reserved, receipts);
-        let (number, due, waker) = {
-            let state = &mut *lock(&bookings.state);
-            state.next_number += 1;
-            let of_group = state.groups.entry(group.hash).or_default();
+        let number = bookings.next_number();
+        let (due, waker) = {
+            let mut groups = lock(&bookings.groups);
+            let of_group = groups.entry(group.hash).or_default();
             of_group.instants.insert(key, receipts);
-            of_group.waiting.insert(state.next_number, None);
+            of_group.waiting.insert(number, None);
             // After a reset, for example, it can be before the first one.
             let is_first = of_group.instants.first_key_value().is_some_and(|it| *it.0 == key);
             let waker = if is_first { of_group.first_waker() } else { None };
             let last = of_group.instants.last_key_value().map_or(key.0, |it| it.0.0);
-            (state.next_number, last, waker)
+            (last, waker)
         };
         wake_all(waker);
         (Self { bookings, group, number, reserved, due, timer }, own)
@@ -256,6 +249,15 @@ impl Bookings {
         BookingGroup { hash: self.hasher.hash_one(limits), is_of_one_limit: limits.len() == 1 }
     }
 
+    fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Relaxed)
+    }
+
+    fn insert_offered(&self, group: BookingGroup, key: (Instant, u64), receipts: &Receipts) {
+        let mut groups = lock(&self.groups);
+        groups.entry(group.hash).or_default().offered.insert(key, receipts.clone());
+    }
+
     /// Changes a group, without groups that are empty. Wakers are called without the lock, and
     /// cloned and dropped, too: each can run foreign code.
     fn change<R>(
@@ -264,7 +266,7 @@ impl Bookings {
         change: impl FnOnce(&mut Group) -> (R, Option<Waker>),
     ) -> Option<R> {
         let (result, waker) = {
-            let groups = &mut lock(&self.state).groups;
+            let mut groups = lock(&self.groups);
             let of_group = groups.get_mut(&hash)?;
             let changed = change(of_group);
             if of_group.waiting.is_empty() && of_group.offered.is_empty() {
@@ -284,12 +286,10 @@ impl Bookings {
         reserved: Instant,
         receipts: Receipts,
     ) -> (Reserved, Option<Offer>) {
-        let (own, taken) = {
-            let state = &mut *lock(&self.state);
-            state.next_number += 1;
-            let of_group = state.groups.get_mut(&group.hash);
-            let taken = of_group.and_then(|it| it.take_offered(reserved));
-            (((reserved, state.next_number), receipts), taken)
+        let own = ((reserved, self.next_number()), receipts);
+        let taken = {
+            let mut groups = lock(&self.groups);
+            groups.get_mut(&group.hash).and_then(|it| it.take_offered(reserved))
         };
         match taken {
             Some(taken) => (taken, Some(self.offer(group, own, true))),
@@ -305,11 +305,10 @@ impl Bookings {
         due: Instant,
         receipts: Receipts,
     ) -> Offer {
+        let own = ((due, self.next_number()), receipts);
         let (last, waker) = {
-            let state = &mut *lock(&self.state);
-            state.next_number += 1;
-            let own = ((due, state.next_number), receipts);
-            let waiting = state.groups.get_mut(&group.hash).filter(|it| !it.instants.is_empty());
+            let mut groups = lock(&self.groups);
+            let waiting = groups.get_mut(&group.hash).filter(|it| !it.instants.is_empty());
             match waiting.filter(|_| due >= Instant::now()) {
                 Some(waiting) => {
                     waiting.instants.insert(own.0, own.1.clone());
@@ -330,17 +329,10 @@ impl Bookings {
         ((due, _), receipts): Reserved,
         is_exchanged: bool,
     ) -> Offer {
-        let has_passed = due < Instant::now();
-        let key = {
-            let state = &mut *lock(&self.state);
-            state.next_number += 1;
-            let key = (due, state.next_number);
-            if !has_passed {
-                let of_group = state.groups.entry(group.hash).or_default();
-                of_group.offered.insert(key, receipts.clone());
-            }
-            key
-        };
+        let (key, has_passed) = ((due, self.next_number()), due < Instant::now());
+        if !has_passed {
+            self.insert_offered(group, key, &receipts);
+        }
         let (bookings, has_ended) = (self.clone(), AtomicBool::new(has_passed));
         let is_of_many = AtomicBool::default();
         Offer { bookings, group, key, receipts, is_exchanged, has_ended, is_of_many }

@@ -18,7 +18,6 @@ use crate::{
 pub struct RenewableHold {
     /// The latest ones at the last call.
     pub(crate) settings: Arc<Settings>,
-    pub(crate) latest: LatestSettings,
     /// The observers of the limiter.
     pub(crate) observers: Observers,
     pub(crate) key: Key<'static>,
@@ -31,23 +30,11 @@ pub struct RenewableHold {
     pub(crate) age: Duration,
 }
 
-/// Returns the latest settings with the algorithm of the decision: with those of the decision, a
-/// change of a hold would undo a change of the quota.
-#[derive(Clone)]
-#[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub struct LatestSettings(pub(crate) Arc<dyn Fn() -> Arc<Settings> + Send + Sync>);
-
-impl fmt::Debug for LatestSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LatestSettings")
-    }
-}
-
 #[cfg(feature = "redis")]
 impl RenewableHold {
     /// Takes the latest settings.
     pub(crate) fn update_settings(&mut self) {
-        self.settings = (self.latest.0)();
+        self.settings = self.settings.latest(self.settings.params.kind());
     }
 
     /// Returns the end of the hold, with `used` units.

@@ -104,7 +104,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// Returns a lower bound of the time in which these units are restored.
-    fn time_of(self, units: u64) -> Duration {
+    pub(crate) fn time_of(self, units: u64) -> Duration {
         let (limit, window) = (u128::from(self.quota.limit()), self.quota.window().as_micros());
         let micros = match self.is_smooth {
             true => u128::from(units) * window / limit,
@@ -609,11 +609,11 @@ impl KeyLine {
 /// A request that may stand in a line. Dropping it lets the request leave.
 #[derive(Debug)]
 pub(crate) struct LinePlace {
-    lines: Arc<Lines>,
+    pub(crate) lines: Arc<Lines>,
     number: u64,
-    limits: Vec<LineLimit>,
+    pub(crate) limits: Vec<LineLimit>,
     /// The limit in whose line it stands.
-    at: Option<usize>,
+    pub(crate) at: Option<usize>,
 }
 
 /// A denial, as a line needs it.
@@ -630,19 +630,6 @@ pub(crate) struct Refusal {
 impl LinePlace {
     pub(crate) fn new(lines: Arc<Lines>, number: u64, limits: Vec<LineLimit>) -> Self {
         Self { lines, number, limits, at: None }
-    }
-
-    pub(crate) fn lines(&self) -> &Lines {
-        &self.lines
-    }
-
-    pub(crate) fn limits(&self) -> &[LineLimit] {
-        &self.limits
-    }
-
-    /// Returns the limit in whose line the request stands.
-    pub(crate) fn at(&self) -> Option<usize> {
-        self.at
     }
 
     /// Stands in the line of the first limit for which an earlier request waits, or whose units

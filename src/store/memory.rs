@@ -31,7 +31,7 @@ use self::{
 };
 use super::{
     AnyStore, EndedHold, LimitRequest, Names, Offer, Reporting, Sealed, Settings, Store,
-    StoreFuture, StoreRequest, Task,
+    StoreCalls, StoreFuture, StoreRequest, Task,
 };
 use crate::{
     algorithm::{Action, EngineReply, EngineRequest, Release},
@@ -509,6 +509,12 @@ impl MemoryStore {
 impl Sealed for MemoryStore {}
 
 impl Store for MemoryStore {
+    fn into_any(self) -> AnyStore {
+        AnyStore::Memory(self)
+    }
+}
+
+impl StoreCalls for MemoryStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         match request.limits {
             [limit] => StoreFuture::ready(self.decide_alone(request, limit).map_err(Error::from)),
@@ -577,9 +583,5 @@ impl Store for MemoryStore {
 
     fn add_observer(&self, observer: Arc<dyn Observer>) {
         self.add_observer(observer);
-    }
-
-    fn into_any(self) -> AnyStore {
-        AnyStore::Memory(self)
     }
 }

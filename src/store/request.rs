@@ -3,7 +3,7 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, OnceLock, Weak},
     task::{Context, Poll},
     time::Duration,
 };
@@ -15,13 +15,13 @@ use std::task::ready;
 use tokio::task::coop;
 
 use crate::{
-    algorithm::{Action, Algorithm, EngineRequest, Params, units},
+    algorithm::{Action, Algorithm, EngineRequest, Kind, Params, units},
     decision::{Decision, Limit, Policy, Source},
     error::{ConfigError, Error},
     keys::Key,
     observe::Observers,
     quota::Quota,
-    sync::POLLED,
+    sync::{POLLED, fill, lock},
 };
 
 /// The settings of a limiter, as a store needs them.
@@ -35,6 +35,29 @@ pub struct Settings {
     pub(crate) limit: &'static Limit,
     own_quota: Option<Quota>,
     pub(crate) source: Source,
+    /// Set by the first change of the limiter. A counted reference would keep itself alive.
+    changes: OnceLock<Weak<LatestSettings>>,
+}
+
+/// The latest settings of a limiter with each algorithm that it has had; none before a change.
+#[derive(Debug, Default)]
+pub(crate) struct LatestSettings(Mutex<Vec<Arc<Settings>>>);
+
+impl LatestSettings {
+    /// Makes one change at a time. It returns the settings before and after, if they differ.
+    pub(crate) fn update<E>(
+        self: &Arc<Self>,
+        change: impl FnOnce() -> Result<Option<[Arc<Settings>; 2]>, E>,
+    ) -> Result<Option<[Arc<Settings>; 2]>, E> {
+        let all = &mut *lock(&self.0);
+        let changed = change()?;
+        for settings in changed.iter().flatten() {
+            settings.changes.get_or_init(|| Arc::downgrade(self));
+            all.retain(|other| other.params.kind() != settings.params.kind());
+            all.push(settings.clone());
+        }
+        Ok(changed)
+    }
 }
 
 impl Settings {
@@ -48,13 +71,23 @@ impl Settings {
     ) -> Self {
         let limit = Limit::of(name, quota);
         let own_quota = limit.other(&quota).copied();
-        Self { name, algorithm, quota, params, limit, own_quota, source }
+        let changes = OnceLock::new();
+        Self { name, algorithm, quota, params, limit, own_quota, source, changes }
     }
 
     /// Returns settings of the same limiter with another algorithm and quota.
     pub(crate) fn changed(&self, algorithm: Algorithm, quota: Quota) -> Result<Self, ConfigError> {
         let params = Params::new(algorithm, quota)?;
         Ok(Self::new(self.name, algorithm, quota, params, self.source))
+    }
+
+    /// Returns the latest settings of the limiter with this algorithm: with others, a change of a
+    /// hold would undo a change of the quota.
+    pub(crate) fn latest(self: &Arc<Self>, algorithm: Kind) -> Arc<Self> {
+        let latest = self.changes.get().and_then(Weak::upgrade).and_then(|latest| {
+            lock(&latest.0).iter().find(|other| other.params.kind() == algorithm).cloned()
+        });
+        latest.unwrap_or_else(|| self.clone())
     }
 
     #[inline]
@@ -264,6 +297,12 @@ impl<T> StoreFuture<T> {
             Self::Ready(Some(Ok(answer))) => Ok(answer),
             later => Err(later),
         }
+    }
+
+    /// Puts an answer that is immediate and not an error into an empty place, else returns itself.
+    #[inline]
+    pub(crate) fn put_in(self, place: &mut Option<T>) -> Option<Self> {
+        self.at_once().map(|answer| fill(place, answer)).err()
     }
 }
 

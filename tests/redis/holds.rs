@@ -408,6 +408,32 @@ async fn the_end_of_a_permit_keeps_what_a_changed_quota_has_counted() {
     }
 }
 
+#[tokio::test]
+async fn a_hold_whose_answer_is_late_ends_by_the_changed_quota() {
+    let server = RedisServer::start();
+    let direct = support::forgetful_store(&server).await;
+    for algorithm in ALGORITHMS {
+        let proxy = Proxy::start(&server);
+        let config = support::config(&proxy.url()).deadline(Duration::from_millis(200));
+        let store = support::connected(config.denial_ttl(Duration::ZERO)).await;
+        let name = format!("late-{algorithm}");
+        let late = Limiter::new(&name, store, algorithm, Quota::per_second(10));
+        let others = Limiter::new(&name, direct.clone(), algorithm, Quota::per_day(100));
+        eventually(async || late.peek("alice").await).await;
+        proxy.hold_replies(true);
+        late.hold("alice", 2).await.unwrap_err();
+        until("it is held", async || state(&others).await.held() == 2).await;
+        others.spend("alice", 60).await.unwrap();
+        late.set_quota(Quota::per_day(100)).unwrap();
+        proxy.hold_replies(false);
+        until("it has ended", async || state(&others).await.held() == 0).await;
+        // A bucket of ten had debts of its own, so that less may be left of it.
+        let left = state(&others).await.remaining();
+        assert!(left <= 40, "{algorithm}: {left} are left");
+        assert!(time_to_live(&server, &others) > 60_000, "{algorithm}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_keeps_its_units_while_its_service_is_not_ready() {
     let server = RedisServer::start();

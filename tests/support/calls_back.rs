@@ -34,7 +34,7 @@ impl<S: Store + Clone> CallsBack<S> {
     pub fn add_to(store: &S) -> Arc<Self> {
         let (limiter, seen) = (OnceLock::new(), Mutex::default());
         let observer = Arc::new(Self { store: store.clone(), limiter, seen });
-        store.add_observer(observer.clone());
+        store.clone().into_any().add_observer(observer.clone());
         observer
     }
 
@@ -50,8 +50,9 @@ impl<S: Store + Clone> CallsBack<S> {
     }
 
     fn call(&self, kind: &str, count: usize, limiter: &Limiter) {
-        self.store.add_observer(Arc::new(|_: &Event<'_>| ()));
-        let _ = self.store.health();
+        let store = self.store.clone().into_any();
+        store.add_observer(Arc::new(|_: &Event<'_>| ()));
+        let _ = store.health();
         let name = format!("{kind}-{count}");
         let quota = Quota::per_hour(9);
         let made = Limiter::try_new(&name, self.store.clone(), Algorithm::FixedWindow, quota);

@@ -32,8 +32,8 @@ impl Recorder {
 }
 
 /// Returns a store with an observer.
-pub fn observed<S: Store>(store: S, observer: Arc<dyn Observer>) -> S {
-    store.add_observer(observer);
+pub fn observed<S: Store + Clone>(store: S, observer: Arc<dyn Observer>) -> S {
+    store.clone().into_any().add_observer(observer);
     store
 }
 

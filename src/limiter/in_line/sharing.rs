@@ -7,7 +7,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use super::*;
 use crate::{
-    Algorithm, MemoryStore,
+    Algorithm, MemoryStore, Quota,
     limiter::{admission::Admission, permit::Permit},
 };
 

@@ -12,7 +12,7 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
     error::Error,
-    limiter::{AnyLimiter, Asked, Charge, FailurePolicy, MaxWait, Recovery, WaitSlot, Waiter},
+    limiter::{AnyLimiter, Charge, FailurePolicy, MaxWait, Recovery, WaitSlot, Waiter},
     middleware::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
@@ -46,28 +46,32 @@ impl<P: ProtocolBase> Shared<P> {
     }
 
     /// Asks the limiters for a decision, and writes an outcome that is there at once into the bill.
-    /// On the first call (`is_first`), a request that may wait gets `MayWait`, undecided.
+    /// Returns an answer that comes later.
     #[inline]
-    fn ask(&self, max_wait: MaxWait, is_first: bool, bill: &mut Bill) -> Asked {
+    fn ask(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
         match (self.limiter(), &bill.price) {
             (Some(limiter), Price::Units(key, cost)) => {
-                limiter.admit(key, *cost, max_wait, is_first, &mut bill.outcome)
+                limiter.admit(key, *cost, max_wait, &mut bill.outcome)
             }
-            _ => self.ask_all(max_wait, is_first, bill),
+            _ => self.ask_all(max_wait, bill),
         }
     }
 
     /// Asks the limiters of a charge.
     #[inline(never)]
-    fn ask_all(&self, max_wait: MaxWait, is_first: bool, bill: &mut Bill) -> Asked {
-        let charge = self.charge(bill);
-        if is_first && charge.resolve(max_wait) > 0 {
-            return Asked::MayWait;
-        }
-        // A reload in between must not let it reserve an instant.
-        let max_wait = if is_first { MaxWait::NONE } else { max_wait };
-        let answer = charge.decide(Action::HOLD, max_wait);
-        Asked::of(answer, &mut bill.outcome)
+    fn ask_all(&self, max_wait: MaxWait, bill: &mut Bill) -> Option<StoreFuture<Outcome>> {
+        let answer = self.charge(bill).decide(Action::HOLD, max_wait);
+        answer.put_in(&mut bill.outcome)
+    }
+
+    /// Returns whether a request may wait.
+    #[inline]
+    fn may_wait(&self, max_wait: MaxWait, bill: &mut Bill) -> bool {
+        let wait = match (self.limiter(), &bill.price) {
+            (Some(limiter), Price::Units(..)) => limiter.resolve(max_wait),
+            _ => self.charge(bill).resolve(max_wait),
+        };
+        wait > 0
     }
 
     /// Admits or denies a request that is priced.
@@ -85,25 +89,22 @@ impl<P: ProtocolBase> Shared<P> {
 
     #[inline(always)]
     fn decide(&self, head: &P::Head, max_wait: MaxWait, bill: &mut Bill) -> Verdict {
-        let max_wait = if self.dry_run { MaxWait::NONE } else { max_wait };
-        match self.ask(max_wait, true, bill) {
-            Asked::MayWait => {
-                // After the timeout of the caller, a reservation would pass unused.
-                let timeout = P::timeout(head);
-                let max_wait = timeout.map_or(max_wait, |timeout| max_wait.at_most(timeout));
-                self.decide_or_wait(max_wait, bill)
-            }
-            asked => self.verdict(asked, bill),
+        if self.dry_run || !self.may_wait(max_wait, bill) {
+            return self.decide_at_once(bill);
         }
+        // After the timeout of the caller, a reservation would pass unused.
+        let timeout = P::timeout(head);
+        let max_wait = timeout.map_or(max_wait, |timeout| max_wait.at_most(timeout));
+        self.decide_or_wait(max_wait, bill)
     }
 
-    /// Admits or denies a request that does not wait for units.
+    /// Decides about a request that may not wait for units.
     #[inline]
-    fn verdict(&self, asked: Asked, bill: &mut Bill) -> Verdict {
-        match asked {
-            Asked::Later(answer) => self.wait(bill, answer, MaxWait::NONE, None),
-            _ if bill.decision().is_some_and(Decision::is_allowed) => Ok(None),
-            _ => Err(None),
+    fn decide_at_once(&self, bill: &mut Bill) -> Verdict {
+        match self.ask(MaxWait::NONE, bill) {
+            Some(answer) => self.wait(bill, answer, MaxWait::NONE, None),
+            None if bill.decision().is_some_and(Decision::is_allowed) => Ok(None),
+            None => Err(None),
         }
     }
 
@@ -135,7 +136,7 @@ impl<P: ProtocolBase> Shared<P> {
                 Some(slot)
             }
         };
-        if let Asked::Later(answer) = self.ask(max_wait, false, bill) {
+        if let Some(answer) = self.ask(max_wait, bill) {
             return self.wait(bill, answer, max_wait, slot);
         }
         match bill.outcome.take_if(|outcome| !outcome.decision.proceeds_immediately()) {
@@ -149,8 +150,7 @@ impl<P: ProtocolBase> Shared<P> {
         if self.charge(bill).would_queue(max_wait) {
             return self.waits(Waiter::begin_without_room(self.take_charge(bill)), None);
         }
-        let asked = self.ask(MaxWait::NONE, false, bill);
-        self.verdict(asked, bill)
+        self.decide_at_once(bill)
     }
 
     /// Lets a request wait for its reservation, or for the end of holds or of a block, if there is
@@ -218,20 +218,19 @@ impl<P: ProtocolBase> Shared<P> {
                 bill.outcome = Some(Outcome { decision, receipts });
                 return if is_allowed { Ok(None) } else { Err(None) };
             }
-            Err(Error::Store(error)) => error,
-            Err(error) => return Err(reason(error.into())),
+            Err(error) => error,
         };
-        match self.charge(bill).recover(self.on_failure, &error) {
-            Recovery::Uncounted(decision) => {
+        match self.charge(bill).recover(self.on_failure, error) {
+            Ok(Recovery::Uncounted(decision)) => {
                 bill.price = Price::Exempt;
                 bill.outcome = decision.map(Outcome::of_nothing);
                 Ok(None)
             }
-            Recovery::Fallback(charge) => {
+            Ok(Recovery::Fallback(charge)) => {
                 bill.price = Price::Charge(charge);
                 self.decide(head, rest, bill)
             }
-            Recovery::Fail => Err(reason(Rejection::Store(error))),
+            Err(error) => Err(reason(error.into())),
         }
     }
 

@@ -23,7 +23,8 @@ impl<P: ProtocolBase> Shared<P> {
         let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
         let holds = match (allowed, &bill.price, self.limiter()) {
             (Some(outcome), Price::Units(key, cost), Some(limiter)) => {
-                limiter.holds(key.clone(), *cost, outcome)
+                let own = limiter.own();
+                own.map(|own| Holds::of_one(own, key.clone(), *cost, outcome)).unwrap_or_default()
             }
             (Some(outcome), Price::Charge(charge), _) => charge.holds(outcome),
             _ => Holds::default(),

@@ -76,7 +76,7 @@ fn an_instant_that_has_passed_or_whose_offer_has_ended_goes_to_no_request() {
         let (reserved, none) = bookings.exchange(GROUP, start + 5 * STEP, receipts(5));
         assert_eq!((reserved.0.0, none.is_none()), (start + 5 * STEP, true));
         drop((offers, own));
-        assert!(lock(&bookings.state).groups.is_empty());
+        assert!(lock(&bookings.groups).is_empty());
     });
 }
 
@@ -167,7 +167,7 @@ async fn play(steps: &[Step]) -> Vec<u64> {
     offers.extend(waiting.into_iter().filter_map(Booking::leave));
     ended.extend(offers.iter().filter(|offer| offer.end()).map(|offer| number(offer.receipts())));
     drop(offers);
-    assert!(lock(&bookings.state).groups.is_empty());
+    assert!(lock(&bookings.groups).is_empty());
     ended
 }
 

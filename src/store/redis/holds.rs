@@ -268,7 +268,7 @@ mod tests {
         keys::Key,
         observe::Observers,
         quota::Quota,
-        store::{LatestSettings, Lines, Settings, Source, denials::Denials},
+        store::{Lines, Settings, Source, denials::Denials},
     };
 
     #[test]
@@ -280,12 +280,10 @@ mod tests {
         let (denials, key) = (Denials::new(Duration::ZERO, lines.clone()), "k".into());
         let (receipt, expires) = (HoldReceipt { epoch: 0, ends: 0 }, Instant::now());
         for (used, hour) in [(0, 0), (5, 0), (6, 1)] {
-            let same = settings.clone();
             let end = Ended {
                 id: 1,
                 hold: RenewableHold {
                     settings: settings.clone(),
-                    latest: LatestSettings(Arc::new(move || same.clone())),
                     observers: Observers::default(),
                     key: Key::clone(&key),
                     units: 5,

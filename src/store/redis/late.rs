@@ -17,7 +17,7 @@ use crate::{
     algorithm::{Release, units},
     decision::{Decision, Outcome, Receipt},
     observe::Event,
-    store::{LatestSettings, LimitRequest, RenewableHold},
+    store::{LimitRequest, RenewableHold},
 };
 
 /// What a call has charged, which is released unless the caller takes it.
@@ -87,19 +87,18 @@ impl Drop for GivenUp {
 /// gone.
 pub(super) fn release_late(backend: &Arc<Backend>, limit: &LimitRequest<'_>, of: &Receipt) {
     let LimitRequest { settings, observers, key, cost, hold, .. } = *limit;
+    let settings = settings.latest(settings.params.kind());
     match (of, hold) {
         (Receipt::At(instant, _), _) => {
             let release = Release { instant: Some(*instant as i64), units: units(cost) };
             let (change, name) =
-                (backend.denials.begin_return(settings, key), backend.key(settings, key));
+                (backend.denials.begin_return(&settings, key), backend.key(&settings, key));
             let job = release::job(&settings.params, &name, release, None, change, || ());
             backend.client.execute_later(job);
         }
         (Receipt::Hold(receipt, _), Some(lifetime)) => {
-            let same = settings.clone();
             let guard = Keeper::of(backend).keep(RenewableHold {
                 settings: settings.clone(),
-                latest: LatestSettings(Arc::new(move || same.clone())),
                 observers: observers.clone(),
                 key: key.clone().into_owned(),
                 units: cost,

@@ -34,8 +34,8 @@ use crate::{
     keys::Key,
     observe::{Observer, Observers},
     store::{
-        Health, HoldGuard, LimitRequest, MemoryStore, Names, Offer, Ping, RenewableHold, Sealed,
-        Settings, Store, StoreFuture, StoreRequest, Task,
+        AnyStore, Health, HoldGuard, LimitRequest, MemoryStore, Names, Offer, Ping, RenewableHold,
+        Sealed, Settings, Store, StoreCalls, StoreFuture, StoreRequest, Task,
         denials::{Denials, Lookup},
     },
 };
@@ -526,6 +526,12 @@ impl fmt::Debug for RedisStore {
 impl Sealed for RedisStore {}
 
 impl Store for RedisStore {
+    fn into_any(self) -> AnyStore {
+        AnyStore::Dyn(Arc::new(self))
+    }
+}
+
+impl StoreCalls for RedisStore {
     fn decide(&self, request: &StoreRequest<'_>) -> StoreFuture<Outcome> {
         let start = Instant::now();
         let undecided = match self.backend.denials.look_up(request, start) {
@@ -652,8 +658,8 @@ impl Store for RedisStore {
         }
     }
 
-    fn fallback(&self) -> Option<&MemoryStore> {
-        Some(self.fallback.get_or_init(MemoryStore::new))
+    fn fallback(&self) -> Option<AnyStore> {
+        Some(self.fallback.get_or_init(MemoryStore::new).clone().into_any())
     }
 
     fn flush(&self) -> Task {

@@ -22,7 +22,8 @@ use crate::{
     keys::Key,
     quota::{self, Quota},
     store::{
-        EndedHold, LimitRequest, MemoryStore, Reporting, Settings, Store, StoreRequest, WhenFull,
+        EndedHold, LimitRequest, MemoryStore, Reporting, Settings, StoreCalls, StoreRequest,
+        WhenFull,
     },
 };
 

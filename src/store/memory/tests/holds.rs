@@ -22,7 +22,7 @@ use crate::{
     keys::Key,
     observe::{Event, Observer, Observers},
     quota::Quota,
-    store::{EndedHold, LimitRequest, MemoryStore, Reporting, Settings, Store, StoreRequest},
+    store::{EndedHold, LimitRequest, MemoryStore, Reporting, Settings, StoreCalls, StoreRequest},
 };
 
 #[derive(Clone, Debug)]
