@@ -73,9 +73,9 @@ pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// The result of a ping.
 pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
-/// A store for counts: [`MemoryStore`], or `RedisStore` with the feature `redis`.
+/// A store for counts: [`MemoryStore`], `RedisStore` with the feature `redis`, or [`AnyStore`].
 ///
-/// Sealed, so that methods can be added without a breaking change.
+/// Sealed: no other crate can implement it.
 ///
 /// # Examples
 ///
@@ -98,7 +98,17 @@ pub(crate) type Ping = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Sen
             store again, as clones share their counts"
 )]
 pub trait Store: Sealed + fmt::Debug + Send + Sync + 'static {
-    #[doc(hidden)]
+    /// Returns the store as an [`AnyStore`]: for a field, or to call `health`, `flush` or
+    /// `add_observer` in code that is generic over stores.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStore, store::{AnyStore, Store}};
+    ///
+    /// let store: AnyStore = MemoryStore::new().into_any();
+    /// assert!(store.health().is_available);
+    /// ```
     fn into_any(self) -> AnyStore
     where
         Self: Sized;

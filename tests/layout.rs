@@ -167,7 +167,7 @@ fn no_code_names_an_algorithm_or_above_the_stores_a_backend() {
             let names = is_type && name.starts_with(char::is_uppercase);
             assert!(!names, "{module} names {word}: make it a method of `Model`");
             let names = is_above && backends.iter().any(|backend| word.contains(backend));
-            assert!(!names, "{module} names {word}: ask the trait `Store` of any backend");
+            assert!(!names, "{module} names {word}: call it by `StoreCalls`");
         }
     }
 }

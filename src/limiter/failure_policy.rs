@@ -1,5 +1,5 @@
 //! `FailurePolicy`: the treatment of a request if the store does not decide. `recovery.rs` applies
-//! it for a limiter that is used alone, and `middleware/passage/wait.rs` for a layer.
+//! it.
 
 /// The treatment of a request about which the store does not decide. The policy has no effect on
 /// requests that are denied or misconfigured. See

@@ -105,7 +105,7 @@ fn pace(limiter: &Limiter) -> Pace {
 }
 
 impl InLine {
-    /// Returns a request with the number and the instant of its first poll.
+    /// Returns a request with its number, and the instant at which it began.
     pub(crate) fn new(charge: &Charge, (number, began): (u64, Instant)) -> Option<Self> {
         let lines = charge.lines()?;
         let limits = charge.line_limits(&lines)?;

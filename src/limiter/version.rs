@@ -118,6 +118,7 @@ impl Versions {
                 return Ok(None);
             }
             let to = Arc::new(from.changed(algorithm, quota)?);
+            [&from, &to].into_iter().for_each(|found| settings.link(found));
             let version = Arc::new(Version::new(to.clone()));
             match latest.get() {
                 Some(latest) => latest.store(version),

@@ -80,8 +80,8 @@ pub(crate) struct Waiter {
     blocked_until: Option<Instant>,
     /// True if a denied request stands in a line.
     retries: bool,
-    /// The number and the instant of the first poll, by which it stands there.
-    first_poll: (u64, Instant),
+    /// Its number, and the instant at which it began: its place in a line.
+    began: (u64, Instant),
     /// True if the request waits for a store that fails.
     waits_for_store: bool,
     /// Set by the first denial or failure. Boxed, as most requests have none.
@@ -115,7 +115,7 @@ impl Waiter {
         Self {
             phase: Phase::Deciding(answer),
             action,
-            first_poll: (number, Instant::now()),
+            began: (number, Instant::now()),
             waits_for_store: charge.waits_for_store(),
             charge,
             max_wait,
@@ -182,7 +182,7 @@ impl Waiter {
     ) -> Option<R> {
         let charge = &self.charge;
         if self.line.is_none() {
-            self.line = Some(Box::new(InLine::new(charge, self.first_poll)?));
+            self.line = Some(Box::new(InLine::new(charge, self.began)?));
         }
         Some(f(self.line.as_mut()?, charge, self.deadline))
     }
@@ -386,7 +386,7 @@ impl Waiter {
             MaxWait::Default { .. } => self.charge.resolve(self.max_wait),
         };
         if wait < ENDLESS {
-            let deadline = || after(self.first_poll.1, Duration::from_micros(wait));
+            let deadline = || after(self.began.1, Duration::from_micros(wait));
             self.deadline.get_or_insert_with(deadline);
         }
         // A store in memory that is full has not failed, and Redis that decides otherwise than this
@@ -409,8 +409,8 @@ impl Waiter {
         Reporting::of_waiting(could_wait).includes(denied)
     }
 
-    /// Reports that the request waits, if it has not begun to: for the limiter of a decision, or
-    /// without one for the first that holds units.
+    /// Reports that the request waits, if it has not begun to: for the limiter of the decision;
+    /// without one, for the first that holds units, or else the first.
     fn begin_wait(&mut self, decision: Option<&Decision>) {
         let (wait, charge) = (&mut self.wait, &self.charge);
         if wait.is_some() {

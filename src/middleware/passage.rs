@@ -165,7 +165,7 @@ pin_project! {
 }
 
 /// The way of a request to the service.
-pub enum Step<H> {
+enum Step<H> {
     /// The lookup of the charge by the rule, if it takes one.
     Pricing(Option<Lookup<H>>),
     Waiting(Box<Waiter>),
@@ -274,13 +274,13 @@ pub(crate) struct Shared<P> {
 
 /// The result of admission: nothing if the request proceeds, a `Waiter` if it waits, or the reason
 /// of its rejection.
-pub(super) type Verdict = Result<Option<Box<Waiter>>, Reason>;
+type Verdict = Result<Option<Box<Waiter>>, Reason>;
 
 /// Why a request is rejected; `None` if it is denied: the bill has the decision. Boxed, because a
 /// verdict is moved with each request.
-pub(super) type Reason = Option<Box<Rejection>>;
+type Reason = Option<Box<Rejection>>;
 
-pub(super) fn reason(rejection: Rejection) -> Reason {
+fn reason(rejection: Rejection) -> Reason {
     Some(Box::new(rejection))
 }
 

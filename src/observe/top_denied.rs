@@ -25,8 +25,7 @@ use crate::{keys::Key, sync::lock};
 ///
 /// A denial of several keys of one limiter is not counted, because it names none of them.
 ///
-/// A capacity of 1,000 takes 100 to 400 kB. A denial takes a time that depends on the capacity
-/// alone, by its logarithm, under one lock.
+/// A capacity of 1,000 takes 100 to 400 kB. A denial takes O(log capacity) time, under one lock.
 ///
 /// # Examples
 ///

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub struct RenewableHold {
-    /// The latest ones at the last call.
+    /// Those at the begin of the hold; `update_settings` replaces them before each call.
     pub(crate) settings: Arc<Settings>,
     /// The observers of the limiter.
     pub(crate) observers: Observers,

@@ -44,7 +44,13 @@ pub struct Settings {
 pub(crate) struct LatestSettings(Mutex<Vec<Arc<Settings>>>);
 
 impl LatestSettings {
-    /// Makes one change at a time. It returns the settings before and after, if they differ.
+    /// Lets settings find the latest ones, before anything else finds them.
+    pub(crate) fn link(self: &Arc<Self>, settings: &Settings) {
+        settings.changes.get_or_init(|| Arc::downgrade(self));
+    }
+
+    /// Makes one change at a time. It returns the settings before and after, if they differ, which
+    /// it has linked.
     pub(crate) fn update<E>(
         self: &Arc<Self>,
         change: impl FnOnce() -> Result<Option<[Arc<Settings>; 2]>, E>,
@@ -52,7 +58,6 @@ impl LatestSettings {
         let all = &mut *lock(&self.0);
         let changed = change()?;
         for settings in changed.iter().flatten() {
-            settings.changes.get_or_init(|| Arc::downgrade(self));
             all.retain(|other| other.params.kind() != settings.params.kind());
             all.push(settings.clone());
         }

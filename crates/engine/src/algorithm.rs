@@ -77,7 +77,7 @@ use crate::quota::{Quota, QuotaError};
 /// | leaky bucket | departures `window` / `limit` apart, `burst` in the bucket | 136 |
 /// | concurrency | `limit` at a time | 248 |
 ///
-/// A waiting request takes up to 40 bytes more. The bytes in memory are those of the
+/// A waiting request takes up to 40 bytes more. For memory, see
 /// [`MemoryStore`](store/struct.MemoryStore.html#memory).
 ///
 /// The most in one window: up to 2 x `limit` in a fixed window, in a short time; `limit` in a

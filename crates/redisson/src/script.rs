@@ -42,8 +42,7 @@ impl Script {
         self.parts().1
     }
 
-    /// Returns the files behind `limits`, of which the text consists. The last one is named as the
-    /// script is.
+    /// Returns the files of the text, without `limits`. The last one has the name of the script.
     #[must_use]
     pub const fn files(self) -> &'static [&'static str] {
         self.parts().0

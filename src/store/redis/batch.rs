@@ -113,8 +113,8 @@ pub(super) struct BatchSize {
 
 impl CheckBatch {
     /// Makes a batch of a check, with room for those that are expected: to grow check by check
-    /// moves each of them again, which is 3 % of the instructions of a check. `hash` is that of the
-    /// key.
+    /// moves each of them again, which is 3 % of the instructions of a check. `hash` is the hash
+    /// of the key.
     pub(super) fn of(
         backend: &Arc<Backend>,
         slot: u16,

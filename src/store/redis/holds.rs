@@ -137,7 +137,8 @@ impl HoldTable {
     /// Queues an end, and returns it if too many wait. Its hold is not renewed any more.
     pub(super) fn end(&mut self, mut end: Ended) -> Option<Ended> {
         // At once: the answer to a renewal finds the hold before, or its end.
-        if let Some(Live { hold, is_renewed, expires, .. }) = self.take(end.id) {
+        if let Some(Live { mut hold, is_renewed, expires, .. }) = self.take(end.id) {
+            hold.update_settings(); // while the permit keeps the limiter: later it may be gone
             (end.hold, end.is_renewed, end.expires) = (hold, is_renewed, expires);
         }
         if self.ended.len() == MAX_ENDED {

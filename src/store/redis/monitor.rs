@@ -38,9 +38,8 @@ pub(super) struct Monitor {
     /// The prefix of all keys.
     prefix: Arc<str>,
     account: Account,
-    /// The counters, and the time of the last error.
-    counted: Mutex<Health>,
-    last_error: Mutex<Option<TransportError>>,
+    /// The counters, the time of the last error, and that error.
+    counted: Mutex<(Health, Option<TransportError>)>,
     recent_failures: RecentFailures,
     failed_decisions: Throttle,
     different_decisions: Throttle,
@@ -54,8 +53,7 @@ impl Monitor {
         Self {
             account: Account { user, prefix: Some(prefix.clone()) },
             prefix,
-            counted: Mutex::new(Health::ready()),
-            last_error: Mutex::default(),
+            counted: Mutex::new((Health::ready(), None)),
             recent_failures: RecentFailures::default(),
             failed_decisions: Throttle::default(),
             different_decisions: Throttle::default(),
@@ -66,14 +64,14 @@ impl Monitor {
 
     pub(super) fn health(&self, nodes: NodeHealth) -> Health {
         let NodeHealth { state, is_available, consecutive_failures } = nodes;
-        let last_error = lock(&self.last_error).clone();
+        let (counted, last_error) = lock(&self.counted).clone();
         Health {
             status: status_of(state),
             is_available,
             consecutive_failures,
             recent_failures: self.recent_failures.count(Instant::now()),
             last_error: last_error.map(|error| self.explain(error).line().into()),
-            ..lock(&self.counted).clone()
+            ..counted
         }
     }
 
@@ -147,7 +145,7 @@ impl Monitor {
     }
 
     fn count(&self, error: &TransportError) {
-        let mut counted = lock(&self.counted);
+        let (counted, last_error) = &mut *lock(&self.counted);
         let counter = match error {
             error if error.is_timeout() => &mut counted.timeouts,
             error if error.redis().is_some_and(RedisError::is_timeout) => &mut counted.timeouts,
@@ -156,18 +154,18 @@ impl Monitor {
         };
         *counter += 1;
         counted.last_error_at = Some(SystemTime::now());
-        *lock(&self.last_error) = Some(error.clone());
+        *last_error = Some(error.clone());
     }
 }
 
 impl Owner for Monitor {
     fn notify(&self, event: &Event<'_>) {
         match *event {
-            Event::Replied => lock(&self.counted).answers += 1,
+            Event::Replied => lock(&self.counted).0.answers += 1,
             Event::Failed(error) => self.count(error),
-            Event::Skipped => lock(&self.counted).skipped += 1,
+            Event::Skipped => lock(&self.counted).0.skipped += 1,
             Event::BreakerChanged { server, is_open } => {
-                lock(&self.counted).outages += u64::from(is_open);
+                lock(&self.counted).0.outages += u64::from(is_open);
                 self.observers().report(&observe::Event::BreakerChanged { server, is_open });
             }
             _ => {

@@ -214,6 +214,11 @@ impl Slots {
         !self.is_empty() && now + self.skew < self.at
     }
 
+    /// Returns whether the slots change before a decision.
+    pub(super) fn is_due(&self, now: i64) -> bool {
+        self.is_stale(now) || self.slots.first().is_some_and(|slot| slot.ends <= self.time(now))
+    }
+
     /// Follows the clock, before a change.
     pub(super) fn touch(&mut self, now: i64) {
         self.skew = self.skew_at(now);

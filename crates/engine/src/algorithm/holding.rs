@@ -35,11 +35,14 @@ impl Params {
     #[inline(never)]
     fn step_expiring(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, now, .. } = *request;
-        let found = state.clone();
+        // A request that changes nothing leaves slots that have ended as they are (law 1).
+        let is_due = matches!(&state.held, Held::Expiring(slots) if slots.is_due(now));
+        let found = is_due.then(|| state.clone());
         self.expire_holds(state, now);
         let reply = self.step_beside(state, request);
-        // A request that changes nothing leaves slots that have ended as they are (law 1).
-        if !(reply.admitted && action.writes()) {
+        if let Some(found) = found
+            && !(reply.admitted && action.writes())
+        {
             *state = found;
             if action.inserts() {
                 state.follow_clock(now);

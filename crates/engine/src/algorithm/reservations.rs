@@ -9,6 +9,9 @@ use super::{
     request::Release,
 };
 
+/// The reservations for which memory is kept when all of them are over.
+const KEPT: usize = 64;
+
 /// A state, and the reservations that are counted in it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reserved<S> {
@@ -63,6 +66,7 @@ impl<S: Model> Reserved<S> {
             let waiting = waiting.get_or_insert_with(new);
             if waiting.entries.back().is_some_and(|newest| newest.instant <= now) {
                 waiting.entries.clear();
+                waiting.entries.shrink_to(KEPT);
                 waiting.base.clone_from(state);
             }
             return waiting.insert(now, reservation, params);
