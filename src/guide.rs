@@ -64,6 +64,8 @@ macro_rules! headings {
 [learning]: crate::guide::outgoing#learning-from-the-vendors-answer
 [login]: crate::guide::recipes#login-failures-by-name-and-address
 [asking]: crate::guide::design_decisions#how-processes-ask-for-units
+[fewer]: crate::guide::troubleshooting#429-after-fewer-requests-than-the-limit
+[limitctl-keys]: crate::guide::limitctl#keys
 [health]: crate::guide::redis_connecting#a-service-that-starts-without-redis
 [long-windows]: crate::guide::quotas#long-windows
 [nests]: crate::guide::layers#nests-and-services

@@ -20,8 +20,9 @@
 //! }
 //! ```
 //!
-//! **Several replicas, a limit for each API key.** The counters are in Redis, with hashes of the
-//! keys. While Redis fails, each replica enforces its share:
+//! **Several replicas, a limit for each API key**, behind authentication: a client that invents
+//! keys gets a full quota for each. The counters are in Redis, with hashes of the keys. While Redis
+//! fails, each replica enforces its share:
 //!
 //! ```no_run
 //! use axum::{Router, routing::get};
@@ -47,18 +48,17 @@
 //! turn, in order, over all processes:
 //!
 //! ```no_run
-//! use std::time::Duration;
-//! use tower_ratelimit::{Algorithm, Limiter, Quota, RedisStore};
+//! use tower_ratelimit::{Algorithm, FailurePolicy, Limiter, Quota, RedisStore};
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let store = RedisStore::connect("redis://127.0.0.1/?prefix=jobs").await?;
-//!     let quota = Quota::per_second(18).burst(1); // at most 1 + 18 in any second
-//!     let vendor = Limiter::new("vendor", store, Algorithm::token_bucket(), quota);
+//!     let quota = Quota::per_second(18).burst(1); // at most 18 + 1 in any second
+//!     let vendor = Limiter::new("vendor", store, Algorithm::token_bucket(), quota)
+//!         .on_failure(FailurePolicy::Wait);
 //!     for page in 1..=100 {
-//!         if vendor.try_acquire("vendor", 1, Duration::from_secs(30)).await?.is_allowed() {
-//!             println!("get page {page}");
-//!         }
+//!         let _ = vendor.acquire("vendor", 1).await?; // waits for its turn
+//!         println!("get page {page}");
 //!     }
 //!     Ok(())
 //! }

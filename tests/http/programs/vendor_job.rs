@@ -1,14 +1,15 @@
 //! `copy-one-of-these.md`: a job that calls a vendor.
 
 use tower_ratelimit::{
-    Algorithm, Error, Limiter, Quota,
+    Algorithm, Error, FailurePolicy, Limiter, Quota,
     store::{self, AnyStore},
 };
 
 /// The vendor allows 10 calls per second, to all of our processes together.
 pub fn vendor(store: &AnyStore) -> Limiter {
-    let quota = Quota::per_second(8).burst(1); // at most 9 in any second
+    let quota = Quota::per_second(8).burst(1); // at most 8 + 1 in any second
     Limiter::new("vendor", store.clone(), Algorithm::token_bucket(), quota)
+        .on_failure(FailurePolicy::Wait)
 }
 
 pub async fn job(vendor: &Limiter, pages: u64) -> Result<(), Error> {
