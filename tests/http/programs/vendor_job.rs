@@ -22,6 +22,6 @@ pub async fn job(vendor: &Limiter, pages: u64) -> Result<(), Error> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let url = std::env::var("RATE_LIMIT_STORE").unwrap_or_else(|_| "memory:".to_owned());
+    let url = std::env::var("RATE_LIMIT_STORE")?;
     Ok(job(&vendor(&store::connect(&url).await?), 40).await?)
 }
