@@ -60,7 +60,7 @@ use crate::{
 ///
 /// All limits are checked and charged in one atomic step, and with Redis in one round trip; a
 /// [cluster](Charge#in-a-cluster) is an exception. If one limit denies the request, no limit is
-/// charged. The [`Decision`] is that of the limit that binds: the one with the least left, or the
+/// charged. The [`Decision`] is about the limit that binds: the one with the least left, or the
 /// one that denies. See [`Decision::limiter`].
 ///
 /// # Waiting

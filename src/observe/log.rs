@@ -147,7 +147,7 @@ pub(crate) fn hidden(error: &StoreError) {
     }
 }
 
-/// True from a line of [`hidden`] to that of [`decides_again`].
+/// True between a line of [`hidden`] and the next one of [`decides_again`].
 static IS_FAILING: AtomicBool = AtomicBool::new(false);
 
 /// Prints the end of an outage, if [`hidden`] has printed a failure.
