@@ -60,6 +60,10 @@ async fn an_instant_that_is_given_back_goes_to_the_next_request_and_is_released_
         if taken == 10 {
             break;
         }
+        if left.0 > 100 {
+            drop(left);
+            tokio::time::sleep(Duration::from_millis(1)).await; // releases are sent elsewhere
+        }
     }
     assert_eq!(taken, 10);
     drop(second);
