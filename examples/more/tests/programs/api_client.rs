@@ -43,7 +43,7 @@ async fn in_memory(rate: Quota, max_wait: Duration) -> ApiClient {
 }
 
 async fn in_redis(server: &RedisServer) -> AnyStore {
-    store::connect(&format!("{}?deadline=1s", server.url())).await.unwrap()
+    store::connect(&support::patient(server)).await.unwrap()
 }
 
 /// Returns the places that another process would find free.
@@ -272,7 +272,7 @@ fn short_jobs_one_after_the_other_find_all_places_free() {
     let (vendor, url) = runtime.block_on(Vendor::start(NEVER, HOUR)).unwrap();
     let program = support::example("api_client");
     for job in 1..=6 {
-        let redis = format!("{}?deadline=30s", server.url());
+        let redis = support::patient(&server);
         let mut program = Command::new(&program);
         program.args(["--redis", &redis, "--vendor", &url]);
         program.args(["--quota", "1000/s burst 1", "--requests", "4"]);

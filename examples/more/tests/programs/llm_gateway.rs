@@ -19,7 +19,7 @@ fn row(stdout: &str, request: &str) -> String {
 #[test]
 fn what_requests_do_not_use_is_returned_and_a_denied_one_spends_nothing() {
     let redis = RedisServer::start();
-    for flags in [&[][..], &["--redis", &redis.url()]] {
+    for flags in [&[][..], &["--redis", &support::patient(&redis)]] {
         let output = run(flags);
         let stdout = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));

@@ -13,7 +13,8 @@ fn the_example_calls_each_method_and_leaves_its_keys_in_redis() {
     let server = RedisServer::start();
     let program = support::example("redisson");
     for _ in 0..2 {
-        let output = Command::new(&program).args(["--redis", &server.url()]).output().unwrap();
+        let output =
+            Command::new(&program).args(["--redis", &support::patient(&server)]).output().unwrap();
         let stdout = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
         for text in ["LIMITER_NAME", "rate 5", "{LIMITER_NAME}:value", "{LIMITER_NAME}:permits"] {

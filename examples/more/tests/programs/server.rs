@@ -92,16 +92,12 @@ async fn send_one(address: SocketAddr, headers: &str) -> u16 {
     send(address, 1, headers).await[0]
 }
 
-/// Returns the URL with a deadline that a busy machine can keep.
-fn patient(redis: &RedisServer) -> String {
-    redis.url() + "?deadline=5s"
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_admit_exactly_the_quota() {
     let redis = RedisServer::start();
     for algorithm in ["fixed-window", "sliding-log", "sliding-window", "token-bucket"] {
-        let flags = ["--redis", &patient(&redis), "--quota", "100/h", "--algorithm", algorithm];
+        let flags =
+            ["--redis", &support::patient(&redis), "--quota", "100/h", "--algorithm", algorithm];
         let servers = [Server::start(&flags), Server::start(&flags)];
         let mut connections = JoinSet::new();
         for i in 0..400 {
@@ -116,7 +112,8 @@ async fn two_processes_admit_exactly_the_quota() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_share_one_leaky_bucket() {
     let redis = RedisServer::start();
-    let flags = ["--redis", &patient(&redis), "--quota", "100/h", "--algorithm", "leaky-bucket"];
+    let flags =
+        ["--redis", &support::patient(&redis), "--quota", "100/h", "--algorithm", "leaky-bucket"];
     let servers = [Server::start(&flags), Server::start(&flags)];
     let mut connections = JoinSet::new();
     for i in 0..500 {
@@ -142,7 +139,7 @@ async fn two_processes_share_one_leaky_bucket() {
 #[tokio::test]
 async fn every_request_is_answered_while_redis_is_down() {
     let mut redis = RedisServer::start();
-    let flags = ["--redis", &patient(&redis), "--quota", "2/h", "--key", "header:user"];
+    let flags = ["--redis", &support::patient(&redis), "--quota", "2/h", "--key", "header:user"];
     let server = Server::start(&flags);
     for round in 0..2 {
         // The server still denies those that it has denied, for a second.
@@ -244,7 +241,7 @@ async fn the_lines_name_the_client_as_the_key_does_and_the_reason_of_a_rejection
 async fn a_delay_and_a_failure_of_the_store_are_printed() {
     let mut redis = RedisServer::start();
     let flags = ["--quota", "2/s", "--algorithm", "leaky-bucket", "--key", "global"];
-    let mut server = Server::start(&[&flags[..], &["--redis", &patient(&redis)]].concat());
+    let mut server = Server::start(&[&flags[..], &["--redis", &support::patient(&redis)]].concat());
     assert_eq!(server.limit, "limit: 2/s for all clients together, leaky-bucket, counts in Redis");
     assert_eq!(send(server.address, 1, "").await, [200]);
     assert_eq!(server.line(), "GET / from 127.0.0.1: allowed, 1 left");

@@ -36,7 +36,7 @@ fn sigterm_ends_each_program_that_serves_in_order() {
     fs::write(file.path(), limits).unwrap();
     let redis = RedisServer::start();
     let any = ["--listen", "127.0.0.1:0"];
-    let failover = [any[0], any[1], "--redis", &redis.url()];
+    let failover = [any[0], any[1], "--redis", &support::patient(&redis)];
     for (name, flags) in [
         ("configured", &[file.path().to_str().unwrap()][..]),
         ("failover", &failover),
@@ -59,7 +59,7 @@ fn sigterm_ends_each_program_that_serves_in_order() {
 #[tokio::test]
 async fn sigterm_ends_the_streams_and_returns_their_places() {
     let redis = RedisServer::start();
-    let url = redis.url();
+    let url = support::patient(&redis);
     let flags = ["--listen", "127.0.0.1:0", "--redis", &url, "--events", "100000"];
     let (mut process, address) = start("streams", &flags);
     let mut streams = [(); 3].map(|()| {

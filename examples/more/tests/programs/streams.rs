@@ -11,7 +11,7 @@ use crate::support::{self, server::RedisServer};
 #[test]
 fn two_replicas_have_three_streams_at_a_time_and_one_that_is_cut_off_makes_room() {
     let redis = RedisServer::start();
-    for flags in [&[][..], &["--redis", &redis.url()]] {
+    for flags in [&[][..], &["--redis", &support::patient(&redis)]] {
         let program = support::example("streams");
         let output = Command::new(program).args(flags).output().expect("the example starts");
         let stdout = String::from_utf8(output.stdout).unwrap();

@@ -39,8 +39,11 @@ fn build(target: &[&str]) -> PathBuf {
     tests.ancestors().nth(2).unwrap().to_owned()
 }
 
-/// Returns a store with a deadline that a busy machine can keep.
+/// Returns the URL with a deadline that a busy machine can keep.
+pub fn patient(server: &server::RedisServer) -> String {
+    server.url() + "?deadline=30s"
+}
+
 pub async fn redis_store(server: &server::RedisServer) -> RedisStore {
-    let url = format!("{}?deadline=30s", server.url());
-    RedisStore::connect(&url).await.expect("the server runs")
+    RedisStore::connect(&patient(server)).await.expect("the server runs")
 }
