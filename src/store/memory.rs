@@ -67,7 +67,7 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 ///
 /// The store compares the counter with tokio's clock every 100 ms, and corrects its rate. The two
 /// differ by microseconds, however long the program runs. The first store of a process reads
-/// tokio's clock for 10 ms, and takes no longer to be made.
+/// tokio's clock for 20 ms, each later one for 10 ms; neither takes longer to be made.
 ///
 /// If the counter leaves tokio's clock by 1 in 1,000, the store reads tokio's clock from then on.
 /// That happens after the machine was suspended, where the time stands still for both clocks or

@@ -134,6 +134,10 @@ fn retry_after_counts_for_rejections() {
     }
     let invalid = [("retry-after-ms", "soon"), ("retry-after", "7")];
     assert_eq!(read(429, &invalid), (None, Some(7_000)));
+    // A proxy has added a line of its own, before or behind that of the vendor.
+    for lines in [["1", "90"], ["90", "1"], ["0", "90"], ["later", "90"]] {
+        assert_eq!(read(429, &lines.map(|it| ("retry-after", it))), (None, Some(90_000)));
+    }
     // A 429 that says no time, or one that is over.
     assert_eq!(read(429, &[]), (None, Some(1_000)));
     assert_eq!(read(429, &[("retry-after", "0")]), (None, Some(1_000)));

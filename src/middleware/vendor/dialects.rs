@@ -303,11 +303,14 @@ fn used_of(item: &str) -> Option<u64> {
 
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     RETRY_AFTER.iter().find_map(|(name, per_second)| {
-        let text = text(headers, name)?;
-        let time = match time::number(text).filter(|_| *per_second > 1.0) {
-            Some(number) => Some(time::seconds(number / per_second)),
-            None => time::retry_time(text, now),
-        };
-        time.filter(|time| !time.is_zero())
+        let lines = headers.get_all(*name).into_iter().filter_map(|line| line.to_str().ok());
+        let times = lines.map(str::trim).filter_map(|text| {
+            match time::number(text).filter(|_| *per_second > 1.0) {
+                Some(number) => Some(time::seconds(number / per_second)),
+                None => time::retry_time(text, now),
+            }
+        });
+        // A proxy can add a line of its own: the longest time is right for both.
+        times.max().filter(|time| !time.is_zero())
     })
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use self::counter::{Counter, Ticks, micros};
 
 /// Counts microseconds since it was made; by a counter, since the first clock of the process was:
-/// the later ones know its rate at once.
+/// the later ones measure its rate at once.
 pub(super) struct Clock {
     epoch: Instant,
     counter: Option<Counter>,

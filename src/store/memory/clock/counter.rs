@@ -11,15 +11,19 @@ use tokio::time::Instant;
 /// The microseconds after which the counter is compared with tokio's clock: the most that a
 /// counter grants by a leap.
 const INTERVAL: i64 = 100_000;
-/// The microseconds after which the rate of the counter is measured first.
+/// The microseconds after which the rate of the counter is measured first, and then those after
+/// which it is compared first. The counter is not read before that: the machine may have been
+/// suspended while the rate was measured.
 const FIRST: i64 = 10_000;
 /// The counter may differ by this part of the time since the last correction, twice as much as
 /// ntpd changes the rate of the system's clock: 1 in .. A clock that is slewed faster, as by
 /// chrony after a start, ends the use of the counter.
 const TOLERANCE: i64 = 1_000;
 
-/// Values of [`Counter::corrected`] which no reading follows within the interval.
-const NEVER: i64 = -INTERVAL;
+/// [`Counter::corrected`] is `UNREAD - n` until tokio's clock reads n: no reading of the counter
+/// follows that within the interval.
+const UNREAD: i64 = -INTERVAL;
+const UNKNOWN: i64 = UNREAD - FIRST;
 const GIVEN_UP: i64 = i64::MIN;
 
 /// Counts by the average rate of the ticks since the start: so one number corrects both the
@@ -35,7 +39,7 @@ pub(super) struct Counter {
 
 impl Counter {
     pub(super) fn new(ticks: Ticks, start: u64) -> Self {
-        Self { ticks, start, rate: AtomicU64::new(0), corrected: AtomicI64::new(NEVER) }
+        Self { ticks, start, rate: AtomicU64::new(0), corrected: AtomicI64::new(UNKNOWN) }
     }
 
     /// Returns `None` if the counter must be corrected first: also if it is behind the last
@@ -63,21 +67,23 @@ impl Counter {
     pub(super) fn correct(&self, epoch: Instant) -> i64 {
         let last = self.corrected.load(Relaxed);
         let now = micros(epoch.elapsed());
-        if last == GIVEN_UP || last == NEVER && now < FIRST {
+        let since = if last < 0 { UNREAD - last } else { last };
+        if now < since {
             return now;
         }
         let (ticks, instant) = self.ticks.beside_instant();
         let elapsed = instant.duration_since(epoch);
         let now = micros(elapsed);
-        let tolerance = (now - last).max(INTERVAL) / TOLERANCE;
-        if last != NEVER && (self.reading(ticks) - now).abs() > tolerance {
+        let tolerance = (now - since).max(INTERVAL) / TOLERANCE;
+        let is_first = last == UNKNOWN;
+        if !is_first && (self.reading(ticks) - now).abs() > tolerance {
             self.corrected.store(GIVEN_UP, Relaxed);
             return now;
         }
         let ticks = u128::from(ticks.wrapping_sub(self.start)).max(1);
         let rate = (elapsed.as_nanos() << 64) / (ticks * 1_000);
         self.rate.store(rate.try_into().unwrap_or(0), Relaxed);
-        self.corrected.store(now, Relaxed);
+        self.corrected.store(if is_first { UNREAD - now - FIRST } else { now }, Relaxed);
         now
     }
 }
@@ -278,6 +284,22 @@ mod tests {
             assert!(both.is_given_up(), "{leap}");
             assert_eq!(both.ahead(), 0);
             assert!(both.clock.now() > latest, "{leap}: the time stands still");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_that_was_measured_over_a_leap_is_followed_for_an_interval_at_most() {
+        for leap in [1e5, 3_600.0, 1.0, 0.2, -0.2, -1.0, -59.0, -61.0, -1e4] {
+            let mut both = Both::new();
+            // The machine is suspended before the first request.
+            advance(60 * SECOND).await;
+            both.leap(60.0 + leap);
+            for _ in 0..300 {
+                let ahead = both.ahead();
+                assert!(ahead.abs() < INTERVAL, "{leap}: {ahead}");
+                both.pass(SECOND / 1_000, SECOND, 50.0).await;
+            }
+            assert_eq!(both.ahead(), 0, "{leap}");
         }
     }
 
