@@ -18,11 +18,11 @@ impl Params {
     }
 
     /// Decides beside what is held.
-    #[inline(always)]
+    #[inline(never)]
     fn step_beside(&self, state: &mut State, request: &EngineRequest) -> EngineReply {
         let EngineRequest { action, cost, now, .. } = *request;
         let held = request.held_around(state.held.total());
-        let mut reply = self.step_spent(&mut state.spent, held, request);
+        let mut reply = self.step_model(&mut state.spent, held, request);
         if let Action::Hold { lifetime, epoch } = action
             && reply.admitted
         {
@@ -65,18 +65,7 @@ impl Params {
         state.held.forget_if_empty();
     }
 
-    /// Decides about a state without a block, beside units that are `held`.
-    #[inline(never)]
-    fn step_spent(
-        &self,
-        spent: &mut Spent,
-        held: [i64; 2],
-        request: &EngineRequest,
-    ) -> EngineReply {
-        self.step_model(spent, held, request)
-    }
-
-    /// The same if nothing is held. The decision is compiled once more, without what holds need.
+    /// Decides if nothing is held. The decision is compiled once more, without what holds need.
     #[inline(never)]
     pub(super) fn step_alone(&self, spent: &mut Spent, request: &EngineRequest) -> EngineReply {
         self.step_model(spent, [0; 2], request)

@@ -99,6 +99,23 @@ macro_rules! algorithms {
             $($variant,)*
         }
 
+        impl Kind {
+            /// False if units are only held.
+            #[inline]
+            pub fn spends(self) -> bool {
+                match self {
+                    $(Self::$variant => <$module::$state as Model>::SPENDS,)*
+                }
+            }
+
+            /// True for a shaper: requests wait without asking to, in a bounded room.
+            pub fn shapes(self) -> bool {
+                match self {
+                    $(Self::$variant => <$module::$state as Model>::SHAPES,)*
+                }
+            }
+        }
+
         /// What is the same for all algorithms.
         impl Deref for Params {
             type Target = dyn Parameters;
@@ -265,24 +282,16 @@ impl State {
     }
 }
 
-impl Kind {
-    /// False if units are only held.
-    #[inline]
-    pub fn spends(self) -> bool {
-        self != Self::Concurrency
-    }
-}
-
 impl Params {
-    /// False if units are only held.
+    /// See [`Kind::spends`].
     #[inline]
     pub fn spends(&self) -> bool {
         self.kind().spends()
     }
 
-    /// True for a shaper: requests wait without asking to, in a bounded room.
+    /// See [`Kind::shapes`].
     pub fn shapes(&self) -> bool {
-        self.kind() == Kind::LeakyBucket
+        self.kind().shapes()
     }
 
     /// Decides, and changes the state, which is one of this algorithm, where it lies.
