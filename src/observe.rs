@@ -54,12 +54,11 @@ pub(crate) mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod observer;
-mod observers;
 mod top_denied;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::{metrics, metrics_of};
-pub(crate) use self::observers::{LimiterObservers, Observers};
+pub(crate) use self::observer::{LimiterObservers, Observers};
 pub use self::{
     event::Event,
     observer::Observer,

@@ -1,13 +1,13 @@
 //! Requests and responses of any type, rejected by a closure.
 
-use std::{fmt, future::Ready, sync::Arc};
+use std::{convert::Infallible, fmt, future::Pending, ops::ControlFlow, sync::Arc};
 
 use crate::{
     limiter::{Charge, VendorState},
     middleware::{
         http::Usage,
         passage::{Bill, Pricing},
-        protocol::{Protocol, ProtocolBase, Rejected},
+        protocol::{Protocol, ProtocolBase},
         rejection::Rejection,
     },
 };
@@ -88,7 +88,7 @@ impl<Req: 'static, Res> ProtocolBase for Custom<Req, Res> {
 impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
     type Response = Res;
     type Rest = ();
-    type Rejecting = Ready<Res>;
+    type Rejecting = Pending<Infallible>;
 
     fn split(request: Req) -> (Req, ()) {
         (request, ())
@@ -123,7 +123,11 @@ impl<Req: 'static, Res> Protocol<Req, Res> for Custom<Req, Res> {
         rejection: Rejection,
         head: &Req,
         _: Option<&Charge>,
-    ) -> Rejected<Res, Ready<Res>> {
-        Rejected::Now((self.reject)(&rejection, head))
+    ) -> ControlFlow<Res, Self::Rejecting> {
+        ControlFlow::Break((self.reject)(&rejection, head))
+    }
+
+    fn rejected(never: Infallible) -> Res {
+        match never {}
     }
 }

@@ -3,7 +3,6 @@
 
 mod body;
 mod grpc;
-mod guard;
 mod handler;
 mod headers;
 mod mapped;
@@ -11,7 +10,7 @@ mod meter;
 mod problem;
 mod tokens;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::ControlFlow, sync::Arc, time::Duration};
 
 use http::{
     Extensions, HeaderMap, Method, Request, Response, StatusCode, request::Parts, response,
@@ -24,12 +23,17 @@ pub use self::{
     meter::{Meter, Usage},
     tokens::{TokenMeter, Tokens},
 };
-use self::{guard::BodyGuard, headers::HeaderWriter, mapped::Mapped, meter::MakeMeter};
+use self::{
+    body::{BodyGuard, RejectionBody},
+    headers::HeaderWriter,
+    mapped::Mapped,
+    meter::MakeMeter,
+};
 use crate::{
     limiter::{Charge, VendorState},
     middleware::{
         passage::{Bill, Expects, Pricing, RequestHolds},
-        protocol::{Protocol, ProtocolBase, Rejected},
+        protocol::{Protocol, ProtocolBase},
         rejection::Rejection,
     },
     observe::log,
@@ -184,7 +188,7 @@ impl ProtocolBase for Http {
 impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
     type Response = Response<ResponseBody<ResBody>>;
     type Rest = ReqBody;
-    type Rejecting = Mapped<ResBody>;
+    type Rejecting = Mapped;
 
     fn split(request: Request<ReqBody>) -> (Parts, ReqBody) {
         request.into_parts()
@@ -221,7 +225,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         rejection: Rejection,
         head: &Parts,
         charge: Option<&Charge>,
-    ) -> Rejected<Self::Response, Self::Rejecting> {
+    ) -> ControlFlow<Self::Response, Mapped> {
         let is_grpc = grpc::is_grpc(head);
         if let Rejection::Denied(decision) = &rejection
             && !is_grpc
@@ -232,7 +236,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
             let (status, body) = (StatusCode::TOO_MANY_REQUESTS, ResponseBody::rejection(body));
             let mut response = problem::of(status, headers, body);
             self.annotate_rejection(response.extensions_mut(), rejection);
-            return Rejected::Now(response);
+            return ControlFlow::Break(response);
         }
         if let Rejection::Store(error) = &rejection {
             log::hidden(error);
@@ -248,7 +252,7 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         let Some(map) = &self.map_rejection else {
             let mut response = respond(headers);
             self.annotate_rejection(response.extensions_mut(), rejection);
-            return Rejected::Now(response.map(ResponseBody::rejection));
+            return ControlFlow::Break(response.map(ResponseBody::rejection));
         };
         // The status of a gRPC response is in other headers.
         let missing = if is_grpc { HeaderMap::new() } else { headers.clone() };
@@ -256,6 +260,10 @@ impl<ReqBody, ResBody> Protocol<Request<ReqBody>, Response<ResBody>> for Http {
         let mut extensions = Extensions::new();
         self.annotate_rejection(&mut extensions, rejection.clone());
         let details = self.error_details;
-        Rejected::Later(map.call(&rejection, head, response, missing, extensions, details))
+        ControlFlow::Continue(map.call(&rejection, head, response, missing, extensions, details))
+    }
+
+    fn rejected(response: Response<RejectionBody>) -> Self::Response {
+        response.map(ResponseBody::rejection)
     }
 }

@@ -3,20 +3,20 @@
 //! | stage | file |
 //! |---|---|
 //! | its key and price, from its head | `price.rs` |
-//! | admission: the limiters decide, or a `Waiter` is made | `admit.rs` |
+//! | admission: the limiters decide, or a `Waiter` is made; holds | `admit.rs` |
 //! | the wait for its price, the decision, or a reserved instant | here |
-//! | the readiness of the service, and its call | here; `hold.rs` |
+//! | the readiness of the service, and its call | here |
 //! | the response, and the end of what the request holds | `settle.rs`; `http.rs`, `custom.rs` |
 //!
 //! The request takes a `Bill` along.
 
 mod admit;
-mod hold;
 mod price;
 mod settle;
 
 use std::{
     fmt,
+    ops::ControlFlow,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -35,7 +35,7 @@ use crate::{
     limiter::{DEFAULT_MAX_LATENESS, FailurePolicy, MaxWait, VendorState, WaitQueue, Waiter},
     middleware::{
         http::Http,
-        protocol::{Protocol, ProtocolBase, Rejected},
+        protocol::{Protocol, ProtocolBase},
         rejection::Rejection,
         rule::Lookup,
     },
@@ -195,12 +195,12 @@ where
                 let rejected = shared.protocol.reject(rejection, found, bill.charge());
                 this.stage.set(Stage::Done);
                 let mut response = match rejected {
-                    Rejected::Now(response) => return Poll::Ready(Ok(response)),
-                    Rejected::Later(response) => response,
+                    ControlFlow::Break(response) => return Poll::Ready(Ok(response)),
+                    ControlFlow::Continue(response) => response,
                 };
                 let polled = Pin::new(&mut response).poll(cx);
                 this.stage.set(Stage::Rejecting { response });
-                return polled.map(Ok);
+                return polled.map(|response| Ok(P::rejected(response)));
             }
             // After the decision: a denied request never waits for the service, and a request that
             // waits for its quota does not hold a place that `poll_ready` has reserved.
@@ -250,7 +250,9 @@ where
                 ready!(learning.as_mut().poll(cx));
                 Poll::Ready(Ok(take(response)))
             }
-            StageProj::Rejecting { response } => Pin::new(response).poll(cx).map(Ok),
+            StageProj::Rejecting { response } => {
+                Poll::Ready(Ok(P::rejected(ready!(Pin::new(response).poll(cx)))))
+            }
             _ => panic!("{POLLED}"),
         }
     }

@@ -1,7 +1,7 @@
 //! `Protocol`: the part of the layer that depends on the kind of request. `http.rs` and `custom.rs`
 //! implement it.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 use crate::{
     limiter::{Charge, VendorState},
@@ -25,9 +25,9 @@ pub trait Protocol<Req, Res>: ProtocolBase {
     #[doc(hidden)]
     type Rest;
 
-    /// The response to a rejected request, once it is complete.
+    /// A response to a rejected request that is not complete yet.
     #[doc(hidden)]
-    type Rejecting: Future<Output = Self::Response> + Unpin;
+    type Rejecting: Future + Unpin;
 
     #[doc(hidden)]
     fn split(request: Req) -> (Self::Head, Self::Rest);
@@ -48,22 +48,18 @@ pub trait Protocol<Req, Res>: ProtocolBase {
     #[doc(hidden)]
     fn respond(&self, response: Res, bill: &mut Bill) -> Self::Response;
 
+    /// Breaks with the response to a rejected request, or continues with one that is not complete.
     #[doc(hidden)]
     fn reject(
         &self,
         rejection: Rejection,
         head: &Self::Head,
         charge: Option<&Charge>,
-    ) -> Rejected<Self::Response, Self::Rejecting>;
-}
+    ) -> ControlFlow<Self::Response, Self::Rejecting>;
 
-/// The response to a rejected request.
-#[derive(Debug)]
-pub enum Rejected<R, F> {
-    /// The response.
-    Now(R),
-    /// The response, once its body is complete.
-    Later(F),
+    /// Converts the response to a rejected request, once it is complete.
+    #[doc(hidden)]
+    fn rejected(response: <Self::Rejecting as Future>::Output) -> Self::Response;
 }
 
 /// The part of [`Protocol`] that the settings of a layer need, which know only the head of a

@@ -121,7 +121,7 @@ pub struct ClientIp {
 #[allow(non_upper_case_globals)]
 pub const PeerIp: ClientIp = ClientIp {
     header: ProxyHeader::XForwardedFor,
-    trusted: Networks::NONE,
+    trusted: Networks(Vec::new()),
     ipv6_prefix: IPV6_PREFIX,
     peer_addr: None,
 };
@@ -383,7 +383,7 @@ impl KeyExtractor<Parts> for ClientIp {
     /// Returns why requests of several clients have the address of the proxy.
     fn mistake(&self, head: &Parts) -> Option<String> {
         let of_proxy = || PROXY_HEADERS.into_iter().find(|&name| head.headers.contains_key(name));
-        if self.trusted.networks().is_empty() {
+        if self.trusted.0.is_empty() {
             let header = of_proxy()?;
             return Some(format!(
                 "the header {header}, which proxies write; if the service is behind a proxy, use \
@@ -532,18 +532,12 @@ const NO_CLIENTS: [&str; 11] = [
 
 /// A list of networks.
 #[derive(Clone, Debug)]
-struct Networks(Option<Arc<[IpNet]>>);
+struct Networks(Vec<IpNet>);
 
 impl Networks {
-    const NONE: Self = Self(None);
-
     fn new<T: AsRef<str>>(networks: impl IntoIterator<Item = T>) -> Result<Self, ConfigError> {
         let networks = networks.into_iter().map(|it| parsed(it.as_ref()));
-        Ok(Self(Some(networks.collect::<Result<_, _>>()?)))
-    }
-
-    fn networks(&self) -> &[IpNet] {
-        self.0.as_deref().unwrap_or_default()
+        Ok(Self(networks.collect::<Result<_, _>>()?))
     }
 
     /// Does the same as [`new`](Networks::new), for trusted proxies: not all clients can be some.
@@ -552,7 +546,7 @@ impl Networks {
     ) -> Result<Self, ConfigError> {
         let networks = Self::new(networks)?;
         let no_clients = NO_CLIENTS.iter().map(|it| it.parse().expect("a network"));
-        let known: Vec<_> = networks.networks().iter().copied().chain(no_clients).collect();
+        let known: Vec<_> = networks.0.iter().copied().chain(no_clients).collect();
         // With the addresses that no client has, the trusted ones are all.
         match IpNet::aggregate(&known).iter().find(|network| network.prefix_len() == 0) {
             Some(IpNet::V4(_)) => Err(ConfigError::AllTrusted { version: "IPv4" }),
@@ -562,7 +556,7 @@ impl Networks {
     }
 
     fn contains(&self, address: IpAddr) -> bool {
-        self.networks().iter().any(|network| network.contains(&address))
+        self.0.iter().any(|network| network.contains(&address))
     }
 }
 

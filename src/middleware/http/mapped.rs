@@ -2,12 +2,9 @@
 
 use std::{
     error::Error,
-    fmt,
     future::poll_fn,
-    marker::PhantomData,
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -32,6 +29,9 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The body of a response, once it is complete.
 type Collected = Pin<Box<dyn Future<Output = Result<RejectionBody, RequestError>> + Send>>;
+
+/// The response of a closure, once its body is complete.
+pub(super) type Mapped = Pin<Box<dyn Future<Output = Response<RejectionBody>> + Send>>;
 
 async fn collect<B>(body: B) -> Result<RejectionBody, RequestError>
 where
@@ -85,7 +85,7 @@ impl MapRejection {
 
     /// Calls the closure. `headers` are added to its response, if it lacks them. `details`: clients
     /// learn of a mistake in its body.
-    pub(super) fn call<B>(
+    pub(super) fn call(
         &self,
         rejection: &Rejection,
         head: &Parts,
@@ -93,7 +93,7 @@ impl MapRejection {
         headers: HeaderMap,
         extensions: Extensions,
         details: bool,
-    ) -> Mapped<B> {
+    ) -> Mapped {
         let (mut head, body) = (self.map)(rejection, head, response.map(ResponseBody::rejection));
         let mut names: Vec<_> = headers.keys().collect();
         names.retain(|name| !head.headers.contains_key(*name));
@@ -105,7 +105,7 @@ impl MapRejection {
         forbid_storing(&mut head.headers);
         head.extensions.extend(extensions);
         let mistakes = self.mistakes.clone();
-        let response = async move {
+        Box::pin(async move {
             let error = match body.await {
                 Ok(body) => return Response::from_parts(head, body),
                 Err(error) => error,
@@ -118,27 +118,6 @@ impl MapRejection {
             let mut response = problem::response(headers, &rejection);
             *response.extensions_mut() = head.extensions;
             response
-        };
-        Mapped { response: Box::pin(response), service: PhantomData }
-    }
-}
-
-/// The response of a closure, once its body is complete.
-pub struct Mapped<B> {
-    response: Pin<Box<dyn Future<Output = Response<RejectionBody>> + Send>>,
-    service: PhantomData<fn() -> B>,
-}
-
-impl<B> Future for Mapped<B> {
-    type Output = Response<ResponseBody<B>>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.response.as_mut().poll(cx).map(|response| response.map(ResponseBody::rejection))
-    }
-}
-
-impl<B> fmt::Debug for Mapped<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped").finish_non_exhaustive()
+        })
     }
 }

@@ -1,5 +1,5 @@
 //! `Meter`: the trait of the types that determine from a response what its request has used, and
-//! `Usage`, what they report. The frames come from `guard.rs`.
+//! `Usage`, what they report. The frames come from `body.rs`.
 
 use std::{borrow::Cow, sync::Arc};
 

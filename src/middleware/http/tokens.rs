@@ -1,6 +1,6 @@
 //! `TokenMeter`: the meter for answers of language models. It finds the usage in JSON and in
 //! streams of events, whatever the frames, and keeps no text of them. What it reports is settled by
-//! `guard.rs`.
+//! `body.rs`.
 
 use std::{fmt, sync::Mutex};
 

@@ -1,5 +1,6 @@
 //! The second stage, admission: calls the limiters, and determines whether the request proceeds,
-//! waits or is rejected.
+//! waits or is rejected. A request that proceeds takes its holds. If the service is not called, all
+//! that it has taken returns.
 
 use std::mem;
 
@@ -7,12 +8,13 @@ use super::{
     Reason, Shared, Verdict,
     price::{Bill, Price},
     reason,
+    settle::RequestHolds,
 };
 use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
     error::Error,
-    limiter::{AnyLimiter, Charge, FailurePolicy, MaxWait, Recovery, WaitSlot, Waiter},
+    limiter::{AnyLimiter, Charge, FailurePolicy, Holds, MaxWait, Recovery, WaitSlot, Waiter},
     middleware::{
         protocol::ProtocolBase,
         rejection::{Rejection, RequestError},
@@ -266,5 +268,43 @@ impl<P: ProtocolBase> Shared<P> {
             observers.add(observer.clone());
         }
         observers.report(&event);
+    }
+
+    /// Keeps a bill while the service is not ready. What is held is renewed.
+    #[inline(never)]
+    pub(super) fn keep(&self, bill: &mut Bill) {
+        self.charge(bill);
+        self.hold(bill);
+    }
+
+    /// Takes what an allowed request holds, if anything.
+    #[inline(never)]
+    pub(super) fn hold(&self, bill: &mut Bill) {
+        // In a dry run, a denied request proceeds, and is not counted.
+        let allowed = bill.outcome.as_ref().filter(|outcome| outcome.decision.is_allowed());
+        let holds = match (allowed, &bill.price, self.limiter()) {
+            (Some(outcome), Price::Units(key, cost), Some(limiter)) => {
+                let own = limiter.own();
+                own.map(|own| Holds::of_one(own, key.clone(), *cost, outcome)).unwrap_or_default()
+            }
+            (Some(outcome), Price::Charge(charge), _) => charge.holds(outcome),
+            _ => Holds::default(),
+        };
+        bill.outcome.iter_mut().for_each(|outcome| outcome.receipts.remove_holds());
+        // The service can settle even if there is nothing.
+        if bill.holds.is_none() && (self.protocol.shares_holds() || !holds.is_empty()) {
+            bill.holds = Some(RequestHolds::new(holds));
+        }
+    }
+
+    /// Returns what a request has taken: the service was not called.
+    #[inline(never)]
+    pub(super) fn release(&self, bill: &mut Bill) {
+        if let Some(mut holds) = bill.holds.take() {
+            holds.release();
+        }
+        if let Some(outcome) = bill.outcome.take() {
+            self.charge(bill).release_in_background(&outcome.receipts);
+        }
     }
 }
