@@ -426,12 +426,17 @@ impl KeyLine {
         earlier.any(|(_, waiting)| !waiting.is_absent(now))
     }
 
-    /// Calls the first request, if those before it are absent. Returns when it is absent, too.
+    /// Calls the first request, if those before it are absent, and with it up to three times as
+    /// many as these: if they are absent, too, they hold up others together. One of them that is
+    /// polled goes on waiting behind those before it. Returns when the first one is absent, too.
     fn look(&mut self, change: &mut LineChange) -> Option<Instant> {
-        let calls = self.calls;
-        let first = self.first(change.now)?;
+        let (now, calls) = (change.now, self.calls);
+        let absent = self.waiting.values().take_while(|waiting| waiting.is_absent(now)).count();
+        let mut called = self.waiting.values_mut().skip(absent).take((3 * absent).max(1));
+        let first = called.next()?;
         if first.told != Some(calls) {
-            first.call(change.now, calls, change);
+            first.call(now, calls, change);
+            called.for_each(|next| next.call(now, calls, change));
         }
         first.absent_at()
     }
