@@ -203,14 +203,14 @@ impl<'k, K: Into<Key<'k>>> Future for Acquire<'_, K> {
                 }
                 let charge = Charge::of_units(limiter, key, units);
                 let waiter = Waiter::new(Action::Check, charge, answer, max_wait);
-                return this.call.go_on(cx, false, waiter.check());
+                return this.call.go_on(cx, waiter.check());
             }
             Charge::of_units(limiter, key, units)
-        } else if let Some((charge, cost)) = this.call.take_charge() {
-            charge.with_cost(cost).into_owned()
+        } else if let Some(charge) = this.call.take_charge() {
+            charge.into_owned()
         } else {
             return this.call.poll_rest(cx);
         };
-        this.call.go_on(cx, false, charge.wait(this.max_wait))
+        this.call.go_on(cx, charge.wait(this.max_wait))
     }
 }

@@ -3,6 +3,7 @@
 //! `hold.rs`.
 
 use std::{
+    borrow::Cow,
     fmt,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -64,24 +65,45 @@ impl<'a, K, T> Call<'a, K, T> {
         Some((*limiter, key.take()?, *units))
     }
 
-    /// Takes the charge, before the first poll, and the cost of the limit that was added last.
+    /// Takes the charge, before the first poll.
     #[inline]
-    pub(super) fn take_charge(&mut self) -> Option<(&'a Charge, Option<u64>)> {
+    pub(super) fn take_charge(&mut self) -> Option<Cow<'a, Charge>> {
         let Self::Charge(charge, cost) = *self else { return None };
         *self = Self::Done;
-        Some((charge, cost))
+        Some(match cost {
+            Some(units) => Cow::Owned(charge.clone().cost(units)),
+            None => Cow::Borrowed(charge),
+        })
     }
 
-    /// Sets the rest of the call, and polls it, unless it `is_pending` already: an answer that
-    /// fails at once lets other tasks run first.
+    /// Polls the answer to `asked`. Ends the call with an outcome; `rest` goes on with what is not
+    /// there yet, or with an error. Boxed only then: most answers are there at once.
+    pub(super) fn poll_answer<A, R: Future<Output = Result<T, Error>> + Send + 'a>(
+        &mut self,
+        cx: &mut Context<'_>,
+        asked: A,
+        mut answer: StoreFuture<Outcome>,
+        done: impl FnOnce(A, Outcome) -> T,
+        rest: impl FnOnce(A, StoreFuture<Outcome>) -> R,
+    ) -> Poll<Result<T, Error>> {
+        match Pin::new(&mut answer).poll(cx) {
+            Poll::Ready(Ok(outcome)) => Poll::Ready(Ok(done(asked, outcome))),
+            Poll::Ready(Err(error)) => self.go_on(cx, rest(asked, StoreFuture::ready(Err(error)))),
+            Poll::Pending => {
+                *self = Self::Waiting(Box::pin(rest(asked, answer)));
+                Poll::Pending // the answer has the waker, and lets other tasks run first
+            }
+        }
+    }
+
+    /// Sets the rest of the call, and polls it.
     pub(super) fn go_on(
         &mut self,
         cx: &mut Context<'_>,
-        is_pending: bool,
         rest: impl Future<Output = Result<T, Error>> + Send + 'a,
     ) -> Poll<Result<T, Error>> {
         *self = Self::Waiting(Box::pin(rest));
-        if is_pending { Poll::Pending } else { self.poll_rest(cx) }
+        self.poll_rest(cx)
     }
 
     pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, Error>> {
@@ -100,19 +122,4 @@ impl<K, T> fmt::Debug for Call<'_, K, T> {
             Self::Units(..) | Self::Done => "Done",
         })
     }
-}
-
-/// Polls an answer. `None` is an error, which the future then still has.
-#[inline]
-pub(super) fn poll_outcome(
-    answer: &mut StoreFuture<Outcome>,
-    cx: &mut Context<'_>,
-) -> Poll<Option<Outcome>> {
-    Poll::Ready(match ready!(Pin::new(&mut *answer).poll(cx)) {
-        Ok(outcome) => Some(outcome),
-        Err(error) => {
-            *answer = StoreFuture::ready(Err(error));
-            None
-        }
-    })
 }

@@ -1,7 +1,7 @@
 //! `Charge`: the limits, keys and costs of one request. Its checks and holds are in `check.rs` and
 //! `hold.rs`.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
@@ -227,15 +227,6 @@ impl Charge {
             (last.cost, last.is_estimate) = (Some(units), false);
         }
         self
-    }
-
-    /// Returns the charge with another cost of the limit that was added last, if there is one.
-    #[inline]
-    pub(super) fn with_cost(&self, units: Option<u64>) -> Cow<'_, Self> {
-        match units {
-            Some(units) => Cow::Owned(self.clone().cost(units)),
-            None => Cow::Borrowed(self),
-        }
     }
 
     /// Makes the cost of the limit that was added last an estimate of `n` units. They are held, and

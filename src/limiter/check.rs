@@ -2,6 +2,7 @@
 //! that wait and hold, and `reservation.rs` the call that reserves.
 
 use std::{
+    borrow::Cow,
     pin::Pin,
     task::{Context, Poll, Waker},
     time::Duration,
@@ -9,7 +10,7 @@ use std::{
 
 use super::{
     acquire::Acquire,
-    call::{BEGUN, Call, poll_outcome},
+    call::{BEGUN, Call},
     charge::Charge,
     handle::Limiter,
     recovery::Recovery,
@@ -136,20 +137,6 @@ impl Charge {
     #[inline]
     pub fn check(&self) -> Check<'_, Key<'static>> {
         Check { call: Call::Charge(self, None) }
-    }
-
-    /// Ends a check, whose store may fail.
-    async fn finish_check(&self, answer: StoreFuture<Outcome>) -> Result<Decision, Error> {
-        let error = match answer.await {
-            Ok(outcome) => return Ok(outcome.decision),
-            Err(error) => error,
-        };
-        match self.recover_by_limiter(error)? {
-            Recovery::Uncounted(decision) => decision.ok_or(Error::NoLimits),
-            Recovery::Fallback(charge) => {
-                Ok(charge.decide(Action::Check, MaxWait::DEFAULT).await?.decision)
-            }
-        }
     }
 }
 
@@ -309,7 +296,7 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
     pub async fn peek(mut self) -> Result<KeyState, Error> {
         let (action, max_wait) = (Action::Peek, MaxWait::DEFAULT);
         let answer = match self.call.take_charge() {
-            Some((charge, cost)) => charge.with_cost(cost).decide(action, max_wait),
+            Some(charge) => charge.decide(action, max_wait),
             None => {
                 let (limiter, key, units) = self.call.take_units().expect(BEGUN);
                 limiter.decide(action, &key.into(), units, max_wait)
@@ -338,53 +325,53 @@ impl<'a, 'k, K: Into<Key<'k>>> Check<'a, K> {
             units,
             MaxWait::DEFAULT,
             |outcome| done(outcome.decision),
-            |answer| polled(self.poll_answer(cx, limiter, key.clone(), units, answer)),
+            |answer| polled(self.poll_units(cx, (limiter, key.clone(), units), answer)),
         )
     }
 
-    /// Waits for an answer, or applies the failure policy.
+    /// Waits for an answer about the units of one limiter.
     #[inline(never)]
-    fn poll_answer(
+    fn poll_units(
         &mut self,
         cx: &mut Context<'_>,
-        limiter: &'a Limiter,
-        key: Key<'k>,
-        units: u64,
-        mut answer: StoreFuture<Outcome>,
+        asked: (&'a Limiter, Key<'k>, u64),
+        answer: StoreFuture<Outcome>,
     ) -> Poll<Result<Decision, Error>> {
-        let polled = poll_outcome(&mut answer, cx);
-        let is_pending = polled.is_pending();
-        if let Poll::Ready(Some(outcome)) = polled {
-            return Poll::Ready(Ok(outcome.decision));
-        }
-        let key = key.into_owned();
-        self.call.go_on(cx, is_pending, async move {
-            match answer.await {
-                Ok(outcome) => Ok(outcome.decision),
-                Err(error) => {
-                    let charge = Charge::of_units(limiter, key, units);
-                    charge.finish_check(StoreFuture::ready(Err(error))).await
-                }
-            }
-        })
+        let rest = |(limiter, key, units): (&'a Limiter, Key<'k>, u64), answer| {
+            let key = key.into_owned();
+            finish(answer, move || Cow::Owned(Charge::of_units(limiter, key, units)))
+        };
+        self.call.poll_answer(cx, asked, answer, |_, outcome| outcome.decision, rest)
     }
 
     /// Decides about a charge, or goes on.
     #[inline(never)]
     fn poll_other(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let Some((charge, cost)) = self.call.take_charge() else {
+        let Some(charge) = self.call.take_charge() else {
             return self.call.poll_rest(cx);
         };
-        let charge = charge.with_cost(cost);
-        let mut answer = match charge.decide(Action::Check, MaxWait::DEFAULT) {
+        let answer = match charge.decide(Action::Check, MaxWait::DEFAULT) {
             StoreFuture::Ready(Some(Ok(outcome))) => return Poll::Ready(Ok(outcome.decision)),
             later => later,
         };
-        let polled = poll_outcome(&mut answer, cx);
-        let is_pending = polled.is_pending();
-        match polled {
-            Poll::Ready(Some(outcome)) => Poll::Ready(Ok(outcome.decision)),
-            _ => self.call.go_on(cx, is_pending, async move { charge.finish_check(answer).await }),
+        let rest = |charge, answer| finish(answer, move || charge);
+        self.call.poll_answer(cx, charge, answer, |_, outcome| outcome.decision, rest)
+    }
+}
+
+/// Waits for an answer, and applies the failure policy of a charge if the store fails.
+async fn finish<'a>(
+    answer: StoreFuture<Outcome>,
+    charge: impl FnOnce() -> Cow<'a, Charge>,
+) -> Result<Decision, Error> {
+    let error = match answer.await {
+        Ok(outcome) => return Ok(outcome.decision),
+        Err(error) => error,
+    };
+    match charge().recover_by_limiter(error)? {
+        Recovery::Uncounted(decision) => decision.ok_or(Error::NoLimits),
+        Recovery::Fallback(charge) => {
+            Ok(charge.decide(Action::Check, MaxWait::DEFAULT).await?.decision)
         }
     }
 }

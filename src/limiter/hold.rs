@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     admission::Admission,
-    call::{Call, poll_outcome},
+    call::Call,
     charge::Charge,
     handle::Limiter,
     permit::{Holds, Permit},
@@ -201,20 +201,10 @@ impl<'a, K> Hold<'a, K> {
         &mut self,
         cx: &mut Context<'_>,
         charge: Charge,
-        mut answer: StoreFuture<Outcome>,
+        answer: StoreFuture<Outcome>,
     ) -> Poll<Result<Admission<Permit>, Error>> {
-        let polled = poll_outcome(&mut answer, cx);
-        let is_pending = polled.is_pending();
-        match polled {
-            Poll::Ready(Some(outcome)) => {
-                let admission = Permit::admission(outcome, |outcome| charge.holds(outcome));
-                Poll::Ready(Ok(admission))
-            }
-            _ => {
-                let waiter = Waiter::new(Action::HOLD, charge, answer, MaxWait::NONE);
-                self.call.go_on(cx, is_pending, waiter.hold())
-            }
-        }
+        let rest = |charge, answer| Waiter::new(Action::HOLD, charge, answer, MaxWait::NONE).hold();
+        self.call.poll_answer(cx, charge, answer, Permit::of_charge, rest)
     }
 }
 
@@ -251,8 +241,8 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
                 };
             }
             Charge::new(limiter, key).estimate(units)
-        } else if let Some((charge, cost)) = this.call.take_charge() {
-            charge.with_cost(cost).into_owned()
+        } else if let Some(charge) = this.call.take_charge() {
+            charge.into_owned()
         } else {
             return this.call.poll_rest(cx);
         };
@@ -262,7 +252,7 @@ impl<'k, K: Into<Key<'k>>> Future for Hold<'_, K> {
         if waits {
             let max_wait = MaxWait::up_to(this.max_wait);
             let waiter = Waiter::begin(Action::HOLD, charge, max_wait, false);
-            return this.call.go_on(cx, false, waiter.hold());
+            return this.call.go_on(cx, waiter.hold());
         }
         let answer = charge.decide(Action::HOLD, MaxWait::NONE);
         this.poll_answer(cx, charge, answer)
@@ -273,6 +263,6 @@ impl Waiter {
     /// Waits until the request may proceed or is denied, and returns its permit.
     async fn hold(self) -> Result<Admission<Permit>, Error> {
         let (charge, outcome) = self.finish().await?;
-        Ok(Permit::admission(outcome, |outcome| charge.holds(outcome)))
+        Ok(Permit::of_charge(charge, outcome))
     }
 }

@@ -19,8 +19,8 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
     store::{
-        BookingGroup, Bookings, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal,
-        StoreFuture, after, yield_time,
+        BookingGroup, Bookings, Due, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace,
+        Refusal, StoreFuture, after, yield_time,
     },
     time::random_fraction,
 };
@@ -124,20 +124,36 @@ impl InLine {
         decision.limit_index().min(self.place.limits.len() - 1)
     }
 
-    fn hold_retry(&self, limit: usize, waited: Duration) -> Duration {
-        self.place.lines.hold_retry(waited, self.place.limits[limit].line)
-    }
-
-    /// Returns the instant at which the request, or one that began to wait soon after it, checks
-    /// for units that are restored at this one: older requests of other processes go first.
-    /// Redisson leaves no units to others, so a foreign limiter leaves none to it.
-    fn check_at(&self, at: Instant, charge: &Charge, decision: &Decision) -> Instant {
-        if !self.is_shared || decision.is_blocked() || charge.own_parts().next().is_none() {
-            return at;
-        }
-        let pace = Pace { quota: decision.quota(), is_smooth: true };
-        let gap = pace.time_of(decision.cost());
-        after(at, yield_time(at - self.began, gap))
+    /// Returns when the request, or one that began to wait soon after it, checks after a decision:
+    /// for `units` that are restored at the `known` instant, and if units that are held can return
+    /// before, for those after it has `waited`.
+    fn due(
+        &self,
+        charge: &Charge,
+        decision: &Decision,
+        (known, units): (Option<Instant>, u64),
+        deadline: Option<Instant>,
+        waited: Option<Duration>,
+    ) -> Due {
+        let line = self.place.limits[self.limit_of(decision)].line;
+        // Redisson leaves no units to others, so a foreign limiter leaves none to it.
+        let yields =
+            self.is_shared && !decision.is_blocked() && charge.own_parts().next().is_some();
+        let gap = Pace { quota: decision.quota(), is_smooth: true }.time_of(decision.cost());
+        // Older requests of other processes go first.
+        let restored = known.map(|at| {
+            let later = if yields { after(at, yield_time(at - self.began, gap)) } else { at };
+            // A check at the deadline itself would be too late on a busy machine.
+            let latest = deadline.map(|end| at + end.saturating_duration_since(at) / 2);
+            latest.map_or(later, |latest| later.min(latest))
+        });
+        let ask = waited
+            .filter(|_| self.is_shared)
+            .map(|waited| after(Instant::now(), self.place.lines.hold_retry(waited, line)));
+        // Not while it leaves restored units to others.
+        let is_first = |_: &Instant| ask.is_none_or(|ask| known.is_some_and(|at| at < ask));
+        let known = known.filter(|_| waited.is_none()).map(|at| (at, units));
+        Due { at: restored.filter(is_first).or(ask), known }
     }
 
     /// Records a denial. Returns whether the request waits: if it can be served by `deadline`.
@@ -163,24 +179,11 @@ impl InLine {
             Some((limiter, ..)) => pace(limiter),
             None => Pace { quota: denied.quota(), is_smooth: false },
         };
-        let mut due = known;
-        if self.is_shared {
-            due = known.map(|at| {
-                let later = self.check_at(at, charge, denied);
-                // A check at the deadline itself would be too late on a busy machine.
-                let latest = deadline.map(|end| at + end.saturating_duration_since(at) / 2);
-                latest.map_or(later, |latest| later.min(latest))
-            });
-            if waits_for_holds {
-                let ask = after(now, self.hold_retry(limit, now - self.began));
-                // Not while it leaves restored units to others.
-                due = due.filter(|_| known.is_some_and(|at| at < ask)).or(Some(ask));
-            }
-        }
         // At the end of a block, any number of units can be available.
         let units = if denied.is_blocked() { MAX } else { self.place.limits[limit].cost };
-        let known = known.filter(|_| !waits_for_holds).map(|at| (at, units));
-        self.place.denied(Refusal { limit, due, known, pace: Some(pace) }, deadline)
+        let waited = waits_for_holds.then(|| now - self.began);
+        let due = self.due(charge, denied, (known, units), deadline, waited);
+        self.place.denied(Refusal { limit, due, pace: Some(pace) }, deadline)
     }
 
     /// Records that the store has failed. Returns whether the request asks again by `deadline`: of
@@ -207,28 +210,19 @@ impl InLine {
             // A shaper can deny even with units available, as no instant is reserved.
             _ if shapes || charge.reserves() => NextCheck::Now,
             0 if self.limit_of(decision) != at => NextCheck::Now,
-            0 => self.next_after(charge, decision),
+            0 => {
+                let (replenish, age) = (decision.replenish_after(), decision.age());
+                let rest = || after(Instant::now(), replenish.saturating_sub(age));
+                let known = (!replenish.is_zero()).then(rest);
+                // Another process can return units that are held.
+                let is_held = charge.holds_units() || decision.held() > 0;
+                let waited = is_held.then_some(Duration::ZERO);
+                NextCheck::Due(self.due(charge, decision, (known, 1), None, waited))
+            }
             _ if !self.is_shared => NextCheck::Now,
             units => NextCheck::Units(units),
         };
         self.place.leave(next);
-    }
-
-    /// Returns when the next request checks after a decision that leaves no units.
-    fn next_after(&self, charge: &Charge, decision: &Decision) -> NextCheck {
-        let (now, replenish) = (Instant::now(), decision.replenish_after());
-        let known =
-            (!replenish.is_zero()).then(|| after(now, replenish - decision.age().min(replenish)));
-        let due = known.map(|at| self.check_at(at, charge, decision));
-        // Another process can return units that are held.
-        let is_held = charge.holds_units() || decision.held() > 0;
-        let ask = (is_held && self.is_shared)
-            .then(|| after(now, self.hold_retry(self.limit_of(decision), Duration::ZERO)));
-        let known = known.filter(|_| !is_held).map(|at| (at, 1));
-        match due.into_iter().chain(ask).min() {
-            Some(at) => NextCheck::At { at, known },
-            None => NextCheck::Called,
-        }
     }
 
     /// Waits until the request is to check. Returns false if the deadline comes first.

@@ -269,6 +269,11 @@ impl Permit {
             Admission::Denied(outcome.decision)
         }
     }
+
+    /// Returns the admission of the request of a charge.
+    pub(super) fn of_charge(charge: Charge, outcome: Outcome) -> Admission<Self> {
+        Self::admission(outcome, |outcome| charge.holds(outcome))
+    }
 }
 
 impl Guard for Permit {

@@ -187,13 +187,6 @@ impl Waiter {
         Some(f(self.line.as_mut()?, charge, self.deadline))
     }
 
-    /// Returns an admitted request.
-    fn admitted(charge: Charge, outcome: Outcome) -> Self {
-        let mut waiter = Self::new(Action::Check, charge, StoreFuture::Ready(None), MaxWait::NONE);
-        waiter.phase = Phase::Admitted(outcome, None);
-        waiter
-    }
-
     pub(crate) fn max_lateness(mut self, max_lateness: Duration) -> Self {
         self.max_lateness = max_lateness;
         self
@@ -233,8 +226,8 @@ impl Waiter {
                     let answer = ready!(Pin::new(answer).poll(cx));
                     self.phase = Phase::Done;
                     let last = match answer {
-                        Ok(outcome) => self.advance(outcome).map(Ok),
-                        Err(error) => self.failed(error).map(Err),
+                        Ok(outcome) => self.advance(outcome),
+                        Err(error) => self.failed(error),
                     };
                     if let Some(last) = last {
                         return Poll::Ready(last);
@@ -316,7 +309,7 @@ impl Waiter {
     }
 
     /// Moves on to the phase after a decision, or returns a final denial.
-    fn advance(&mut self, outcome: Outcome) -> Option<Decision> {
+    fn advance(&mut self, outcome: Outcome) -> Option<Result<Decision, Error>> {
         let decision = outcome.decision.clone();
         if !decision.is_allowed() {
             return self.denied(decision);
@@ -324,23 +317,28 @@ impl Waiter {
         if let Some(line) = self.line.take() {
             line.allowed(&self.charge, &decision);
         }
-        let lateness = self.start_wait(&decision);
         // Creating a timer panics without a runtime: the drop then releases the reservation.
         self.phase = Phase::Admitted(outcome, None);
+        if decision.delay().is_zero() {
+            return None; // there is no reservation
+        }
+        // From the decision, not from its arrival: the store compared with the same wait.
+        let wait = Duration::from_micros(self.charge.resolve(self.max_wait));
+        self.deadline.get_or_insert_with(|| after_decision(&decision, wait));
         if self.leaves_delay {
             return None;
         }
-        if self.is_too_late(lateness) {
+        if self.is_too_late(decision.age().saturating_sub(decision.delay())) {
             self.begin_release();
         } else if !decision.remaining_delay().is_zero() {
-            self.begin_wait(Some(&decision));
-            self.book(Instant::now() + decision.remaining_delay());
+            self.book(&decision, Instant::now() + decision.remaining_delay());
         }
         None
     }
 
     /// Waits for the reserved instant of an admitted request.
-    fn book(&mut self, due: Instant) {
+    fn book(&mut self, decision: &Decision, due: Instant) {
+        self.begin_wait(Some(decision));
         if let Phase::Admitted(outcome, booking) = &mut self.phase
             && let Some(bookings) = self.charge.bookings()
         {
@@ -351,7 +349,7 @@ impl Waiter {
         }
     }
 
-    fn denied(&mut self, decision: Decision) -> Option<Decision> {
+    fn denied(&mut self, decision: Decision) -> Option<Result<Decision, Error>> {
         let wait = self.charge.resolve(self.max_wait);
         if decision.waits_for_holds() && !self.retries && !self.leaves_delay && wait > 0 {
             // There is no instant to reserve before a hold ends.
@@ -362,24 +360,14 @@ impl Waiter {
         let stands =
             |line: &mut InLine, charge: &_, deadline| line.denied(charge, &decision, deadline);
         let waits = self.retries && self.with_line(stands).unwrap_or(false);
-        if !waits {
-            (self.line, self.wait) = (None, None);
-            // Unless its check has reported it: the request could wait then.
-            if !self.is_reported(&decision) {
-                self.charge.report(&decision);
-            }
-            return Some(decision);
-        }
-        self.begin_wait(Some(&decision));
-        self.phase = Phase::Waiting(Some(Ok(decision)));
-        None
+        self.wait_after(Ok(decision), waits)
     }
 
     /// Moves on after a failure, or returns it if the request does not wait for its store.
-    fn failed(&mut self, error: Error) -> Option<Error> {
+    fn failed(&mut self, error: Error) -> Option<Result<Decision, Error>> {
         let error = self.charge.name_failure(error);
         let (true, Error::Store(failure)) = (self.waits_for_store, &error) else {
-            return Some(error);
+            return Some(Err(error));
         };
         let wait = match self.max_wait {
             MaxWait::UpTo(wait) => wait,
@@ -393,13 +381,28 @@ impl Waiter {
         // process would take units for each further check.
         let waits = !matches!(failure.kind(), ErrorKind::Full | ErrorKind::Different)
             && self.with_line(|line, _, deadline| line.store_failed(deadline)).unwrap_or(false);
-        if !waits {
-            self.wait = None;
-            return Some(error);
+        if waits {
+            log::hidden(failure);
         }
-        log::hidden(failure);
-        self.begin_wait(None);
-        self.phase = Phase::Waiting(Some(Err(error)));
+        self.wait_after(Err(error), waits)
+    }
+
+    /// Waits in a line after an answer, or returns it as the last one.
+    fn wait_after(
+        &mut self,
+        answer: Result<Decision, Error>,
+        waits: bool,
+    ) -> Option<Result<Decision, Error>> {
+        if !waits {
+            (self.line, self.wait) = (None, None);
+            // Unless its check has reported it: the request could wait then.
+            if let Some(denied) = answer.as_ref().ok().filter(|it| !self.is_reported(it)) {
+                self.charge.report(denied);
+            }
+            return Some(answer);
+        }
+        self.begin_wait(answer.as_ref().ok());
+        self.phase = Phase::Waiting(Some(answer));
         None
     }
 
@@ -421,18 +424,6 @@ impl Waiter {
         let Some(name) = decision.map(Decision::limiter).or_else(first) else { return };
         let waiting = charge.limiters().find(|limiter| limiter.name() == name);
         *wait = waiting.and_then(|limiter| Wait::begin(limiter.observers(), name));
-    }
-
-    /// Sets the deadline of an admitted request, which counts from the first decision. Returns by
-    /// how much the decision arrived after the reserved instant.
-    fn start_wait(&mut self, decision: &Decision) -> Duration {
-        if decision.delay().is_zero() {
-            return Duration::ZERO; // there is no reservation
-        }
-        // From the decision, not from its arrival: the store compared with the same wait.
-        let wait = Duration::from_micros(self.charge.resolve(self.max_wait));
-        self.deadline.get_or_insert_with(|| after_decision(decision, wait));
-        decision.age().saturating_sub(decision.delay())
     }
 
     /// Returns whether the request, whose time has come, has to check again.
@@ -485,11 +476,10 @@ impl Waiter {
         deadline: Option<Instant>,
     ) -> Self {
         let decision = outcome.decision.clone();
-        let mut waiter = Self::admitted(charge, outcome);
-        (waiter.max_wait, waiter.deadline) = (max_wait, deadline);
+        let mut waiter = Self::new(Action::Check, charge, StoreFuture::Ready(None), max_wait);
+        (waiter.phase, waiter.deadline) = (Phase::Admitted(outcome, None), deadline);
         if !decision.delay().is_zero() {
-            waiter.begin_wait(Some(&decision));
-            waiter.book(due);
+            waiter.book(&decision, due);
         }
         waiter
     }
@@ -511,10 +501,7 @@ impl Waiter {
         let rest = self.max_wait.at_most(self.remaining_wait());
         let is_endless = self.retries && matches!(self.max_wait, MaxWait::UpTo(ENDLESS));
         let mut waiter = match self.disarm().0.recover_by_limiter(error)? {
-            Recovery::Uncounted(decision) => {
-                let decision = decision.ok_or(Error::NoLimits)?;
-                Self::admitted(Charge::exempt(), Outcome::of_nothing(decision))
-            }
+            Recovery::Uncounted(decision) => return Ok((decision.ok_or(Error::NoLimits)?, self)),
             Recovery::Fallback(charge) => Self::begin(self.action, charge, rest, is_endless),
         };
         waiter.leaves_delay = self.leaves_delay;

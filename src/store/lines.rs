@@ -118,15 +118,18 @@ impl Pace {
 /// What a request that leaves knows about the next check.
 pub(crate) enum NextCheck {
     Now,
-    At {
-        at: Instant,
-        /// The instant at which so many units are available, if nothing can change it.
-        known: Option<(Instant, u64)>,
-    },
-    /// When the line is called.
-    Called,
+    Due(Due),
     /// These units are left: as many requests check side by side.
     Units(u64),
+}
+
+/// When a request checks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Due {
+    /// `None` when the line is called.
+    pub(crate) at: Option<Instant>,
+    /// The instant at which so many units are available, if nothing can change it.
+    pub(crate) known: Option<(Instant, u64)>,
 }
 
 /// What a request does now.
@@ -426,12 +429,17 @@ impl KeyLine {
         earlier.any(|(_, waiting)| !waiting.is_absent(now))
     }
 
-    /// Calls the first request, if those before it are absent. Returns when it is absent, too.
+    /// Calls the first request, if those before it are absent, and with it up to three times as
+    /// many as these: if they are absent, too, they hold up others together. One of them that is
+    /// polled goes on waiting behind those before it. Returns when the first one is absent, too.
     fn look(&mut self, change: &mut LineChange) -> Option<Instant> {
-        let calls = self.calls;
-        let first = self.first(change.now)?;
+        let (now, calls) = (change.now, self.calls);
+        let absent = self.waiting.values().take_while(|waiting| waiting.is_absent(now)).count();
+        let mut called = self.waiting.values_mut().skip(absent).take((3 * absent).max(1));
+        let first = called.next()?;
         if first.told != Some(calls) {
-            first.call(change.now, calls, change);
+            first.call(now, calls, change);
+            called.for_each(|next| next.call(now, calls, change));
         }
         first.absent_at()
     }
@@ -523,25 +531,25 @@ impl KeyLine {
         let known = self.known.take();
         let cost = self.first(now).map_or(0, |waiting| waiting.limit.cost);
         let next = match (next, left.stage) {
-            (_, Stage::Checking(Some(at))) => NextCheck::At { at, known: None },
+            (_, Stage::Checking(Some(at))) => NextCheck::Due(Due { at: Some(at), known: None }),
             _ if self.is_mixed => NextCheck::Now,
             // What it waited for is known, and the next one needs no less.
             (NextCheck::Now, Stage::Waiting)
                 if cost >= left.limit.cost && left.told == Some(self.calls) =>
             {
-                left.due.map_or(NextCheck::Called, |at| NextCheck::At { at, known })
+                NextCheck::Due(Due { at: left.due, known })
             }
             (next, _) => next,
         };
         match next {
             NextCheck::Now => self.call(now, change),
-            NextCheck::At { at, known } => {
-                self.call(at, change);
-                self.known = known;
-            }
-            NextCheck::Called => {
+            NextCheck::Due(Due { at, known }) => {
                 let calls = self.calls;
-                self.first(now).into_iter().for_each(|first| first.told = Some(calls));
+                match at {
+                    Some(at) => self.call(at, change),
+                    None => self.first(now).into_iter().for_each(|it| it.told = Some(calls)),
+                }
+                self.known = known;
             }
             NextCheck::Units(mut units) => {
                 self.call(now, change);
@@ -565,11 +573,11 @@ impl KeyLine {
             Stage::Checking(again) => again,
             _ => None,
         };
-        waiting.due = again.or(refusal.due);
+        waiting.due = again.or(refusal.due.at);
         if is_behind {
             (waiting.due, waiting.told) = (None, None);
         }
-        self.known = refusal.known.filter(|_| again.is_none());
+        self.known = refusal.due.known.filter(|_| again.is_none());
         self.follow(refusal.pace);
     }
 
@@ -620,10 +628,7 @@ pub(crate) struct LinePlace {
 pub(crate) struct Refusal {
     /// The index of the limit.
     pub(crate) limit: usize,
-    /// When the request checks again; `None` when it is called.
-    pub(crate) due: Option<Instant>,
-    /// The instant at which so many units are available, if nothing can change it.
-    pub(crate) known: Option<(Instant, u64)>,
+    pub(crate) due: Due,
     pub(crate) pace: Option<Pace>,
 }
 
@@ -699,7 +704,7 @@ impl LinePlace {
             }
             state.leave(self, NextCheck::Now, change);
             let admits = |line: &KeyLine, limit: &_| {
-                line.admits(number, limit, deadline, refusal.known, now)
+                line.admits(number, limit, deadline, refusal.due.known, now)
             };
             state.enter(self, index, admits, change)
         })
@@ -709,7 +714,8 @@ impl LinePlace {
     /// Returns false if there is no room.
     pub(crate) fn pause(&mut self, until: Instant) -> bool {
         let limit = self.at.unwrap_or(0);
-        let refusal = || Refusal { limit, due: Some(until), known: None, pace: None };
+        let due = Due { at: Some(until), known: None };
+        let refusal = || Refusal { limit, due, pace: None };
         (self.at.is_some() || self.denied(refusal(), None)) && self.denied(refusal(), None)
     }
 

@@ -90,7 +90,7 @@ impl Race {
                 None => Next::Stand,
             },
             Next::Stand => {
-                place.denied(Refusal { limit: 0, due: None, known: None, pace: None }, None);
+                place.denied(Refusal { limit: 0, due: Due::default(), pace: None }, None);
                 Next::Poll
             }
             Next::Poll | Next::Sleep => {
@@ -103,7 +103,7 @@ impl Race {
             }
             Next::Leave(left) => {
                 place.leave(match left {
-                    0 => NextCheck::Called,
+                    0 => NextCheck::Due(Due::default()),
                     _ if *is_shared => NextCheck::Units(left),
                     _ => NextCheck::Now,
                 });
@@ -204,9 +204,9 @@ fn a_call_wakes_two_runtimes_to_look_for_absent_requests_however_many_there_are(
     paused(|| {
         let (lines, now) = (Arc::<Lines>::default(), Instant::now());
         let mut first = place(&lines, 1);
-        let due = Some(now + LONGEST_LOOK);
+        let due = Due { at: Some(now + LONGEST_LOOK), known: None };
         for _ in 0..2 {
-            first.denied(Refusal { limit: 0, due, known: None, pace: None }, None);
+            first.denied(Refusal { limit: 0, due, pace: None }, None);
         }
         let sleeping = |_| Arc::<Woken>::default();
         let sleeping: Vec<_> = (0..runtimes.len()).map(sleeping).collect();

@@ -328,11 +328,13 @@ impl HoldGuard for RedisHold {
         let (is_renewed, is_settled) = (false, false);
         let (_open, _change) = (ends.begin(key), denials.begin_return(&hold.settings, &hold.key));
         // Units that count at a time are free when they are returned, and not before.
-        if !hold.settings.params.spends() || lines.has_waiting(key) {
-            ends.hurry();
-        }
+        let hurries = !hold.settings.params.spends() || lines.has_waiting(key);
         let end = Ended { id, hold, used, is_renewed, expires, is_settled, _open, _change };
         self.keeper.queue(end);
+        // Not before: the task could look for the end too early, and gather others with it then.
+        if hurries {
+            ends.hurry();
+        }
     }
 
     fn is_expired(&self) -> bool {

@@ -683,13 +683,18 @@ impl StoreCalls for RedisStore {
 
 #[cfg(test)]
 mod tests {
-    use std::iter;
+    use std::{
+        iter,
+        sync::atomic::{AtomicUsize, Ordering::SeqCst},
+        task::{Context, Wake, Waker},
+    };
 
     use super::*;
     use crate::{
-        algorithm::Params,
+        algorithm::{HoldReceipt, Params},
         quota::Quota,
         store::{Reporting, Source},
+        sync::lock,
     };
 
     /// Names the plan of a request with this action: each limit has a key, a longest wait, and
@@ -746,5 +751,37 @@ mod tests {
         calls.pop();
         let last = begin();
         assert!(last.is_some() && begin().is_none());
+    }
+
+    /// The task that sends ends, when it is told to hurry: it records how many it finds.
+    struct Hurried(Arc<Backend>, AtomicUsize);
+
+    impl Wake for Hurried {
+        fn wake(self: Arc<Self>) {
+            self.1.store(lock(&self.0.holds).take_due().ended.len(), SeqCst);
+        }
+    }
+
+    #[test]
+    fn an_end_is_there_when_the_task_that_sends_it_is_told_to_hurry() {
+        let backend = RedisStore::lazy("redis://127.0.0.1/").unwrap().backend.clone();
+        lock(&backend.holds).has_task = true; // the test is the task
+        let (algorithm, quota) = (Algorithm::concurrency(), Quota::concurrent(1));
+        let params = Params::new(algorithm, quota).unwrap();
+        let hold = Keeper::of(&backend).keep(RenewableHold {
+            settings: Arc::new(Settings::new("a", algorithm, quota, params, Source::Store)),
+            observers: Observers::default(),
+            key: "k".into(),
+            units: 1,
+            lifetime: Duration::from_secs(60),
+            receipt: HoldReceipt { epoch: 0, ends: 0 },
+            age: Duration::ZERO,
+        });
+        let hurried = Arc::new(Hurried(backend.clone(), AtomicUsize::new(0)));
+        let mut needed = pin!(backend.ends.needed());
+        let waker = Waker::from(hurried.clone());
+        assert!(needed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        hold.end(0);
+        assert_eq!(hurried.1.load(SeqCst), 1);
     }
 }
