@@ -662,7 +662,8 @@ impl Decision {
     }
 }
 
-/// Writes a line for a log or a terminal, such as `allowed by "api" (5/min): 4 left`.
+/// Writes a line for a log or a terminal, such as `allowed by "api" (5/min): 4 left`. Times are
+/// rounded up: to whole milliseconds below 10 seconds, to whole seconds from there.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.is_allowed() { "allowed" } else { "denied" };
@@ -673,10 +674,10 @@ impl fmt::Display for Decision {
         write!(f, "{} left", self.remaining())?;
         let blocked = if self.is_blocked() { ", the key is blocked" } else { "" };
         match self.retry_after() {
-            Some(time) => write!(f, "{blocked}, retry after {time:?}"),
+            Some(time) => write!(f, "{blocked}, retry after {:?}", rounded(time)),
             None if !self.is_allowed() => write!(f, "{blocked}, the time to retry is unknown"),
             None if self.delay().is_zero() => Ok(()),
-            None => write!(f, "{blocked}, proceeds after {:?}", self.delay()),
+            None => write!(f, "{blocked}, proceeds after {:?}", rounded(self.delay())),
         }
     }
 }
@@ -697,6 +698,12 @@ impl fmt::Debug for Decision {
             .field("source", &self.source())
             .finish()
     }
+}
+
+/// Rounds up a time for people: to whole milliseconds below 10 seconds, else to whole seconds.
+const fn rounded(time: Duration) -> Duration {
+    let unit = if time.as_secs() < 10 { 1_000 } else { 1_000_000 };
+    Duration::from_micros((time.as_micros() as u64).div_ceil(unit) * unit)
 }
 
 /// Rounds up, to at least 1: a client that retries immediately would be denied again.

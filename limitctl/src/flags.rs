@@ -59,7 +59,7 @@ pub struct Shared {
 
     /// The bits of an IPv6 address in a key, as in `ClientIp`
     #[arg(long, value_name = "BITS", global = true, default_value_t = 64)]
-    #[arg(value_parser = clap::value_parser!(u8).range(1..=128))]
+    #[arg(value_parser = clap::value_parser!(u8).range(..=128))]
     pub ipv6_prefix: u8,
 
     /// Print one JSON object

@@ -14,6 +14,9 @@ use crate::{flags::Shared, keys::Settings, report::Failure};
 /// The deadline of a call, if the URL has none. People can wait longer than requests.
 const DEADLINE: Duration = Duration::from_secs(2);
 
+/// The environment variable for `--limits`.
+const FILE_VARIABLE: &str = "RATE_LIMIT_FILE";
+
 /// A limit and its name.
 pub type Named = (String, Limit);
 
@@ -75,11 +78,17 @@ pub fn limits(flags: &Shared, is_change: bool) -> Result<Vec<Named>, Failure> {
             Ok(vec![(name.clone(), limit)])
         }
         (Some(file), None) => chosen(&read(file)?, file, &flags.limit, is_change),
-        (None, None) => Err(Failure::usage(
-            "--limits: no limits; write --limits FILE with those of the service, set \
-             RATE_LIMIT_FILE, or write --limit NAME --algorithm ALGORITHM --quota QUOTA; \
-             `limitctl limits` lists the names and algorithms that have keys",
-        )),
+        (None, None) => {
+            let (problem, limit) = match &*flags.limit {
+                [] => ("no limits".to_owned(), "--limit NAME "),
+                names => (format!("--limit {}: no algorithm and quota", names.join(", ")), ""),
+            };
+            Err(Failure::usage(format!(
+                "{problem}; add {limit}--algorithm ALGORITHM --quota QUOTA as in the service, or \
+                 --limits FILE with its limits, or set RATE_LIMIT_FILE to that file; `limitctl \
+                 limits` lists the names and algorithms that have keys"
+            )))
+        }
     }
 }
 
@@ -94,7 +103,7 @@ fn chosen(
     if names.is_empty() {
         let all: Vec<Named> = limits.clone().into_iter().collect();
         return match all.len() {
-            0 => Err(Failure::usage(format!("--limits: {} has no limits", file.display()))),
+            0 => Err(Failure::usage(format!("{}: no limits", named(file)))),
             2.. if is_change => Err(Failure::usage(format!(
                 "--limit: {} has several limits; write --limit with one of them, or repeat it: \
                  {known}",
@@ -113,6 +122,12 @@ fn chosen(
     found.collect()
 }
 
+/// Returns the file, behind the flag or the environment variable that names it.
+fn named(file: &Path) -> String {
+    let is_variable = env::var_os(FILE_VARIABLE).is_some_and(|name| name == file);
+    format!("{} {}", if is_variable { FILE_VARIABLE } else { "--limits" }, file.display())
+}
+
 /// Reads a file that is a table of limits, or has one in `limits`, beside other settings.
 fn read(file: &Path) -> Result<Limits, Failure> {
     #[derive(Deserialize)]
@@ -120,7 +135,7 @@ fn read(file: &Path) -> Result<Limits, Failure> {
         limits: Limits,
     }
 
-    let wrong = |why: String| Failure::usage(format!("--limits {}: {why}", file.display()));
+    let wrong = |why: String| Failure::usage(format!("{}: {why}", named(file)));
     let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
     if file.extension().is_some_and(|it| it == "json") {
         let value: serde_json::Value =

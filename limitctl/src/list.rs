@@ -12,7 +12,7 @@ use crate::{
     flags::Shared,
     limits::{self, sources},
     report::Failure,
-    text::{Tone, headings, number, table},
+    text::{Tone, count, headings, number, table},
 };
 
 /// The number of keys by prefix, limit and algorithm.
@@ -74,7 +74,7 @@ pub async fn run(
     }));
     print!("{}", table(&rows, &[4]));
     let end = if is_complete { "all" } else { "not all: see --max-scans" };
-    println!("{} limits, by a scan of {end} keys of Redis", number(found.len() as u64));
+    println!("{}, by a scan of {end} keys of Redis", count(found.len(), "limit"));
     Ok(ExitCode::SUCCESS)
 }
 

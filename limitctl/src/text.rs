@@ -39,7 +39,7 @@ pub fn duration_of(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Prints a time with one or two units: `600 ms`, `59.4 s`, `9 min 58 s`.
+/// Prints a time, rounded up, with one or two units: `600 ms`, `59.4 s`, `9 min 58 s`.
 pub fn time(time: Duration) -> String {
     let millis = time.as_micros().div_ceil(1_000);
     let seconds = millis.div_ceil(1_000);
@@ -50,10 +50,11 @@ pub fn time(time: Duration) -> String {
             rest => format!("{whole} {name} {rest} {part_name}"),
         }
     };
+    let tenths = millis.div_ceil(100);
     match millis {
         0..1_000 => format!("{millis} ms"),
-        1_000..60_000 if millis.is_multiple_of(1_000) => format!("{} s", millis / 1_000),
-        1_000..59_950 => format!("{}.{} s", millis / 1_000, millis % 1_000 / 100),
+        _ if tenths < 600 && tenths.is_multiple_of(10) => format!("{} s", tenths / 10),
+        _ if tenths < 600 => format!("{}.{} s", tenths / 10, tenths % 10),
         _ if seconds < 3_600 => two(60, "min", 1, "s"),
         _ if seconds < 86_400 => two(3_600, "h", 60, "min"),
         _ => two(86_400, "d", 3_600, "h"),
@@ -71,6 +72,12 @@ pub fn number(number: impl TryInto<u64>) -> String {
         text.push(digit);
     }
     text
+}
+
+/// Prints how many things there are: `1 key`, `1,234 keys`.
+pub fn count(count: usize, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {thing}{plural}", number(count))
 }
 
 /// How a cell is highlighted on a terminal.
@@ -142,7 +149,8 @@ mod tests {
             (600, "600 ms"),
             (59_400, "59.4 s"),
             (5_000, "5 s"),
-            (59_999, "1 min"),
+            (33_301, "33.4 s"),
+            (59_901, "1 min"),
             (598_000, "9 min 58 s"),
             (11_520_000, "3 h 12 min"),
             (183_600_000, "2 d 3 h"),
@@ -150,6 +158,7 @@ mod tests {
             assert_eq!(time(Duration::from_millis(millis)), text);
         }
         assert_eq!([0u64, 999, 1_000, 1_234_567].map(number), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0, 1, 2_000].map(|it| count(it, "key")), ["0 keys", "1 key", "2,000 keys"]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::{
         DAMAGED, Failure, OF_ANOTHER_VERSION, Unreadable, is_seen, merged, readable, rest,
         state_json, verdict,
     },
-    text::{Tone, headings, number, table},
+    text::{Tone, count as counted, headings, table},
 };
 
 /// The peeks under way. They hold up the requests of the service for microseconds each.
@@ -72,10 +72,10 @@ pub async fn run(
         }
         let end = if scanned.is_complete { "all" } else { "not all: see --max-keys, --max-scans" };
         println!(
-            "{name}: {}, {}; {} keys with state, by a scan of {end} keys of Redis",
+            "{name}: {}, {}; {} with state, by a scan of {end} keys of Redis",
             limit.algorithm().name(),
             limit.quota(),
-            number(all as u64)
+            counted(all, "key")
         );
         if !keys.is_empty() {
             let mut rows =

@@ -158,7 +158,7 @@ async fn a_limit_on_concurrency_shows_what_is_in_flight() {
 
     let second = streams.hold("alice", 1).await.unwrap().admitted().unwrap();
     let found = site.run(&["top"]);
-    assert!(found.text.contains("1 keys with state"), "{}", found.text);
+    assert!(found.text.contains("; 1 key with state"), "{}", found.text);
     assert!(found.text.contains("alice  denied until requests end"), "{}", found.text);
     assert!(found.text.contains("0 + 2 in flight"), "{}", found.text);
     let json = site.run(&["--json", "peek", "text:alice"]).json();
@@ -394,7 +394,7 @@ async fn a_limit_with_damaged_keys_alone_does_not_hide_other_limits() {
     damage(&site, "broken");
     let found = site.run(&["top"]);
     assert_eq!(found.code, 1, "{}", found.text);
-    assert!(found.text.contains("login: sliding-log, 5/h; 1 keys with state"), "{}", found.text);
+    assert!(found.text.contains("login: sliding-log, 5/h; 1 key with state"), "{}", found.text);
     assert!(found.text.contains("\nalice "), "{}", found.text);
     assert!(found.errors.contains("api: broken is damaged: "), "{}", found.errors);
     let found = site.run(&["--json", "top"]);
@@ -455,7 +455,7 @@ async fn the_limits_with_keys_are_found_without_a_file() {
     let found = run(&["--store", &url, "limits", "--prefix", "shop:eu"], &[]);
     assert_eq!(
         rows(&found)[1..],
-        ["shop:eu streams concurrency - 1", "1 limits, by a scan of all keys of Redis"]
+        ["shop:eu streams concurrency - 1", "1 limit, by a scan of all keys of Redis"]
     );
     // The quotas are those of the file, which can have limits without keys.
     let found = site.run(&["limits", "--prefix", "ratelimit"]);
@@ -551,7 +551,10 @@ fn a_wrong_command_line_names_the_flag_and_what_to_write() {
     let site = Site::new();
     let file = site.file();
     for (args, parts) in [
-        (&["peek", "text:alice"][..], &["--limits: no limits", "RATE_LIMIT_FILE"][..]),
+        (
+            &["peek", "text:alice"][..],
+            &["error: no limits; add --limit NAME", "RATE_LIMIT_FILE"][..],
+        ),
         (&["ping"], &["--store: no URL", "RATE_LIMIT_STORE"]),
         (&["--store", "memory:", "ping"], &["--store: counts in memory"]),
         (&["--store", "redis://h/?dedline=1s", "ping"], &["--store: ", "`dedline` is unknown"]),
@@ -566,7 +569,10 @@ fn a_wrong_command_line_names_the_flag_and_what_to_write() {
             &["--algorithm", "leaky-bucket"],
         ),
         (&["--algorithm", "leaky-bucket", "--quota", "1/s", "top"], &["--limit: "]),
-        (&["--limit", "api", "top"], &["--limits: no limits", "`limitctl limits`"]),
+        (
+            &["--limit", "api", "top"],
+            &["error: --limit api: no algorithm and quota; add --algorithm", "`limitctl limits`"],
+        ),
         (&["--hashed-with", "NO_SUCH_VARIABLE", "peek", "text:a"], &["--hashed-with: "]),
     ] {
         let output = run(args, &[]);
@@ -584,6 +590,10 @@ fn a_mistake_in_the_file_is_reported_with_its_line() {
     let output = site.run(&["top"]);
     assert_eq!(output.code, 2);
     assert!(output.errors.contains("line 4") && output.errors.contains("fortnight"));
+    let start = |name| format!("error: {name} {}: ", site.file());
+    assert!(output.errors.starts_with(&start("RATE_LIMIT_FILE")), "{}", output.errors);
+    let output = run(&["--limits", &site.file(), "top"], &[]);
+    assert!(output.errors.starts_with(&start("--limits")), "{}", output.errors);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Decision, Source, Status, UNKNOWN};
+use super::{Decision, Source, Status, UNKNOWN, rounded};
 use crate::quota::Quota;
 
 /// The state of a key: what a peek returns, and a call that spends, refunds, blocks or unblocks
@@ -291,6 +291,7 @@ impl KeyState {
 }
 
 /// Writes a line for a log or a terminal, such as `"api" (5/min): 4 left, the rest after 12s`.
+/// Times are rounded up: to whole milliseconds below 10 seconds, to whole seconds from there.
 impl fmt::Display for KeyState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} ({}): {} left", self.limiter(), self.quota(), self.remaining())?;
@@ -298,9 +299,9 @@ impl fmt::Display for KeyState {
             write!(f, ", {} held", self.held())?;
         }
         match (self.blocked_for(), self.reset_after()) {
-            (Some(time), _) => write!(f, ", blocked for {time:?}"),
+            (Some(time), _) => write!(f, ", blocked for {:?}", rounded(time)),
             (None, Duration::ZERO) => Ok(()),
-            (None, time) => write!(f, ", the rest after {time:?}"),
+            (None, time) => write!(f, ", the rest after {:?}", rounded(time)),
         }
     }
 }

@@ -294,6 +294,19 @@ async fn a_decision_and_a_state_print_as_one_line() {
     let delayed = queue.check("alice").await.unwrap().to_string();
     assert_eq!(delayed, r#"allowed by "queue" (2/s): 0 left, proceeds after 500ms"#);
 
+    // Times are rounded up: to milliseconds below 10 seconds, to seconds from there.
+    for (limit, window, text) in
+        [(3, 1_000, "334ms"), (3, 10_000, "3.334s"), (3, 29_999, "10s"), (7, 3_600_000, "515s")]
+    {
+        let quota = Quota::new(limit, Duration::from_millis(window)).burst(1);
+        let thirds = Limiter::new("thirds", MemoryStore::new(), Algorithm::token_bucket(), quota);
+        let _ = thirds.check("alice").await.unwrap();
+        let line = thirds.check("alice").await.unwrap().to_string();
+        assert!(line.ends_with(&format!(": 0 left, retry after {text}")), "{line}");
+        let state = thirds.peek("alice").await.unwrap().to_string();
+        assert!(state.ends_with(&format!(": 0 left, the rest after {text}")), "{state}");
+    }
+
     let places = limiter("places", Algorithm::concurrency(), Quota::concurrent(1));
     let permit = places.hold("alice", 1).await.unwrap().admitted().unwrap();
     let denied = places.hold("alice", 1).await.unwrap();
