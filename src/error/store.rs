@@ -112,8 +112,7 @@ impl StoreError {
     /// Returns the error of a store that is full, with `max_keys` keys in use.
     pub(crate) fn full(max_keys: usize) -> Self {
         let text = format!(
-            "no room for a new key: the store holds {max_keys} keys that are in use; raise \
-             `max_keys`"
+            "no room for a new key: `max_keys` is {max_keys}, and all keys are in use; raise it"
         );
         Self { kind: ErrorKind::Full, ..Self::config(text) }
     }

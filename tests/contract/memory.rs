@@ -149,7 +149,7 @@ async fn a_store_full_of_denied_keys_takes_no_other_key() {
         panic!("the request was admitted")
     };
     assert_eq!(error.kind(), ErrorKind::Full);
-    let text = "no room for a new key: the store holds 100 keys that are in use; raise `max_keys`";
+    let text = "no room for a new key: `max_keys` is 100, and all keys are in use; raise it";
     assert_eq!(error.to_string(), text);
     for i in 0..100 {
         assert!(!limiter.check(format!("flood {i}")).await.unwrap().is_allowed());

@@ -50,7 +50,8 @@ pub async fn motion() -> String {
         let [up, down] = [0, 2].map(|row| bins.iter().map(|bin| bin[row]).fold(0.0, f64::max));
         let zero = picture.y + up * 4.0 + 4.0;
         draw_bins(&mut picture, &axis, zero, &bins, 4.0);
-        covers.push((picture.y, zero + down * 4.0 - picture.y));
+        // A little more than the bars, whose last row of pixels shines through otherwise.
+        covers.push((picture.y, zero + down * 4.0 + 2.0 - picture.y));
         axis.draw(&mut picture, zero, zero + down * 4.0, 1);
         picture.y = zero + down * 4.0 + 26.0;
     }
