@@ -8,7 +8,8 @@ cd "$(dirname "$0")/../.."
 # Modules of tests with another name.
 tests() {
   git ls-files 'src/*.rs' 'crates/*/src/*.rs' | xargs awk '
-    is_test && sub(/^mod /, "") { sub(/;$/, ""); name = FILENAME; sub(/\.rs$/, "", name)
+    is_test && /^#\[/ { next }
+    is_test && sub(/^(pub(\([a-z]+\))? )?mod /, "") { sub(/;$/, ""); name = FILENAME; sub(/\.rs$/, "", name)
                                   print name "/" $0 ".rs" }
     { is_test = /^#\[cfg\(test\)\]$/ }'
 }
