@@ -284,7 +284,7 @@ async fn thousands_of_closed_connections_leave_no_reservation() {
     let calls =
         drop_beside_others(&server, &store, &waiting, async move || connections.abort_all()).await;
     println!("50 connections: 9,000 reservations are released by {calls} calls");
-    assert!((100..=1_000).contains(&calls), "{calls}");
+    assert!((100..=3_000).contains(&calls), "{calls}");
     drop(responses);
 }
 
