@@ -646,37 +646,38 @@ impl Charge {
         };
 
         // Taken once: a quota that is changed meanwhile must not mix with the old one in a request.
-        let action_on = |is_held| if is_held { action } else { unheld(action) };
         let mut versions = PerLimit::new();
-        let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
         for part in &self.parts {
-            let limiter = match part.limiter.own() {
-                Some(limiter) if limiter.store().names().is_same(store.names()) => limiter,
+            match part.limiter.own() {
+                Some(limiter) if limiter.store().names().is_same(store.names()) => {
+                    versions.push((limiter, limiter.current()));
+                }
                 _ => return fail(Error::DifferentStores),
-            };
-            let current = limiter.current();
-            let version: &Version = &current;
+            }
+        }
+        let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
+        let (mut wait, mut reservable, mut holds) = (0, u64::MAX, false);
+        for (part, (limiter, version)) in self.parts.iter().zip(&versions[..]) {
+            let version: &Version = version;
             let is_held = part.is_estimate || !version.spends;
-            if let Some(error) = version.refusal(action_on(is_held), part.cost()) {
+            let action = if is_held { action } else { unheld(action) };
+            if let Some(error) = version.refusal(action, part.cost()) {
                 return fail(error);
             }
-            holds |= is_held;
-            wait = version.resolve(max_wait).max(wait);
-            reservable = version.max_reservable.min(reservable);
-            versions.push((limiter, current, is_held));
-        }
-        let waits = (max_wait.is_asked_for() || holds) && wait > 0;
-        let longest = if self.one_key && !holds { wait.min(reservable) } else { 0 };
-        let mut limits: PerLimit<LimitRequest<'_>> = PerLimit::new();
-        for (part, (limiter, version, is_held)) in self.parts.iter().zip(&versions[..]) {
-            let action = action_on(*is_held);
-            let limit = limiter.request(version, action, &part.key, part.cost(), longest);
+            let limit = limiter.request(version, action, &part.key, part.cost(), 0);
             // All limits are looked at before one is charged: a limit that is there twice would
             // admit what fits once (law 2). Quadratic, for a handful of limits.
             if limits.iter().any(|other| other.is_same_limit(&limit)) {
                 return fail(Error::SameLimitTwice { limiter: limit.settings.name.into() });
             }
             limits.push(limit);
+            holds |= is_held;
+            wait = version.resolve(max_wait).max(wait);
+            reservable = version.max_reservable.min(reservable);
+        }
+        let waits = (max_wait.is_asked_for() || holds) && wait > 0;
+        if self.one_key && !holds && wait > 0 {
+            limits.iter_mut().for_each(|limit| limit.max_wait = wait.min(reservable));
         }
         let (counts, reporting) = (self.counts, Reporting::of_waiting(waits));
         let action = unheld(action);
