@@ -79,14 +79,16 @@ pub fn limits(flags: &Shared, is_change: bool) -> Result<Vec<Named>, Failure> {
         }
         (Some(file), None) => chosen(&read(file)?, file, &flags.limit, is_change),
         (None, None) => {
-            let (problem, limit) = match &*flags.limit {
-                [] => ("no limits".to_owned(), "--limit NAME "),
-                names => (format!("--limit {}: no algorithm and quota", names.join(", ")), ""),
+            const ONE: &str = "--algorithm ALGORITHM --quota QUOTA as in the service, or ";
+            let (problem, one) = match &*flags.limit {
+                [] => ("no limits".to_owned(), format!("--limit NAME {ONE}")),
+                [name] => (format!("--limit {name}: no algorithm and quota"), ONE.to_owned()),
+                names => (format!("--limit {}: no quotas", names.join(", ")), String::new()),
             };
             Err(Failure::usage(format!(
-                "{problem}; add {limit}--algorithm ALGORITHM --quota QUOTA as in the service, or \
-                 --limits FILE with its limits, or set RATE_LIMIT_FILE to that file; `limitctl \
-                 limits` lists the names and algorithms that have keys"
+                "{problem}; add {one}--limits FILE with the limits of the service, or set \
+                 {FILE_VARIABLE} to that file; `limitctl limits` lists the names and algorithms \
+                 that have keys"
             )))
         }
     }

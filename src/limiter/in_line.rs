@@ -125,8 +125,8 @@ impl InLine {
     }
 
     /// Returns when the request, or one that began to wait soon after it, checks after a decision:
-    /// for `units` that are restored at the `known` instant, and if units that are held can return
-    /// before, for those after it has `waited`.
+    /// for `units` that are restored at the `known` instant, and for units that are held, if some
+    /// can return before: more often, the longer it has `waited`.
     fn due(
         &self,
         charge: &Charge,
@@ -139,10 +139,13 @@ impl InLine {
         // Redisson leaves no units to others, so a foreign limiter leaves none to it.
         let yields =
             self.is_shared && !decision.is_blocked() && charge.own_parts().next().is_some();
-        let gap = Pace { quota: decision.quota(), is_smooth: true }.time_of(decision.cost());
         // Older requests of other processes go first.
+        let later = |at| {
+            let gap = Pace { quota: decision.quota(), is_smooth: true }.time_of(decision.cost());
+            after(at, yield_time(at - self.began, gap))
+        };
         let restored = known.map(|at| {
-            let later = if yields { after(at, yield_time(at - self.began, gap)) } else { at };
+            let later = if yields { later(at) } else { at };
             // A check at the deadline itself would be too late on a busy machine.
             let latest = deadline.map(|end| at + end.saturating_duration_since(at) / 2);
             latest.map_or(later, |latest| later.min(latest))

@@ -1,5 +1,5 @@
-//! `Observer`: receives the events; `Observers`, those of a store, a limiter or a layer. Where one is
-//! added is described in `observe`.
+//! `Observer`: receives the events; `Observers`, those of a store, a limiter or a layer. Where one
+//! is added is described in `observe`.
 
 use std::{fmt, ops::Deref, ptr, sync::Arc};
 

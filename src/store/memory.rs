@@ -66,8 +66,9 @@ const MIN_KEYS_PER_SHARD: usize = 1_024;
 /// pause the time.
 ///
 /// The store compares the counter with tokio's clock every 100 ms, and corrects its rate. The two
-/// differ by microseconds, however long the program runs. The first store of a process reads
-/// tokio's clock for 20 ms, each later one for 10 ms; neither takes longer to be made.
+/// differ by microseconds, however long the program runs. Until the rate is known, and compared
+/// once, the store reads tokio's clock: for the first 10 ms of its use, and in any case for the
+/// first 20 ms after the first store of the process was made.
 ///
 /// If the counter leaves tokio's clock by 1 in 1,000, the store reads tokio's clock from then on.
 /// That happens after the machine was suspended, where the time stands still for both clocks or

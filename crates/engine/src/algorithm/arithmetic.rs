@@ -124,6 +124,7 @@ mod tests {
             }
         }
         assert_eq!(mul_div(EXACT, EXACT, EXACT - 1), EXACT + 1);
+        assert_eq!(mul_div(EXACT, EXACT - 2, EXACT - 1), EXACT - 2);
         assert_eq!([product(3, 5), product(FAR, 2), product(FAR - 1, 1)], [15, FAR, FAR - 1]);
     }
 
@@ -143,7 +144,8 @@ mod tests {
                 let Some(searched) = searched(fraction, max) else { continue };
                 let found = closest_above(fraction, max);
                 assert_eq!(found[0] * searched[1], searched[0] * found[1], "{fraction:?} {max:?}");
-                assert!(found[0] <= max[0] && found[1] <= max[1], "{found:?} {max:?}");
+                let is_within = |i: usize| (1..=max[i]).contains(&found[i]);
+                assert!(is_within(0) && is_within(1), "{fraction:?}: {found:?} {max:?}");
             }
         }
     }
