@@ -1,17 +1,23 @@
 //! TLS settings: the trusted root certificates and the client certificate.
 
-use std::{fmt, io, sync::Arc};
+use std::{fmt, io, pin::Pin, sync::Arc};
 
+use tokio::net::TcpStream;
 use tokio_rustls::{
     TlsConnector,
     rustls::{
         AlertDescription, CertificateError, ClientConfig, Error, RootCertStore,
         crypto::CryptoProvider,
-        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     },
 };
 
-use super::error::TransportError;
+use super::{
+    error::TransportError,
+    traffic::{Stream, boxed},
+};
+
+pub(crate) type Connector = TlsConnector;
 
 /// The trusted servers, and the client certificate. By default, the root certificates of the system
 /// are trusted, and with the feature `tls-rustls-webpki-roots` those of the crate `webpki-roots`.
@@ -50,12 +56,7 @@ impl TlsSettings {
         Ok(Self { client: Some(Arc::new(Identity { chain, key })), ..self })
     }
 
-    /// Returns these settings, and the others where these have none.
-    pub(crate) fn or(self, others: Self) -> Self {
-        Self { roots: self.roots.or(others.roots), client: self.client.or(others.client) }
-    }
-
-    pub(crate) fn connector(&self) -> Result<TlsConnector, TransportError> {
+    fn connector(&self) -> Result<Connector, TransportError> {
         let roots = match &self.roots {
             Some(roots) => roots.clone(),
             None => default_roots()?,
@@ -76,6 +77,25 @@ impl TlsSettings {
         };
         Ok(Arc::new(config).into())
     }
+}
+
+/// Makes what begins TLS by these settings, and by others where these have none.
+pub(crate) fn connector(
+    own: Option<&TlsSettings>,
+    other: Option<&TlsSettings>,
+) -> Result<Connector, TransportError> {
+    let [own, other] = [own, other].map(|tls| tls.cloned().unwrap_or_default());
+    let (roots, client) = (own.roots.or(other.roots), own.client.or(other.client));
+    TlsSettings { roots, client }.connector()
+}
+
+pub(super) async fn begin(
+    connector: &Connector,
+    host: &str,
+    tcp: TcpStream,
+) -> io::Result<Pin<Box<dyn Stream>>> {
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    Ok(boxed(connector.connect(name, tcp).await?))
 }
 
 pub(super) const CHECK_CLIENT: &str = "; check the certificate of \
