@@ -191,7 +191,7 @@ impl Endpoint {
         tcp.set_nodelay(true)?;
         let Some(connector) = &self.tls else { return Ok(boxed(tcp)) };
         let stream = before(ends, tls::begin(connector, host, tcp)).await;
-        Ok(stream.map_err(|it| cannot("begin TLS", &it, within, tls::remedy(&it)))?)
+        stream.map_err(|it| cannot("begin TLS", &it, within, tls::remedy(&it)))
     }
 
     /// Logs in over a stream. The hint is for a server that does not understand the login.
