@@ -8,7 +8,9 @@ use tokio_rustls::{
     rustls::{
         AlertDescription, CertificateError, ClientConfig, Error, RootCertStore,
         crypto::CryptoProvider,
-        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+        pki_types::{
+            CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, pem::PemObject,
+        },
     },
 };
 
@@ -110,7 +112,11 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
     use AlertDescription as Alert;
     use CertificateError as Bad;
 
-    match error.get_ref().and_then(|error| error.downcast_ref()) {
+    let cause = error.get_ref();
+    if cause.is_some_and(|cause| cause.is::<InvalidDnsNameError>()) {
+        return "; give the server a host name or an address that a certificate can contain";
+    }
+    match cause.and_then(|cause| cause.downcast_ref()) {
         Some(Error::InvalidCertificate(error)) => match error {
             Bad::Expired | Bad::ExpiredContext { .. } => {
                 "; renew the certificate of the server, or set the clock of this host"

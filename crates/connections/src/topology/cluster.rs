@@ -325,7 +325,8 @@ impl Cluster {
         {
             nodes.retain(|node| !Arc::ptr_eq(node, &doubted));
         }
-        let is_lost = lock(&self.refresh).asks_seeds || !self.knows_slots();
+        let asks_seeds = lock(&self.refresh).asks_seeds;
+        let is_lost = asks_seeds || !self.knows_slots();
         let asked_nodes = if is_lost { SEEDS_PER_REFRESH } else { NODES_PER_REFRESH };
         let mut replies = JoinSet::new();
         for node in nodes.into_iter().take(asked_nodes) {
@@ -345,6 +346,8 @@ impl Cluster {
         }
         replies.detach_all(); // these replies still prove that the connections work
         let has_failed = owners.is_empty();
+        // Before the seeds leave the map: else a command could bring them back.
+        lock(&self.refresh).asks_seeds = has_failed;
         if !has_failed {
             self.adopt(owners);
         }
@@ -353,7 +356,6 @@ impl Cluster {
             let after = if now < refresh.unsettled_until { REFRESH_SOON } else { REFRESH_AFTER };
             refresh.due = Some(now + after.mul_f64(1.0 + random_fraction() / 4.0));
             (refresh.is_running, refresh.next) = (false, now + REFRESH_PAUSE);
-            refresh.asks_seeds = has_failed;
             refresh.no_cluster = no_cluster.filter(|_| has_failed);
         }
         self.refreshed.notify_waiters();
