@@ -2,13 +2,11 @@
 
 use std::{error::Error, fmt, slice, sync::Arc};
 
-#[cfg(feature = "tls-rustls-no-provider")]
-use super::link::TlsSettings;
 use super::{
     health::{Event, Owner},
     link::{
-        Connector, DynConnection, Endpoint, Header, Logins, Mapping, Place, Provider,
-        TransportError,
+        Connector, DynConnection, Endpoint, Header, Logins, Mapping, Place, Provider, TlsSettings,
+        TransportError, connector,
     },
     topology::{Client, Cluster, Common, Sentinels, Server},
     url::{Nodes, Parameters, Url, read},
@@ -22,9 +20,7 @@ pub struct TransportConfig {
     pub password: Option<String>,
     pub database: Option<i64>,
     pub provider: Option<Provider>,
-    #[cfg(feature = "tls-rustls-no-provider")]
     pub tls: Option<TlsSettings>,
-    #[cfg(feature = "tls-rustls-no-provider")]
     pub sentinel_tls: Option<TlsSettings>,
     pub mapping: Mapping,
     pub connections: usize,
@@ -119,9 +115,7 @@ impl TransportConfig {
             password: None,
             database: None,
             provider: None,
-            #[cfg(feature = "tls-rustls-no-provider")]
             tls: None,
-            #[cfg(feature = "tls-rustls-no-provider")]
             sentinel_tls: None,
             mapping: Arc::new(|host: &str, port| (host.to_owned(), port)),
             connections: 1,
@@ -139,8 +133,10 @@ impl TransportConfig {
                 Server::One(self.server_endpoint(url, &tls, &owner)?)
             }
             Topology::Sentinels { sentinels, name, master } => {
-                let (tls, sentinel_tls) =
-                    (self.security(slice::from_ref(master))?, self.sentinel_security(sentinels)?);
+                let (tls, sentinel_tls) = (
+                    self.security(slice::from_ref(master))?,
+                    Security::new(self.sentinel_tls.as_ref(), self.tls.as_ref(), sentinels)?,
+                );
                 let nodes: Result<_, _> = sentinels
                     .iter()
                     .map(|url| with_password(url.endpoint(&sentinel_tls)))
@@ -206,24 +202,8 @@ impl TransportConfig {
         with_password(endpoint)
     }
 
-    #[cfg(feature = "tls-rustls-no-provider")]
     fn security(&self, urls: &[Url]) -> Result<Security, TransportError> {
         Security::new(self.tls.as_ref(), None, urls)
-    }
-
-    #[cfg(feature = "tls-rustls-no-provider")]
-    fn sentinel_security(&self, urls: &[Url]) -> Result<Security, TransportError> {
-        Security::new(self.sentinel_tls.as_ref(), self.tls.as_ref(), urls)
-    }
-
-    #[cfg(not(feature = "tls-rustls-no-provider"))]
-    fn security(&self, urls: &[Url]) -> Result<Security, TransportError> {
-        Security::new(urls)
-    }
-
-    #[cfg(not(feature = "tls-rustls-no-provider"))]
-    fn sentinel_security(&self, urls: &[Url]) -> Result<Security, TransportError> {
-        Security::new(urls)
     }
 }
 
@@ -251,7 +231,6 @@ struct Security {
 
 impl Security {
     /// `own` makes all connections use TLS. `other` is for the settings that `own` does not have.
-    #[cfg(feature = "tls-rustls-no-provider")]
     fn new(
         own: Option<&TlsSettings>,
         other: Option<&TlsSettings>,
@@ -259,20 +238,8 @@ impl Security {
     ) -> Result<Self, TransportError> {
         let is_for_all = own.is_some();
         let is_used = is_for_all || urls.iter().any(|url| url.is_tls);
-        let [own, other] = [own, other].map(|tls| tls.cloned().unwrap_or_default());
-        let connector = is_used.then(|| own.or(other).connector()).transpose()?;
+        let connector = is_used.then(|| connector(own, other)).transpose()?;
         Ok(Self { connector, is_for_all })
-    }
-
-    #[cfg(not(feature = "tls-rustls-no-provider"))]
-    fn new(urls: &[Url]) -> Result<Self, TransportError> {
-        match urls.iter().any(|url| url.is_tls) {
-            true => Err(TransportError::config(
-                "cannot use a rediss:// URL: TLS is not compiled in; enable the feature \
-                 `tls-rustls`",
-            )),
-            false => Ok(Self { connector: None, is_for_all: false }),
-        }
     }
 }
 

@@ -21,14 +21,12 @@ mod time;
 mod topology;
 mod url;
 
-#[cfg(feature = "tls-rustls-no-provider")]
-pub use self::link::TlsSettings;
 pub use self::{
     config::TransportConfig,
     health::{Event, NodeHealth, Owner, Probe, Tell},
     link::{
         ANSWER_TIMEOUT, Claim, Command, Connection, Credentials, Deadline, DynConnection,
-        ServerState, TransportError, login_provider,
+        ServerState, TlsSettings, TransportError, is_no_cluster, login_provider,
     },
     sync::share_last_task,
     topology::{Batch, Client, Item, Job, MAX_JOB_AGE},

@@ -18,29 +18,29 @@ mod queue;
 mod server_state;
 mod session;
 mod silence;
-#[cfg(feature = "tls-rustls-no-provider")]
+#[cfg_attr(not(feature = "tls-rustls-no-provider"), path = "link/no_tls.rs")]
 mod tls;
 mod traffic;
 
-#[cfg(feature = "tls-rustls-no-provider")]
-pub use self::tls::TlsSettings;
 pub use self::{
     claim::Claim,
     command::Command,
     connection::{Connection, DynConnection},
     deadline::Deadline,
     endpoint::ANSWER_TIMEOUT,
-    error::TransportError,
+    error::{TransportError, is_no_cluster},
     login::{Credentials, login_provider},
     server_state::ServerState,
+    tls::TlsSettings,
 };
 pub(crate) use self::{
     connection::{Opened, Replied},
-    endpoint::{Address, CONNECT_TIMEOUT, Connector, Endpoint, Mapping, Place, race},
+    endpoint::{Address, CONNECT_TIMEOUT, Endpoint, Mapping, Place},
     error::{is_of_the_connection, is_reply, is_routine, is_write_rejection},
     header::Header,
     line::MAX_SILENCE,
     login::{Logins, Provider},
     queue::CommandQueue,
     session::Session,
+    tls::{Connector, connector},
 };

@@ -1,8 +1,10 @@
-//! Locks, and the tasks of others.
+//! Locks, races, and the tasks of others.
 
 use std::{
-    future,
+    future::{self, poll_fn},
+    pin::pin,
     sync::{Mutex, MutexGuard, PoisonError},
+    task::{Poll, ready},
 };
 
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -21,4 +23,24 @@ pub fn share_last_task() {
     {
         runtime.spawn(future::ready(()));
     }
+}
+
+/// Returns the output of the first future, or nothing if the second future ends before.
+pub(crate) async fn race<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = first.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        ready!(second.as_mut().poll(cx));
+        // The first may have ended between the two polls.
+        Poll::Ready(match first.as_mut().poll(cx) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        })
+    })
+    .await
 }

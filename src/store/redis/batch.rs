@@ -217,7 +217,7 @@ impl CheckBatch {
     ) -> Result<EachReply, TransportError> {
         let client = &self.backend.client;
         // An open circuit sends nothing.
-        if client.is_available_for(self.slot, *deadline) {
+        if client.node_of(self.slot).is_available_for(deadline.within()) {
             let (limiter, checks) = (self.settings.name, callers.len());
             self.observers.report(&Event::BatchSent { limiter, checks });
         }
@@ -298,7 +298,7 @@ impl CheckBatch {
                 }
                 Err(error) => {
                     let error = TransportError::of_redis(error.clone());
-                    Err(self.backend.client.at_server(self.slot, error))
+                    Err(self.backend.client.node_of(self.slot).named(error))
                 }
             };
             match caller.complete(result) {
@@ -354,13 +354,13 @@ impl CheckBatch {
     /// Fails the callers of a call, each with an error of its own. A timeout is recorded for each
     /// of them; of another error the call itself has recorded one.
     fn fail(&self, call: &BatchCall, error: &TransportError) {
-        let (client, slot, mut is_first) = (&self.backend.client, self.slot, true);
+        let (node, mut is_first) = (|| self.backend.client.node_of(self.slot), true);
         let is_of_call =
             |it: &Caller| it.claim.as_ref().is_some_and(|it| Arc::ptr_eq(it, &call.claim));
         self.fail_those(is_of_call, |deadline, claim| match error.clone() {
-            error if error.is_timeout() => client.record_timeout(slot, deadline, claim),
+            error if error.is_timeout() => node().record_timeout(deadline, claim),
             error if mem::take(&mut is_first) || error.is_error_reply() => error,
-            error => client.record_failure(slot, deadline, error),
+            error => node().record_failure(deadline, error),
         });
     }
 
@@ -404,8 +404,8 @@ impl CheckBatch {
     /// Fails the callers whose deadlines are over.
     fn expire(&self) {
         let is_over = |it: &Caller| it.deadline.is_too_late();
-        let (client, slot) = (&self.backend.client, self.slot);
-        self.fail_those(is_over, |deadline, claim| client.record_timeout(slot, deadline, claim));
+        let node = || self.backend.client.node_of(self.slot);
+        self.fail_those(is_over, |deadline, claim| node().record_timeout(deadline, claim));
     }
 
     /// Fails callers, unless they have results or are gone, and gives up their calls, so that their

@@ -5,7 +5,7 @@ use std::{error::Error, fmt, sync::Arc};
 
 use redis::RedisError;
 
-use super::connections::{ServerState, TransportError};
+use super::connections::{ServerState, TransportError, is_no_cluster};
 use crate::{
     error::{ErrorKind, StoreError},
     store::Status,
@@ -143,7 +143,7 @@ fn hint(error: &RedisError, account: &Account) -> Option<String> {
              the URL"
                 .to_owned()
         }
-        _ if text.starts_with("This instance has cluster support disabled") => {
+        _ if is_no_cluster(error) => {
             "the server is no cluster: leave out `+cluster` in the URL, or use \
              `RedisConfig::server`"
                 .to_owned()

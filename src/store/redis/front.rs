@@ -110,7 +110,8 @@ impl Front {
         let place = self.place_of(hash, request);
         // While the circuit is open, a check fails before the queue, in which it would wait behind
         // calls that time out.
-        let is_available = backend.client.is_available_for(place.slot, deadline);
+        let node = backend.client.node_of(place.slot);
+        let is_available = node.is_available_for(deadline.within());
         let runtime = Handle::try_current().ok().filter(|_| is_available);
         let Some(runtime) = runtime else {
             let size = BatchSize::default();
@@ -122,7 +123,7 @@ impl Front {
         let id = LaneId { runtime: runtime.id(), limiter, hold: request.hold, place };
         let mut lanes = lock(&self.lanes);
         let lane = lanes.entry(id).or_insert_with(|| Lane::new(&runtime, request.settings));
-        let is_idle = lane.calls == 0 && backend.client.drives_connections();
+        let is_idle = lane.calls == 0 && node.drives_connections();
         let queued = lane.push(request, hash, backend, place.slot, deadline);
         let next = lane.next_call();
         drop(lanes);
@@ -147,13 +148,13 @@ impl Front {
     fn place_of(&self, hash: u64, request: &LimitRequest<'_>) -> Place {
         let Backend { client, is_clustered, .. } = &*self.backend;
         let is_clustered = is_clustered.load(Relaxed);
-        if !is_clustered && !client.has_several_connections() {
+        if !is_clustered && client.node_of(0).connections() == 1 {
             return Place::default();
         }
         let name = self.backend.key(request.settings, request.key);
         let slot = client.slot_of(&name);
         let key = if is_clustered { hash } else { 0 };
-        Place { slot, key, channel: client.channel_of(slot, &name) }
+        Place { slot, key, channel: client.node_of(slot).channel_of(name.as_bytes()) }
     }
 
     /// Takes the first batch out of the queue for a call that begins. A call is scheduled only for

@@ -225,7 +225,7 @@ impl Call {
         let Backend { client, .. } = &*self.keeper.0;
         let hold = self.keys.values().flatten().next().map(Sent::hold);
         let name = hold.map(|hold| self.keeper.0.key(&hold.settings, &hold.key));
-        client.node_id(name.map_or(0, |name| client.slot_of(&name)))
+        Arc::as_ptr(&client.node_of(name.map_or(0, |name| client.slot_of(&name)))).addr()
     }
 }
 

@@ -70,7 +70,10 @@ pub(super) async fn execute(
         Some(Ok(result)) if !result.as_ref().is_err_and(TransportError::is_timeout) => result,
         // The task is dropped only if its runtime ends: that says nothing about the server.
         Some(Err(_)) => Err(TransportError::timeout(deadline.within())),
-        _ => Err(call.backend.client.record_timeout(call.slot(), deadline, Some(&claim))),
+        _ => {
+            let node = call.backend.client.node_of(call.slot());
+            Err(node.record_timeout(deadline, Some(&claim)))
+        }
     }
 }
 

@@ -152,8 +152,8 @@ impl KeyScan {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern(self.head.as_deref()));
         scan.arg("COUNT").arg(KEYS_PER_COMMAND);
-        let (cursor, names): (u64, Vec<Vec<u8>>) =
-            client.execute_at(place, deadline, Command::new(&scan)).await?;
+        let ((cursor, names), _): ((u64, Vec<Vec<u8>>), _) =
+            client.node_of(place).execute(deadline, Command::new(&scan)).await?;
         self.position = Some((place, cursor)).filter(|_| cursor != 0);
         Ok(Some(names))
     }

@@ -7,7 +7,7 @@
 //! [`open_for`](Breaker::open_for).
 
 use std::{
-    fmt, mem,
+    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -67,7 +67,8 @@ pub(crate) struct Breaker {
     /// The address of the server, or the name of the master.
     server: Arc<str>,
     reports: Arc<Reports>,
-    reminded: Mutex<Option<Instant>>,
+    /// The time of the last reminder.
+    reminded: Mutex<Option<((), Instant)>>,
     /// Locked while the state changes, and until the change is in `notices`.
     changing: Mutex<()>,
     rejections: Mutex<Rejections>,
@@ -161,20 +162,9 @@ impl Breaker {
     /// Records why the server does not answer, and reports it.
     pub(crate) fn explain(&self, cause: ServerState) {
         let known = mem::replace(&mut *lock(&self.cause), cause);
-        if self.is_open() && cause != known && self.is_explanation_due(cause) {
+        if self.is_open() && cause != known && is_due(&self.explained, cause, EXPLAINED_AFTER) {
             self.owner.notify(&Event::Explained { server: &self.server, cause });
         }
-    }
-
-    fn is_explanation_due(&self, cause: ServerState) -> bool {
-        let last = &mut *lock(&self.explained);
-        let is_repeated =
-            |(old, at): (ServerState, Instant)| old == cause && at.elapsed() < EXPLAINED_AFTER;
-        let is_due = !last.is_some_and(is_repeated);
-        if is_due {
-            *last = Some((cause, Instant::now()));
-        }
-        is_due
     }
 
     fn consecutive_failures(&self) -> u32 {
@@ -234,21 +224,11 @@ impl Breaker {
 
     /// Reports, once in [`REMIND_AFTER`], that an outage lasts. `error` is that of a probe.
     pub(crate) fn remind(&self, error: &TransportError) {
-        let Some(outage) = self.long_outage() else { return };
-        let (server, cause) = (&*self.server, *lock(&self.cause));
-        self.owner.notify(&Event::StillUnavailable { server, cause, outage, error });
-    }
-
-    /// Returns the length of the outage, if a reminder is due.
-    fn long_outage(&self) -> Option<Duration> {
         let outage = lock(&self.failures).since.elapsed();
-        let reminded = &mut *lock(&self.reminded);
-        let is_recent = reminded.is_some_and(|at| at.elapsed() < REMIND_AFTER);
-        if outage < REMIND_AFTER || is_recent {
-            return None;
+        if outage >= REMIND_AFTER && is_due(&self.reminded, (), REMIND_AFTER) {
+            let (server, cause) = (&*self.server, *lock(&self.cause));
+            self.owner.notify(&Event::StillUnavailable { server, cause, outage, error });
         }
-        *reminded = Some(Instant::now());
-        Some(outage)
     }
 
     /// Records that the server replied to a script with an error.
@@ -404,11 +384,19 @@ impl Breaker {
     }
 }
 
-impl fmt::Debug for Breaker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_open = self.is_open();
-        f.debug_struct("Breaker").field("is_open", &is_open).finish_non_exhaustive()
+/// Returns whether an event is not the same as the last one, or comes so long after it. It is the
+/// last one then.
+fn is_due<T: Copy + PartialEq>(
+    last: &Mutex<Option<(T, Instant)>>,
+    event: T,
+    after: Duration,
+) -> bool {
+    let last = &mut *lock(last);
+    let is_due = last.is_none_or(|(old, at)| old != event || at.elapsed() >= after);
+    if is_due {
+        *last = Some((event, Instant::now()));
     }
+    is_due
 }
 
 fn micros(time: Duration) -> u64 {
@@ -425,15 +413,19 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_millis(100);
 
-    /// Records the changes of the breaker.
+    /// Records the changes of the breaker, and the outages in reminders.
     #[derive(Default)]
-    struct Changes(Mutex<Vec<bool>>);
+    struct Changes(Mutex<Vec<bool>>, Mutex<Vec<Duration>>);
 
     impl Owner for Changes {
         fn notify(&self, event: &Event<'_>) {
-            if let Event::BreakerChanged { is_open, .. } = event {
-                thread::yield_now();
-                lock(&self.0).push(*is_open);
+            match event {
+                Event::BreakerChanged { is_open, .. } => {
+                    thread::yield_now();
+                    lock(&self.0).push(*is_open);
+                }
+                Event::StillUnavailable { outage, .. } => lock(&self.1).push(*outage),
+                _ => {}
             }
         }
 
@@ -514,10 +506,13 @@ mod tests {
 
     #[test]
     fn a_long_outage_is_reported_again() {
-        let (breaker, _) = an_hour_old();
+        let (breaker, changes) = an_hour_old();
         fail(&breaker, DEADLINE); // over a minute
-        assert!(breaker.long_outage().is_some_and(|outage| outage >= REMIND_AFTER));
-        assert!(breaker.long_outage().is_none(), "the last reminder was a moment ago");
+        let error = TransportError::timeout(DEADLINE);
+        (0..2).for_each(|_| breaker.remind(&error));
+        let outages = lock(&changes.1);
+        assert_eq!(outages.len(), 1, "the last reminder was a moment ago");
+        assert!(outages[0] >= REMIND_AFTER);
     }
 
     #[test]

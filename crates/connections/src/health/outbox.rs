@@ -3,46 +3,35 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, TryLockError},
 };
 
 use crate::sync::lock;
 
-pub(super) struct Outbox<T>(Mutex<OutboxQueue<T>>);
-
-struct OutboxQueue<T> {
-    values: VecDeque<T>,
-    /// True while a thread passes values on. Others leave theirs to it.
-    is_delivering: bool,
+pub(super) struct Outbox<T> {
+    values: Mutex<VecDeque<T>>,
+    /// Locked by the thread that passes values on. Others leave theirs to it.
+    passing: Mutex<()>,
 }
 
 impl<T> Outbox<T> {
     /// Adds a value. To fix its order beside another change, call this under the lock of that
     /// change, and [`deliver`](Self::deliver) after it.
     pub(super) fn add(&self, value: T) {
-        lock(&self.0).values.push_back(value);
+        lock(&self.values).push_back(value);
     }
 
-    /// Passes all values on, unless another thread is doing so.
+    /// Passes all values on, unless a thread is doing so, perhaps this one.
     pub(super) fn deliver(&self, pass: impl Fn(T)) {
-        /// Lets others deliver, even if the receiver panics.
-        struct Passing<'a, T>(&'a Outbox<T>);
-
-        impl<T> Drop for Passing<'_, T> {
-            fn drop(&mut self) {
-                lock(&self.0.0).is_delivering = false;
-            }
-        }
-
-        let begin = |mut waiting: MutexGuard<'_, OutboxQueue<T>>| {
-            !waiting.values.is_empty() && !std::mem::replace(&mut waiting.is_delivering, true)
-        };
         // Again, because another thread may add a value after the last look and before the end of
         // the delivery, and leave it to this one.
-        while begin(lock(&self.0)) {
-            let _passing = Passing(self);
-            while let Some(value) = { lock(&self.0).values.pop_front() } {
+        while !lock(&self.values).is_empty() {
+            let _passing = match self.passing.try_lock() {
+                Ok(passing) => passing,
+                Err(TryLockError::Poisoned(passing)) => passing.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            while let Some(value) = { lock(&self.values).pop_front() } {
                 pass(value);
             }
         }
@@ -51,13 +40,7 @@ impl<T> Outbox<T> {
 
 impl<T> Default for Outbox<T> {
     fn default() -> Self {
-        Self(Mutex::new(OutboxQueue { values: VecDeque::new(), is_delivering: false }))
-    }
-}
-
-impl<T> fmt::Debug for Outbox<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbox").finish_non_exhaustive()
+        Self { values: Mutex::default(), passing: Mutex::default() }
     }
 }
 

@@ -59,26 +59,22 @@ pub(super) struct Reports {
 #[derive(Debug)]
 struct Period {
     ends: Instant,
-    has_unavailable: bool,
-    has_available: bool,
+    /// Whether there was a report of the end of an outage, and of a failure.
+    has_reported: [bool; 2],
     held_back: Option<ChangeReport>,
 }
 
 impl Period {
     /// Begins with a report.
     fn new(now: Instant, first: &ServerChange) -> Self {
-        let has_unavailable = first.is_failure();
-        let has_available = !has_unavailable;
-        Self { ends: now + PERIOD, has_unavailable, has_available, held_back: None }
+        let has_reported = [!first.is_failure(), first.is_failure()];
+        Self { ends: now + PERIOD, has_reported, held_back: None }
     }
 
     /// Takes a change. Returns it to be reported now, or holds it back.
     fn change(&mut self, change: ServerChange) -> Option<ChangeReport> {
-        let reported = match change.is_failure() {
-            true => &mut self.has_unavailable,
-            false => &mut self.has_available,
-        };
-        if self.held_back.is_none() && !mem::replace(reported, true) {
+        let has_reported = &mut self.has_reported[usize::from(change.is_failure())];
+        if self.held_back.is_none() && !mem::replace(has_reported, true) {
             return Some(ChangeReport { last: change, changes: 1 });
         }
         let changes = self.held_back.as_ref().map_or(0, |it| it.changes) + 1;

@@ -3,10 +3,7 @@
 
 use std::{
     collections::VecDeque,
-    future::poll_fn,
-    pin::pin,
     sync::Mutex,
-    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -15,7 +12,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::sync::lock;
+use crate::sync::{lock, race};
 
 /// The deadline of calls that no request waits for. It is longer than the deadline of requests,
 /// because a late call in the background delays no request, and a failed one is sent again.
@@ -129,12 +126,7 @@ impl Deadline {
 
     /// Waits for a reply until the callers fail.
     pub async fn wait_for<T>(self, reply: impl Future<Output = T>) -> Option<T> {
-        let (mut reply, mut over) = (pin!(reply), pin!(self.over()));
-        poll_fn(|cx| match reply.as_mut().poll(cx) {
-            Poll::Ready(reply) => Poll::Ready(Some(reply)),
-            Poll::Pending => over.as_mut().poll(cx).map(|()| None),
-        })
-        .await
+        race(reply, self.over()).await
     }
 
     /// Waits for the reply to a command that was written, after the callers have failed.

@@ -1,17 +1,7 @@
 //! Opens connections to one address of a Redis server or Sentinel: name resolution, TCP or a unix
 //! socket, TLS, and the login. The choice of the address and the retries are elsewhere.
 
-use std::{
-    fmt,
-    future::poll_fn,
-    io,
-    net::SocketAddr,
-    path::PathBuf,
-    pin::{Pin, pin},
-    sync::Arc,
-    task::{Poll, ready},
-    time::Duration,
-};
+use std::{fmt, io, net::SocketAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, ErrorKind, ProtocolVersion, RedisConnectionInfo, RedisError,
@@ -27,6 +17,7 @@ use super::{
     error::cannot,
     login::{Credentials, Logins},
     session::{Driver, Session},
+    tls::{self, Connector},
     traffic::{Stream, Traffic, Watched, boxed},
 };
 
@@ -47,13 +38,6 @@ pub(crate) type Address = (String, u16);
 pub(crate) type Mapping = Arc<dyn Fn(&str, u16) -> Address + Send + Sync>;
 
 pub(crate) type Pushes = Arc<dyn AsyncPushSender>;
-
-#[cfg(feature = "tls-rustls-no-provider")]
-pub(crate) type Connector = tokio_rustls::TlsConnector;
-/// No value, because TLS is not compiled in.
-#[cfg(not(feature = "tls-rustls-no-provider"))]
-#[derive(Clone)]
-pub(crate) enum Connector {}
 
 /// An address, with the settings for the login there.
 #[derive(Clone)]
@@ -176,10 +160,7 @@ impl Endpoint {
                 let stream = endpoint.connect(address, &host, within, ends).await?;
                 let hint = match endpoint.tls {
                     None => "; if the port expects TLS, write rediss:// instead of redis://",
-                    #[cfg(feature = "tls-rustls-no-provider")]
-                    Some(_) => super::tls::CHECK_CLIENT,
-                    #[cfg(not(feature = "tls-rustls-no-provider"))]
-                    Some(never) => match never {},
+                    Some(_) => tls::CHECK_CLIENT,
                 };
                 endpoint.log_in_over(stream, &login, config, within, ends, hint).await
             });
@@ -198,7 +179,6 @@ impl Endpoint {
         Err(failure.unwrap_or_else(|| none().into()))
     }
 
-    #[cfg_attr(not(feature = "tls-rustls-no-provider"), allow(unused_variables))]
     async fn connect(
         &self,
         address: SocketAddr,
@@ -209,22 +189,9 @@ impl Endpoint {
         let tcp = before(ends, TcpStream::connect(address)).await;
         let tcp = tcp.map_err(|it| cannot("connect", &it, within, CHECK_SERVER))?;
         tcp.set_nodelay(true)?;
-        match &self.tls {
-            None => Ok(boxed(tcp)),
-            #[cfg(feature = "tls-rustls-no-provider")]
-            Some(connector) => {
-                use tokio_rustls::rustls::pki_types::ServerName;
-
-                let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-                let handshake = connector.connect(name, tcp);
-                let stream = before(ends, handshake).await.map_err(|error| {
-                    cannot("begin TLS", &error, within, super::tls::remedy(&error))
-                })?;
-                Ok(boxed(stream))
-            }
-            #[cfg(not(feature = "tls-rustls-no-provider"))]
-            Some(never) => match *never {},
-        }
+        let Some(connector) = &self.tls else { return Ok(boxed(tcp)) };
+        let stream = before(ends, tls::begin(connector, host, tcp)).await;
+        stream.map_err(|it| cannot("begin TLS", &it, within, tls::remedy(&it)))
     }
 
     /// Logs in over a stream. The hint is for a server that does not understand the login.
@@ -266,26 +233,6 @@ impl Endpoint {
         let driver = Arc::new(Driver::spawn(driver, renewal, traffic.clone()));
         Ok(Session { driver, commands, traffic })
     }
-}
-
-/// Returns the output of the first future, or nothing if the second future ends before.
-pub(crate) async fn race<T>(
-    first: impl Future<Output = T>,
-    second: impl Future<Output = ()>,
-) -> Option<T> {
-    let (mut first, mut second) = (pin!(first), pin!(second));
-    poll_fn(|cx| {
-        if let Poll::Ready(value) = first.as_mut().poll(cx) {
-            return Poll::Ready(Some(value));
-        }
-        ready!(second.as_mut().poll(cx));
-        // The first may have ended between the two polls.
-        Poll::Ready(match first.as_mut().poll(cx) {
-            Poll::Ready(value) => Some(value),
-            Poll::Pending => None,
-        })
-    })
-    .await
 }
 
 async fn before<T>(ends: Instant, stage: impl Future<Output = io::Result<T>>) -> io::Result<T> {

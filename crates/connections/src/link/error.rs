@@ -293,6 +293,12 @@ pub(crate) fn is_write_rejection(error: &RedisError) -> bool {
     })
 }
 
+/// Returns whether a server replied to a question about a cluster that it is in none.
+pub fn is_no_cluster(error: &RedisError) -> bool {
+    let text = error.detail().unwrap_or_default();
+    text.starts_with("This instance has cluster support disabled")
+}
+
 /// Returns whether the error means that the connection is unusable. Other errors concern one
 /// command.
 pub(crate) fn is_of_the_connection(error: &RedisError) -> bool {

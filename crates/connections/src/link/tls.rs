@@ -1,17 +1,25 @@
 //! TLS settings: the trusted root certificates and the client certificate.
 
-use std::{fmt, io, sync::Arc};
+use std::{fmt, io, pin::Pin, sync::Arc};
 
+use tokio::net::TcpStream;
 use tokio_rustls::{
     TlsConnector,
     rustls::{
         AlertDescription, CertificateError, ClientConfig, Error, RootCertStore,
         crypto::CryptoProvider,
-        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        pki_types::{
+            CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, pem::PemObject,
+        },
     },
 };
 
-use super::error::TransportError;
+use super::{
+    error::TransportError,
+    traffic::{Stream, boxed},
+};
+
+pub(crate) type Connector = TlsConnector;
 
 /// The trusted servers, and the client certificate. By default, the root certificates of the system
 /// are trusted, and with the feature `tls-rustls-webpki-roots` those of the crate `webpki-roots`.
@@ -50,12 +58,7 @@ impl TlsSettings {
         Ok(Self { client: Some(Arc::new(Identity { chain, key })), ..self })
     }
 
-    /// Returns these settings, and the others where these have none.
-    pub(crate) fn or(self, others: Self) -> Self {
-        Self { roots: self.roots.or(others.roots), client: self.client.or(others.client) }
-    }
-
-    pub(crate) fn connector(&self) -> Result<TlsConnector, TransportError> {
+    fn connector(&self) -> Result<Connector, TransportError> {
         let roots = match &self.roots {
             Some(roots) => roots.clone(),
             None => default_roots()?,
@@ -78,6 +81,25 @@ impl TlsSettings {
     }
 }
 
+/// Makes what begins TLS by these settings, and by others where these have none.
+pub(crate) fn connector(
+    own: Option<&TlsSettings>,
+    other: Option<&TlsSettings>,
+) -> Result<Connector, TransportError> {
+    let [own, other] = [own, other].map(|tls| tls.cloned().unwrap_or_default());
+    let (roots, client) = (own.roots.or(other.roots), own.client.or(other.client));
+    TlsSettings { roots, client }.connector()
+}
+
+pub(super) async fn begin(
+    connector: &Connector,
+    host: &str,
+    tcp: TcpStream,
+) -> io::Result<Pin<Box<dyn Stream>>> {
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    Ok(boxed(connector.connect(name, tcp).await?))
+}
+
 pub(super) const CHECK_CLIENT: &str = "; check the certificate of \
      `RedisConfig::client_certificate`, and that the server trusts the CA that signed it";
 const NO_TLS: &str = "; if the port does not expect TLS, write redis:// and set no certificates";
@@ -90,7 +112,11 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
     use AlertDescription as Alert;
     use CertificateError as Bad;
 
-    match error.get_ref().and_then(|error| error.downcast_ref()) {
+    let cause = error.get_ref();
+    if cause.is_some_and(|cause| cause.is::<InvalidDnsNameError>()) {
+        return "; give the server a host name or an address that a certificate can contain";
+    }
+    match cause.and_then(|cause| cause.downcast_ref()) {
         Some(Error::InvalidCertificate(error)) => match error {
             Bad::Expired | Bad::ExpiredContext { .. } => {
                 "; renew the certificate of the server, or set the clock of this host"

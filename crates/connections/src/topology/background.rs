@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
-    fmt, mem,
+    mem,
     pin::Pin,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -252,12 +252,6 @@ impl JobQueue {
         // Under the same lock: a job that is pushed now starts a worker.
         queued.workers -= usize::from(job.is_none());
         job
-    }
-}
-
-impl fmt::Debug for JobQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobQueue").finish_non_exhaustive()
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     io, mem,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     super::link::{CommandQueue, Connection, MAX_SILENCE},
-    server::{Connected, Server},
+    server::Server,
 };
 use crate::sync::lock;
 
@@ -47,15 +47,15 @@ pub(crate) struct ConnectionCounts {
 pub(crate) struct Channel {
     server: Arc<Server>,
     made: Arc<ConnectionCounts>,
-    current: Arc<Mutex<Option<Current>>>,
-    /// The number of its connections so far.
-    own: Arc<AtomicUsize>,
+    current: Mutex<Option<Current>>,
+    /// Whether there was a connection that can have ended.
+    has_made: AtomicBool,
     /// Its commands that are not written yet.
     queue: Arc<CommandQueue>,
     /// Held while connecting, so that one attempt serves all callers.
     attempts: tokio::sync::Mutex<Attempts>,
     /// Set while there is no connection.
-    wanted: Arc<Mutex<Option<Wanted>>>,
+    wanted: Mutex<Option<Wanted>>,
     /// The time of the last command, in the background.
     used: Option<Mutex<Instant>>,
 }
@@ -106,10 +106,16 @@ impl Channel {
         made: Arc<ConnectionCounts>,
         is_in_background: bool,
     ) -> Self {
-        let (current, own, queue) = (Arc::default(), Arc::default(), Arc::default());
-        let (attempts, wanted) = (tokio::sync::Mutex::default(), Arc::default());
-        let used = is_in_background.then(|| Mutex::new(Instant::now()));
-        Self { server, made, current, own, queue, attempts, wanted, used }
+        Self {
+            server,
+            made,
+            current: Mutex::default(),
+            has_made: AtomicBool::default(),
+            queue: Arc::default(),
+            attempts: tokio::sync::Mutex::default(),
+            wanted: Mutex::default(),
+            used: is_in_background.then(|| Mutex::new(Instant::now())),
+        }
     }
 
     /// Returns the connection as it is, usable or not.
@@ -137,7 +143,7 @@ impl Channel {
     }
 
     /// Returns the connection, or makes one.
-    pub(crate) async fn connection(&self) -> Result<Connection, RedisError> {
+    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, RedisError> {
         self.server.ensure_watching();
         self.close_if_idle();
         match self.usable() {
@@ -146,7 +152,7 @@ impl Channel {
         }
     }
 
-    async fn connect(&self) -> Result<Connection, RedisError> {
+    async fn connect(self: &Arc<Self>) -> Result<Connection, RedisError> {
         self.want();
         let attempts = &mut *self.attempts.lock().await;
         if let Some(connection) = self.usable() {
@@ -186,21 +192,20 @@ impl Channel {
         let now = Instant::now();
         let last = mem::replace(&mut *lock(used), now);
         if now - last > MAX_IDLE {
-            self.own.store(0, Relaxed); // the server has ended none
+            self.has_made.store(false, Relaxed); // the server has ended none
             lock(&self.current).take();
         }
     }
 
-    fn attempt(&self) -> JoinHandle<Result<Connection, FailedAttempt>> {
-        let Self { server, made, current, own, queue, .. } = self;
-        let (server, queue, current) = (server.clone(), queue.clone(), current.clone());
-        let (made, own, wanted) = (made.clone(), own.clone(), self.wanted.clone());
+    fn attempt(self: &Arc<Self>) -> JoinHandle<Result<Connection, FailedAttempt>> {
+        let channel = self.clone();
         tokio::spawn(async move {
-            let made_now = connect(&server, &queue).await.map_err(FailedAttempt::new)?;
+            let Self { server, made, current, has_made, queue, wanted, .. } = &*channel;
+            let made_now = connect(server, queue).await.map_err(FailedAttempt::new)?;
             let connection = made_now.connection.clone();
-            *lock(&current) = Some(made_now);
-            *lock(&wanted) = None;
-            if own.fetch_add(1, Relaxed) > 0 {
+            *lock(current) = Some(made_now);
+            *lock(wanted) = None;
+            if has_made.swap(true, Relaxed) {
                 made.again.fetch_add(1, Relaxed);
             }
             made.all.fetch_add(1, Relaxed);
@@ -242,7 +247,7 @@ async fn connect(server: &Server, queue: &Arc<CommandQueue>) -> Result<Current, 
         if attempt.is_err() && is_late() && !mem::replace(&mut was_late, true) {
             continue; // its runtime was not driven meanwhile
         }
-        let Connected { mut opened, generation } = attempt?;
+        let (mut opened, generation) = attempt?;
         let clock_offset = match server.has_one_clock() {
             true => Some(opened.read_clock().await?),
             false => None,

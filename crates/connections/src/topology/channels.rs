@@ -30,7 +30,7 @@ pub(crate) struct Channels {
 /// The channels of one runtime.
 pub(crate) struct RuntimeChannels {
     runtime: runtime::Id,
-    channels: Box<[Channel]>,
+    channels: Box<[Arc<Channel>]>,
 }
 
 impl Channels {
@@ -66,7 +66,7 @@ impl Channels {
 
     fn most(&self, time: impl Fn(&Channel) -> Option<Duration>) -> Option<Duration> {
         let known = self.known(Handle::try_current().ok()?.id())?;
-        known.channels.iter().filter_map(time).max()
+        known.channels.iter().filter_map(|channel| time(channel)).max()
     }
 
     fn add(&self, runtime: runtime::Id) -> Arc<RuntimeChannels> {
@@ -78,7 +78,7 @@ impl Channels {
         // The home makes few calls.
         let is_home = home::is(runtime);
         let count = if is_home { 1 } else { self.connections };
-        let channel = |_| Channel::new(self.server.clone(), self.made.clone(), is_home);
+        let channel = |_| Arc::new(Channel::new(self.server.clone(), self.made.clone(), is_home));
         let new =
             Arc::new(RuntimeChannels { runtime, channels: (0..count).map(channel).collect() });
         // Without the runtimes that have ended, or have no connection at the moment.
@@ -101,12 +101,12 @@ impl Channels {
 }
 
 impl RuntimeChannels {
-    pub(crate) fn get(&self, index: usize) -> &Channel {
+    pub(crate) fn get(&self, index: usize) -> &Arc<Channel> {
         &self.channels[index % self.channels.len()]
     }
 
     /// Returns false if the runtime has ended, or has no connection, and no call uses them.
     fn is_in_use(self: &Arc<Self>) -> bool {
-        Arc::strong_count(self) > 1 || self.channels.iter().any(Channel::is_in_use)
+        Arc::strong_count(self) > 1 || self.channels.iter().any(|channel| channel.is_in_use())
     }
 }

@@ -10,7 +10,7 @@ use super::{
     super::{
         health::{NodeHealth, Tell},
         home,
-        link::{Claim, Command, Connection, Deadline, TransportError},
+        link::{Command, Connection, Deadline, TransportError},
     },
     background::{Job, JobQueue},
     cluster::{Cluster, slot_of},
@@ -78,39 +78,11 @@ impl Client {
     }
 
     /// Returns the node of the keys in a slot.
-    fn node_of(&self, slot: u16) -> Arc<Node> {
+    pub fn node_of(&self, slot: u16) -> Arc<Node> {
         match &self.0 {
             Servers::Node(node) => node.clone(),
             Servers::Cluster(cluster) => cluster.node_of(slot.into()),
         }
-    }
-
-    /// Returns a number that tells the node of a slot from others.
-    pub fn node_id(&self, slot: u16) -> usize {
-        Arc::as_ptr(&self.node_of(slot)).addr()
-    }
-
-    /// Returns whether the breaker of the node is closed for calls with this deadline.
-    pub fn is_available_for(&self, slot: u16, deadline: Deadline) -> bool {
-        self.node_of(slot).is_available_for(deadline.within())
-    }
-
-    pub fn has_several_connections(&self) -> bool {
-        self.node_of(0).connections() > 1
-    }
-
-    /// Returns whether a command that is handed over is written, and its reply read, even if its
-    /// caller is not polled. A connection of the application may need its callers.
-    pub fn drives_connections(&self) -> bool {
-        match &self.0 {
-            Servers::Node(node) => node.drives_connections(),
-            Servers::Cluster(_) => true,
-        }
-    }
-
-    /// Returns the index of the connection for a key in the slot.
-    pub fn channel_of(&self, slot: u16, key: &str) -> usize {
-        self.node_of(slot).channel_of(key.as_bytes())
     }
 
     /// Waits until the next command for the slot can be sent immediately, or fails.
@@ -121,32 +93,6 @@ impl Client {
             return; // the call waits for them
         }
         self.node_of(slot).ready(channel).await;
-    }
-
-    /// Names the server in an error.
-    pub fn at_server(&self, slot: u16, error: TransportError) -> TransportError {
-        self.node_of(slot).named(error)
-    }
-
-    /// Records that a caller has no reply at its deadline. `claim` is that of its call, if there is
-    /// one. Returns the error of the caller.
-    pub fn record_timeout(
-        &self,
-        slot: u16,
-        deadline: Deadline,
-        claim: Option<&Claim>,
-    ) -> TransportError {
-        self.node_of(slot).record_timeout(deadline, claim)
-    }
-
-    /// Records that another caller of a call has failed. Returns its error.
-    pub fn record_failure(
-        &self,
-        slot: u16,
-        deadline: Deadline,
-        error: TransportError,
-    ) -> TransportError {
-        self.node_of(slot).record_failure_of_caller(deadline, error)
     }
 
     /// Executes a job in the background, at the server that has its key.
@@ -229,17 +175,6 @@ impl Client {
             Servers::Node(_) => Ok(vec![0]),
             Servers::Cluster(cluster) => cluster.places(deadline).await,
         }
-    }
-
-    /// Executes a command without keys at the server of a slot.
-    pub async fn execute_at<T: FromRedisValue>(
-        &self,
-        place: u16,
-        deadline: Deadline,
-        command: Command<'_>,
-    ) -> Result<T, TransportError> {
-        let (reply, _) = self.node_of(place).execute(deadline, command).await?;
-        Ok(reply)
     }
 }
 

@@ -12,12 +12,12 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, FromRedisValue, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, FromRedisValue, ServerErrorKind, Value};
 use tokio::{sync::Notify, task::JoinSet, time::sleep};
 
 use super::{
@@ -26,7 +26,7 @@ use super::{
         home,
         link::{
             ANSWER_TIMEOUT, Address, Command, Connection, Deadline, Endpoint, Mapping, Place,
-            ServerState, TransportError, is_reply,
+            ServerState, TransportError, is_no_cluster, is_reply,
         },
     },
     node::{Common, Node},
@@ -70,20 +70,9 @@ pub(crate) struct Cluster {
     mapping: Mapping,
     common: Common,
     map: RwLock<Map>,
-    made: Instant,
     refresh: Mutex<RefreshState>,
-    /// The time of the next regular refresh, in microseconds since the client was made. This and
-    /// the next are hints, read with each command: `Relaxed`, because a late reader refreshes
-    /// later.
-    outdated_at: AtomicU64,
-    /// The end of the time with frequent refreshes, in microseconds since the client was made.
-    unsettled_until: AtomicU64,
     /// Notified after each refresh, also after a failed one.
     refreshed: Notify,
-    /// True if the last refresh failed, so that the next one includes the seeds.
-    asks_seeds: AtomicBool,
-    /// The error of a server that is no cluster, if that made the last refresh fail.
-    no_cluster: Mutex<Option<TransportError>>,
 }
 
 /// The known part of the cluster. A command for an unknown slot goes to any node, which redirects
@@ -100,6 +89,14 @@ struct RefreshState {
     is_running: bool,
     /// The earliest time of the next refresh.
     next: Instant,
+    /// The time of the next regular refresh, after the first one.
+    due: Option<Instant>,
+    /// The end of the time with frequent refreshes.
+    unsettled_until: Instant,
+    /// True if the last refresh failed, so that the next one includes the seeds.
+    asks_seeds: bool,
+    /// The error of a server that is no cluster, if that made the last refresh fail.
+    no_cluster: Option<TransportError>,
 }
 
 /// The result of [`Cluster::refresh`].
@@ -137,19 +134,17 @@ impl Cluster {
     /// `seeds` are some of the nodes, at least one. `mapping` is for the addresses that nodes name.
     pub(crate) fn new(seeds: Vec<Endpoint>, mapping: Mapping, common: Common) -> Self {
         let map = Map { nodes: HashMap::new(), slots: vec![None; SLOTS].into(), has_owners: false };
-        Self {
-            seeds,
-            mapping,
-            common,
-            map: RwLock::new(map),
-            made: Instant::now(),
-            refresh: Mutex::new(RefreshState { is_running: false, next: Instant::now() }),
-            outdated_at: AtomicU64::new(u64::MAX),
-            unsettled_until: AtomicU64::new(0),
-            refreshed: Notify::new(),
-            asks_seeds: AtomicBool::new(false),
-            no_cluster: Mutex::new(None),
-        }
+        let now = Instant::now();
+        let refresh = RefreshState {
+            is_running: false,
+            next: now,
+            due: None,
+            unsettled_until: now,
+            asks_seeds: false,
+            no_cluster: None,
+        };
+        let (map, refresh) = (RwLock::new(map), Mutex::new(refresh));
+        Self { seeds, mapping, common, map, refresh, refreshed: Notify::new() }
     }
 
     pub(crate) fn health(&self, deadline: Duration) -> NodeHealth {
@@ -317,7 +312,7 @@ impl Cluster {
             if now < refresh.next {
                 return if refresh.is_running { Refresh::Running } else { Refresh::Recent };
             }
-            *refresh = RefreshState { is_running: true, next: now + ANSWER_TIMEOUT };
+            (refresh.is_running, refresh.next) = (true, now + ANSWER_TIMEOUT);
         }
         home::spawn(self.clone().read_slots(doubted.cloned()));
         Refresh::Begun
@@ -330,7 +325,8 @@ impl Cluster {
         {
             nodes.retain(|node| !Arc::ptr_eq(node, &doubted));
         }
-        let is_lost = self.asks_seeds.load(Relaxed) || !self.knows_slots();
+        let asks_seeds = lock(&self.refresh).asks_seeds;
+        let is_lost = asks_seeds || !self.knows_slots();
         let asked_nodes = if is_lost { SEEDS_PER_REFRESH } else { NODES_PER_REFRESH };
         let mut replies = JoinSet::new();
         for node in nodes.into_iter().take(asked_nodes) {
@@ -342,22 +338,26 @@ impl Cluster {
         {
             match reply {
                 Ok(Ok(found)) => owners = found,
-                Ok(Err(error)) if is_no_cluster(&error) => no_cluster = Some(error),
+                Ok(Err(error)) if error.redis().is_some_and(is_no_cluster) => {
+                    no_cluster = Some(error)
+                }
                 _ => {}
             }
         }
         replies.detach_all(); // these replies still prove that the connections work
-        self.asks_seeds.store(owners.is_empty(), Relaxed);
-        *lock(&self.no_cluster) = no_cluster.filter(|_| owners.is_empty());
-        if !owners.is_empty() {
+        let has_failed = owners.is_empty();
+        // Before the seeds leave the map: else a command could bring them back.
+        lock(&self.refresh).asks_seeds = has_failed;
+        if !has_failed {
             self.adopt(owners);
         }
-        let next = Instant::now() + REFRESH_PAUSE;
-        *lock(&self.refresh) = RefreshState { is_running: false, next };
-        let is_unsettled = self.now() < self.unsettled_until.load(Relaxed);
-        let after = if is_unsettled { REFRESH_SOON } else { REFRESH_AFTER };
-        let after = after.mul_f64(1.0 + random_fraction() / 4.0).as_micros() as u64;
-        self.outdated_at.store(self.now() + after, Relaxed);
+        {
+            let (now, refresh) = (Instant::now(), &mut *lock(&self.refresh));
+            let after = if now < refresh.unsettled_until { REFRESH_SOON } else { REFRESH_AFTER };
+            refresh.due = Some(now + after.mul_f64(1.0 + random_fraction() / 4.0));
+            (refresh.is_running, refresh.next) = (false, now + REFRESH_PAUSE);
+            refresh.no_cluster = no_cluster.filter(|_| has_failed);
+        }
         self.refreshed.notify_waiters();
     }
 
@@ -370,7 +370,7 @@ impl Cluster {
         let refreshed = self.refreshed.notified();
         let is_recent = self.refresh(None) == Refresh::Recent;
         if is_recent || deadline.wait_for(refreshed).await.is_some() {
-            return lock(&self.no_cluster).clone().map_or(Ok(()), Err);
+            return lock(&self.refresh).no_cluster.clone().map_or(Ok(()), Err);
         }
         let mut error = TransportError::timeout(deadline.within()).unsent();
         for seed in &self.seeds {
@@ -388,20 +388,17 @@ impl Cluster {
     fn refresh_if_outdated(self: &Arc<Self>, node: &ClusterNode) {
         let connections = node.node.connections_made();
         let is_new = node.connections_known.load(Relaxed) != connections;
-        let is_old = self.now() >= self.outdated_at.load(Relaxed);
-        if is_new && node.node.has_reconnected() {
-            let until = self.now() + UNSETTLED.as_micros() as u64;
-            self.unsettled_until.store(until, Relaxed);
-        }
+        let is_old = {
+            let (now, refresh) = (Instant::now(), &mut *lock(&self.refresh));
+            if is_new && node.node.has_reconnected() {
+                refresh.unsettled_until = now + UNSETTLED;
+            }
+            refresh.due.is_some_and(|due| due <= now)
+        };
         // A refresh that began before the connection was made may have an old reply.
         if (is_new || is_old) && self.refresh(None) == Refresh::Begun {
             node.connections_known.store(connections, Relaxed);
         }
-    }
-
-    /// Returns the microseconds since the client was made.
-    fn now(&self) -> u64 {
-        self.made.elapsed().as_micros() as u64
     }
 
     fn adopt(&self, owners: Vec<(RangeInclusive<usize>, Address)>) {
@@ -428,7 +425,7 @@ impl Cluster {
         let mut nodes = self.nodes();
         nodes.retain(|it| it.node.is_available());
         let mut seeds = vec![];
-        if nodes.is_empty() || self.asks_seeds.load(Relaxed) {
+        if nodes.is_empty() || lock(&self.refresh).asks_seeds {
             seeds.extend(self.seeds.iter().map(|seed| self.seed_node(seed)));
             nodes.retain(|node| !seeds.iter().any(|seed| Arc::ptr_eq(seed, node)));
         }
@@ -573,11 +570,6 @@ fn slots_command() -> Cmd {
     let mut command = redis::cmd("CLUSTER");
     command.arg("SLOTS");
     command
-}
-
-fn is_no_cluster(error: &TransportError) -> bool {
-    let text = error.redis().and_then(RedisError::detail).unwrap_or_default();
-    text.starts_with("This instance has cluster support disabled")
 }
 
 /// Returns a range of slots and its master. `sender` is the host of the node that has sent them.

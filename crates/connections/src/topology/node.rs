@@ -62,7 +62,7 @@ pub(crate) struct Common {
     pub(crate) owner: Arc<dyn Owner>,
 }
 
-pub(crate) struct Node {
+pub struct Node {
     server: Arc<Server>,
     channels: Channels,
     /// Distributes the keys over the channels.
@@ -72,13 +72,6 @@ pub(crate) struct Node {
     /// The key of the last script without a reply.
     failed_key: Mutex<Box<[u8]>>,
     jobs: Arc<JobQueue>,
-}
-
-/// A failed command.
-struct FailedCommand {
-    error: TransportError,
-    /// True if the server replied, with an error.
-    is_reply: bool,
 }
 
 impl Node {
@@ -106,7 +99,8 @@ impl Node {
         !self.breaker.is_open()
     }
 
-    pub(crate) fn is_available_for(&self, deadline: Duration) -> bool {
+    /// Returns whether the breaker is closed for calls with this deadline.
+    pub fn is_available_for(&self, deadline: Duration) -> bool {
         !self.breaker.is_open_for(deadline)
     }
 
@@ -130,7 +124,7 @@ impl Node {
 
     /// Records that a caller has no reply at its deadline. `claim` is that of its call, if there is
     /// one. Returns the error of the caller.
-    pub(crate) fn record_timeout(
+    pub fn record_timeout(
         self: &Arc<Self>,
         deadline: Deadline,
         claim: Option<&Claim>,
@@ -163,7 +157,7 @@ impl Node {
     }
 
     /// Records that one of the callers of a shared call has failed. Returns its error.
-    pub(crate) fn record_failure_of_caller(
+    pub fn record_failure(
         self: &Arc<Self>,
         deadline: Deadline,
         error: TransportError,
@@ -225,7 +219,7 @@ impl Node {
     }
 
     /// Executes a command. It fails at the deadline, or immediately while the breaker is open.
-    pub(crate) async fn execute<T: FromRedisValue>(
+    pub async fn execute<T: FromRedisValue>(
         self: &Arc<Self>,
         deadline: Deadline,
         command: Command<'_>,
@@ -254,18 +248,20 @@ impl Node {
         self.execute_unchecked(now, deadline, command, false).await
     }
 
-    pub(crate) fn connections(&self) -> usize {
+    /// Returns the number of its connections of a runtime.
+    pub fn connections(&self) -> usize {
         self.common.connections
     }
 
-    /// Returns whether the store, and not the application, drives the connections.
-    pub(crate) fn drives_connections(&self) -> bool {
+    /// Returns whether a command that is handed over is written, and its reply read, even if its
+    /// caller is not polled. A connection of the application may need its callers.
+    pub fn drives_connections(&self) -> bool {
         !matches!(*self.server, Server::Given(_))
     }
 
     /// Returns the index of the connection for a key: the commands of a key take one connection, so
     /// that they are executed in order.
-    pub(crate) fn channel_of(&self, key: &[u8]) -> usize {
+    pub fn channel_of(&self, key: &[u8]) -> usize {
         match self.common.connections {
             1 => 0,
             count => self.hasher.hash_one(key) as usize % count,
@@ -301,7 +297,7 @@ impl Node {
                 replied => replied,
             }
         };
-        let failure = match (replied.flatten(), connection) {
+        let (error, is_reply) = match (replied.flatten(), connection) {
             (Some(Ok((reply, partial_error))), Some(connection)) => {
                 if let Some(error) = partial_error {
                     give_up_if_unusable(channel, &connection, &error, true);
@@ -309,12 +305,12 @@ impl Node {
                 return Ok((reply, connection));
             }
             (Some(Err(error)), connection) => {
-                FailedCommand::new(channel, connection, claim.written().is_some(), error)
+                explain(channel, connection, claim.written().is_some(), error)
             }
-            _ => FailedCommand { error: self.timeout(deadline, Some(&claim)), is_reply: false },
+            _ => (self.timeout(deadline, Some(&claim)), false),
         };
-        let error = self.named(failure.error);
-        if failure.is_reply {
+        let error = self.named(error);
+        if is_reply {
             return Err(error);
         }
         if is_probe || deadline.is_background() {
@@ -322,7 +318,10 @@ impl Node {
                 self.notify(Event::Failed(&error));
             }
         } else if !(deadline.is_shared() && error.is_timeout()) {
-            self.record_failure(start, deadline, command, &error);
+            if command.is_script() {
+                *lock(&self.failed_key) = command.key().into();
+            }
+            self.count_failure(start, deadline, &error);
         }
         Err(if claim.give_up() { error.unsent() } else { error })
     }
@@ -332,7 +331,7 @@ impl Node {
     /// becomes the last one that it was sent over.
     async fn send<T: FromRedisValue>(
         self: &Arc<Self>,
-        channel: &Channel,
+        channel: &Arc<Channel>,
         command: Command<'_>,
         claim: &Arc<Claim>,
         connection: &mut Option<Connection>,
@@ -359,19 +358,6 @@ impl Node {
                 sleep(RESEND_AFTER).await;
             }
         }
-    }
-
-    fn record_failure(
-        self: &Arc<Self>,
-        start: Instant,
-        deadline: Deadline,
-        command: Command<'_>,
-        error: &TransportError,
-    ) {
-        if command.is_script() {
-            *lock(&self.failed_key) = command.key().into();
-        }
-        self.count_failure(start, deadline, error);
     }
 
     /// Records a call that began at `start` and got no reply.
@@ -410,7 +396,8 @@ impl Node {
         }
     }
 
-    pub(crate) fn named(&self, error: TransportError) -> TransportError {
+    /// Names the server in an error.
+    pub fn named(&self, error: TransportError) -> TransportError {
         error.at(self.server.name())
     }
 
@@ -457,7 +444,7 @@ impl Node {
         let mut opened = match timeout(ANSWER_TIMEOUT, self.server.connect()).await {
             Err(_) => return ServerState::Unavailable,
             Ok(Err(error)) => return TransportError::of_redis(error).server_state(),
-            Ok(Ok(connected)) => connected.opened,
+            Ok(Ok((opened, _))) => opened,
         };
         let time = redis::cmd("TIME"); // needs no key, and a user of scripts may read the clock
         match timeout(TIME_TIMEOUT, opened.send(&time)).await {
@@ -496,27 +483,25 @@ impl Node {
     }
 }
 
-impl FailedCommand {
-    /// Explains an error of the crate `redis`, and gives up the connection if the error makes it
-    /// unusable.
-    fn new(
-        channel: &Channel,
-        connection: Option<Connection>,
-        was_sent: bool,
-        error: RedisError,
-    ) -> Self {
-        let is_reply = connection.is_some() && is_reply(&error);
-        let is_interrupted =
-            was_sent && !is_reply && connection.as_ref().is_some_and(Connection::has_ended);
-        if let Some(connection) = &connection {
-            give_up_if_unusable(channel, connection, &error, is_reply);
-        }
-        let error = match is_interrupted {
-            true => TransportError::interrupted(error),
-            false => TransportError::of_redis(error),
-        };
-        Self { error, is_reply }
+/// Explains an error of the crate `redis`, and gives up the connection if the error makes it
+/// unusable. Returns whether the server replied, too.
+fn explain(
+    channel: &Channel,
+    connection: Option<Connection>,
+    was_sent: bool,
+    error: RedisError,
+) -> (TransportError, bool) {
+    let is_reply = connection.is_some() && is_reply(&error);
+    let is_interrupted =
+        was_sent && !is_reply && connection.as_ref().is_some_and(Connection::has_ended);
+    if let Some(connection) = &connection {
+        give_up_if_unusable(channel, connection, &error, is_reply);
     }
+    let error = match is_interrupted {
+        true => TransportError::interrupted(error),
+        false => TransportError::of_redis(error),
+    };
+    (error, is_reply)
 }
 
 /// Gives up a connection if an error means that it is unusable.

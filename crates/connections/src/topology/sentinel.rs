@@ -33,10 +33,13 @@ use super::super::{
     home,
     link::{
         ANSWER_TIMEOUT as ROLE_TIMEOUT, Address, CONNECT_TIMEOUT, Endpoint, Mapping, Place,
-        Session, is_reply, race,
+        Session, is_reply,
     },
 };
-use crate::{sync::lock, time::with_jitter};
+use crate::{
+    sync::{lock, race},
+    time::with_jitter,
+};
 
 /// The pause between two queries to a Sentinel, before jitter: about one per second and process, as
 /// Sentinels ask each other. Announcements are faster; this is for those that are lost.

@@ -19,24 +19,15 @@ pub(crate) enum Server {
     Given(Box<dyn DynConnection>),
 }
 
-/// A new connection.
-pub(crate) struct Connected {
-    pub(crate) opened: Opened,
-    /// The argument for [`is_outdated`](Server::is_outdated).
-    pub(crate) generation: u64,
-}
-
 impl Server {
-    pub(crate) async fn connect(&self) -> Result<Connected, RedisError> {
+    /// Makes a connection. Returns the argument for [`is_outdated`](Self::is_outdated), too.
+    pub(crate) async fn connect(&self) -> Result<(Opened, u64), RedisError> {
         let (session, generation) = match self {
             Self::One(endpoint) => (endpoint.open(CONNECT_TIMEOUT, None, None).await?, 0),
             Self::Sentinel(sentinels) => sentinels.connect().await?,
-            Self::Given(connection) => {
-                let opened = Opened::Given(connection.boxed());
-                return Ok(Connected { opened, generation: 0 });
-            }
+            Self::Given(connection) => return Ok((Opened::Given(connection.boxed()), 0)),
         };
-        Ok(Connected { opened: Opened::Session(session), generation })
+        Ok((Opened::Session(session), generation))
     }
 
     /// Returns the time limit of [`connect`](Self::connect), which is `longest` if it has none.

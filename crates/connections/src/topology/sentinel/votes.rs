@@ -56,25 +56,21 @@ struct Count<'a> {
 impl<'a> Count<'a> {
     fn of(reports: &'a [Report], asked: Option<Instant>) -> Self {
         let mut count = Self::default();
+        let is_fresh = |at: &Instant| asked.is_none_or(|asked| *at >= asked);
         for report in reports {
-            count.add(report, asked);
+            match report {
+                Report::Named(address, at) if is_fresh(at) => {
+                    count.answers += 1;
+                    *count.votes.entry(address).or_default() += 1;
+                }
+                Report::Unknown(at) if is_fresh(at) => count.answers += 1,
+                Report::Failed(_, at) if is_fresh(at) => {}
+                // After a failure, the other Sentinels are believed without it.
+                Report::Failed(..) => count.failed_before += 1,
+                Report::Awaited | Report::Named(..) | Report::Unknown(_) => count.awaited += 1,
+            }
         }
         count
-    }
-
-    fn add(&mut self, report: &'a Report, asked: Option<Instant>) {
-        let is_fresh = |at: &Instant| asked.is_none_or(|asked| *at >= asked);
-        match report {
-            Report::Named(address, at) if is_fresh(at) => {
-                self.answers += 1;
-                *self.votes.entry(address).or_default() += 1;
-            }
-            Report::Unknown(at) if is_fresh(at) => self.answers += 1,
-            Report::Failed(_, at) if is_fresh(at) => {}
-            // After a failure, the other Sentinels are believed without it.
-            Report::Failed(..) => self.failed_before += 1,
-            Report::Awaited | Report::Named(..) | Report::Unknown(_) => self.awaited += 1,
-        }
     }
 
     fn all_votes(&self) -> usize {
