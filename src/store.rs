@@ -44,7 +44,7 @@ pub(crate) use self::{
     bookings::{Booking, BookingGroup, Bookings, Offer},
     calls::StoreCalls,
     hold::{EndedHold, HoldGuard, RenewableHold},
-    lines::{Due, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
+    lines::{DueCheck, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace, Refusal, after},
     names::Names,
     request::{LatestSettings, LimitRequest, Reporting, Settings, StoreFuture, StoreRequest},
     seal::Sealed,

@@ -19,7 +19,7 @@ use crate::{
     algorithm::Action,
     decision::{Decision, Outcome},
     store::{
-        BookingGroup, Bookings, Due, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace,
+        BookingGroup, Bookings, DueCheck, LineLimit, LinePlace, LineStep, Lines, NextCheck, Pace,
         Refusal, StoreFuture, after, yield_time,
     },
     time::random_fraction,
@@ -134,7 +134,7 @@ impl InLine {
         (known, units): (Option<Instant>, u64),
         deadline: Option<Instant>,
         waited: Option<Duration>,
-    ) -> Due {
+    ) -> DueCheck {
         let line = self.place.limits[self.limit_of(decision)].line;
         // Redisson leaves no units to others, so a foreign limiter leaves none to it.
         let yields =
@@ -156,7 +156,7 @@ impl InLine {
         // Not while it leaves restored units to others.
         let is_first = |_: &Instant| ask.is_none_or(|ask| known.is_some_and(|at| at < ask));
         let known = known.filter(|_| waited.is_none()).map(|at| (at, units));
-        Due { at: restored.filter(is_first).or(ask), known }
+        DueCheck { at: restored.filter(is_first).or(ask), known }
     }
 
     /// Records a denial. Returns whether the request waits: if it can be served by `deadline`.

@@ -118,14 +118,14 @@ impl Pace {
 /// What a request that leaves knows about the next check.
 pub(crate) enum NextCheck {
     Now,
-    Due(Due),
+    Due(DueCheck),
     /// These units are left: as many requests check side by side.
     Units(u64),
 }
 
 /// When a request checks.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Due {
+pub(crate) struct DueCheck {
     /// `None` when the line is called.
     pub(crate) at: Option<Instant>,
     /// The instant at which so many units are available, if nothing can change it.
@@ -531,19 +531,21 @@ impl KeyLine {
         let known = self.known.take();
         let cost = self.first(now).map_or(0, |waiting| waiting.limit.cost);
         let next = match (next, left.stage) {
-            (_, Stage::Checking(Some(at))) => NextCheck::Due(Due { at: Some(at), known: None }),
+            (_, Stage::Checking(Some(at))) => {
+                NextCheck::Due(DueCheck { at: Some(at), known: None })
+            }
             _ if self.is_mixed => NextCheck::Now,
             // What it waited for is known, and the next one needs no less.
             (NextCheck::Now, Stage::Waiting)
                 if cost >= left.limit.cost && left.told == Some(self.calls) =>
             {
-                NextCheck::Due(Due { at: left.due, known })
+                NextCheck::Due(DueCheck { at: left.due, known })
             }
             (next, _) => next,
         };
         match next {
             NextCheck::Now => self.call(now, change),
-            NextCheck::Due(Due { at, known }) => {
+            NextCheck::Due(DueCheck { at, known }) => {
                 let calls = self.calls;
                 match at {
                     Some(at) => self.call(at, change),
@@ -628,7 +630,7 @@ pub(crate) struct LinePlace {
 pub(crate) struct Refusal {
     /// The index of the limit.
     pub(crate) limit: usize,
-    pub(crate) due: Due,
+    pub(crate) due: DueCheck,
     pub(crate) pace: Option<Pace>,
 }
 
@@ -714,7 +716,7 @@ impl LinePlace {
     /// Returns false if there is no room.
     pub(crate) fn pause(&mut self, until: Instant) -> bool {
         let limit = self.at.unwrap_or(0);
-        let due = Due { at: Some(until), known: None };
+        let due = DueCheck { at: Some(until), known: None };
         let refusal = || Refusal { limit, due, pace: None };
         (self.at.is_some() || self.denied(refusal(), None)) && self.denied(refusal(), None)
     }

@@ -90,7 +90,7 @@ impl Race {
                 None => Next::Stand,
             },
             Next::Stand => {
-                place.denied(Refusal { limit: 0, due: Due::default(), pace: None }, None);
+                place.denied(Refusal { limit: 0, due: DueCheck::default(), pace: None }, None);
                 Next::Poll
             }
             Next::Poll | Next::Sleep => {
@@ -103,7 +103,7 @@ impl Race {
             }
             Next::Leave(left) => {
                 place.leave(match left {
-                    0 => NextCheck::Due(Due::default()),
+                    0 => NextCheck::Due(DueCheck::default()),
                     _ if *is_shared => NextCheck::Units(left),
                     _ => NextCheck::Now,
                 });
@@ -204,7 +204,7 @@ fn a_call_wakes_two_runtimes_to_look_for_absent_requests_however_many_there_are(
     paused(|| {
         let (lines, now) = (Arc::<Lines>::default(), Instant::now());
         let mut first = place(&lines, 1);
-        let due = Due { at: Some(now + LONGEST_LOOK), known: None };
+        let due = DueCheck { at: Some(now + LONGEST_LOOK), known: None };
         for _ in 0..2 {
             first.denied(Refusal { limit: 0, due, pace: None }, None);
         }
